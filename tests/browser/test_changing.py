@@ -64,8 +64,7 @@ def test_an_item_that_cannot_be_read_is_left_out_with_the_reason_and_the_others_
     whole = {"name": "whole.png", "mimeType": "image/png", "buffer": drawn("teal")}
     add(page, broken, whole)
     expect(page.locator("#added")).to_contain_text("1 item added")
-    expect(page.locator("#added li")).to_contain_text(re.compile("broken.png: .+"))
-    expect(page.locator("#added .notice")).to_have_class("notice good")
+    expect(page.locator("#added .warn li")).to_contain_text(re.compile("broken.png: .+"))
 
 
 def test_a_file_that_is_neither_picture_nor_text_is_refused_at_once(page):
@@ -74,10 +73,22 @@ def test_a_file_that_is_neither_picture_nor_text_is_refused_at_once(page):
     expect(page.get_by_role("alert")).to_contain_text("song.mp3")
 
 
+def test_texts_that_are_empty_or_too_long_are_named_and_markdown_is_a_text(page):
+    page.get_by_role("link", name="Add", exact=True).click()
+    texts = {"empty.txt": "", "long.txt": "word " * 3000, "bread.md": "# Bread"}
+    page.locator("#files").set_input_files(
+        [{"name": name, "mimeType": "", "buffer": text.encode()} for name, text in texts.items()]
+    )
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("empty.txt is empty; long.txt is cut after 10,000 characters.")
+    expect(page.get_by_role("textbox", name="Text of bread.md")).to_have_value("# Bread")
+    expect(page.get_by_role("button", name="Add 2 items")).to_be_visible()
+
+
 def test_a_written_text_is_added_and_deleted_again(page):
     page.get_by_role("link", name="Add", exact=True).click()
     page.get_by_role("textbox", name="Or write a text").fill("A lighthouse on a rock.")
-    page.get_by_role("button", name="Put it below").click()
+    page.get_by_role("button", name="Add to list").click()
     page.get_by_role("textbox", name=re.compile("Name of text-")).fill("lighthouse")
     page.get_by_role("button", name="Add 1 item").click()
     page.get_by_role("link", name="Find it, and what is like it").click()

@@ -46,7 +46,7 @@ def test_a_hit_shows_its_path_how_near_its_codes_are_and_what_else_could_have_be
     ]
     assert all(0 < share <= 1 for share in shares)
     expect(levels.nth(1).locator(".number")).to_have_text(re.compile(r"^\d+ of \d+$"))
-    expect(sheet.locator(".path")).to_contain_text("no nearer to the query")
+    expect(sheet.locator(".path")).to_contain_text("the fewer codes are closer to the query")
     expect(sheet.locator(".path")).not_to_contain_text("%")
     levels.nth(1).locator("summary").click()
     link = levels.nth(1).get_by_role("link", name=re.compile("below it"))

@@ -155,7 +155,7 @@ def test_a_result_is_dragged_into_the_query_and_weighed(page):
 def test_words_can_be_taken_away_from_a_query(page):
     search(page, "a leaf")
     page.get_by_role("button", name="With / without").click()
-    page.get_by_role("textbox", name="More words, weighed apart").fill("stripes")
+    page.get_by_role("textbox", name="Additional text, with its own weight").fill("stripes")
     with page.expect_request("**/v1/search") as sent:
         page.get_by_role("button", name="Without this").click()
     assert sent.value.post_data_json["parts"] == [{"text": "stripes", "weight": -0.5}]
@@ -211,6 +211,22 @@ def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
         page.wait_for_url(lambda url, beam=beam: url.endswith(f"beam={beam}"))
     page.get_by_role("combobox", name="Re-ranking").select_option("embeddings")
     expect(page.locator(".time")).to_contain_text("beam 100, re-ranking embeddings")
+
+
+def test_the_beam_is_the_same_in_the_settings_the_answer_and_the_path_of_a_hit(page):
+    search(page, "a leaf")
+    expect(page.locator(".time")).to_contain_text("beam 20,")
+    page.get_by_role("button", name="Settings").click()
+    expect(page.locator("output[for=beam]")).to_have_text("usual, 10 (20 for 20 hits)")
+    hits(page).first.get_by_role("link").click()
+    expect(page.locator(".outcome")).to_contain_text("with a beam of 20")
+
+
+def test_an_empty_field_is_not_searched_and_gets_the_focus(page):
+    page.get_by_role("button", name="Search", exact=True).click()
+    box = page.get_by_role("textbox", name="What to look for")
+    expect(box).to_be_focused()
+    assert box.evaluate("box => box.validity.valueMissing")
 
 
 def test_an_item_opens_from_the_side_and_back_closes_it(page):

@@ -126,8 +126,8 @@ def demo(
     write_page(
         page,
         title="GENIUS found these",
-        subtitle="A model wrote where to look, and one item in twenty was ranked there by its ID; "
-        "no query was compared with the pool.",
+        subtitle="A model generated IDs. One item in twenty was then ranked by its ID; the query was not "
+        "compared with the other items.",
         facts=_facts(index, model, result.health, time.monotonic() - began),
         rows=result.rows,
         searches=searches,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from genius_search.config import SearchConfig
+from genius_search.encoders.base import reads_images
 from genius_search.index.filters import COLUMNS
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
@@ -40,6 +41,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
             )
             for known in model.instructions
         ],
+        reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",
         calibrated=index.calibration is not None,
         writable=writable,

@@ -402,6 +402,7 @@ class IndexInfo(ResponseBody):
     levels: list[int] = Field(description="Number of codes at each level of an ID.")
     fields: list[FieldInfo]
     instructions: list[Instruction]
+    reads_images: bool = Field(description="Whether queries and items can have images.")
     stores_embeddings: bool = Field(description="Whether hits can be re-ranked by embeddings.")
     calibrated: bool = Field(description="Whether hits come with a probability.")
     writable: bool = Field(description="Whether you may add and delete items.")

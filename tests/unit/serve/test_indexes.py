@@ -27,6 +27,7 @@ def test_an_index_is_described_as_far_as_a_search_needs_it(client):
     assert {"name": "size.width", "kind": "number", "examples": [0, 1, 2, 3]} in answer["fields"]
     assert {"query": "text", "modality": "image"}.items() <= answer["instructions"][0].items()
     assert (answer["stores_embeddings"], answer["calibrated"], answer["writable"]) == (False, False, True)
+    assert answer["reads_images"]
     usual = {"beam": 10, "candidates": 1000, "rerank": "codes", "router": "geometry"}
     assert answer["settings"] == usual
     assert str(client.app.state.service.engine.indexes["things"].folder.parent) not in json.dumps(answer)

@@ -25,7 +25,7 @@ export function showAdd() {
   }
   if (drawn) return;
   drawn = true;
-  const files = h("input", { id: "files", type: "file", multiple: true, accept: "image/*,.txt", class: "unseen" });
+  const files = h("input", { id: "files", type: "file", multiple: true, accept: "image/*,.txt,.md", class: "unseen" });
   files.addEventListener("change", () => (take([...files.files]), (files.value = "")));
   const zone = h("label", { class: "zone", for: "files" }, icon("drop"), h("strong", {}, "Drop pictures and texts here"), h("span", { class: "fine" }, "or choose files. A .txt file with the name of a picture becomes its caption."), files);
   const words = h("textarea", { id: "words", rows: 2, maxlength: 4000, placeholder: "A text to be found" });
@@ -37,9 +37,9 @@ export function showAdd() {
   };
   place.replaceChildren(
     h("h1", { id: "add-title", tabindex: "-1" }, "Add items"),
-    h("p", { class: "lead" }, "They are found by the next search; the model is not trained again. An item with the name of one that is here takes its place."),
+    h("p", { class: "lead" }, "New items can be found at once. An item with an existing name replaces the old one."),
     zone,
-    h("div", { class: "row words" }, h("label", { for: "words" }, "Or write a text"), words, h("button", { type: "button", onclick: addText }, "Put it below")),
+    h("div", { class: "row words" }, h("label", { for: "words" }, "Or write a text"), words, h("button", { type: "button", onclick: addText }, "Add to list")),
     h("div", { id: "waiting" }),
     h("div", { id: "added" }),
   );
@@ -66,24 +66,30 @@ function acceptDrops(place, zone) {
 async function take(files) {
   const stem = (file) => file.name.replace(/\.[^.]*$/, "");
   const texts = new Map();
-  const refused = [];
-  for (const file of files.filter(isText)) texts.set(stem(file), (await file.text()).slice(0, MOST_TEXT).trim());
-  for (const file of files.filter((one) => !isText(one))) {
-    if (!file.type.startsWith("image/")) {
-      refused.push(file.name);
-      continue;
-    }
-    waiting = waiting.filter((one) => one.id !== file.name);
-    waiting.push({ id: file.name, text: texts.get(stem(file)) ?? "", file, url: URL.createObjectURL(file) });
-    texts.delete(stem(file));
+  const amiss = [];
+  for (const file of files.filter(isText)) {
+    const text = (await file.text()).trim();
+    if (text) texts.set(file.name, text.slice(0, MOST_TEXT));
+    if (!text) amiss.push(`${file.name} is empty`);
+    else if (text.length > MOST_TEXT) amiss.push(`${file.name} is cut after ${count(MOST_TEXT)} characters`);
   }
-  for (const [name, text] of texts) if (text) waiting.push({ id: `${name}.txt`, text, file: null });
+  for (const file of files.filter((one) => !isText(one))) {
+    const caption = `${stem(file)}.txt`;
+    if (!file.type.startsWith("image/")) amiss.push(`${file.name} is neither a picture nor a .txt or .md file`);
+    else if (!chosen().reads_images) amiss.push(`${file.name} is a picture, and this index reads only texts`);
+    else {
+      waiting = waiting.filter((one) => one.id !== file.name);
+      waiting.push({ id: file.name, text: texts.get(caption) ?? "", file, url: URL.createObjectURL(file) });
+      texts.delete(caption);
+    }
+  }
+  for (const [id, text] of texts) waiting.push({ id, text, file: null });
   redraw();
-  if (refused.length) tell({ status: 422, title: "Not added", message: `${refused.slice(0, 5).join(", ")}${refused.length > 5 ? ` and ${refused.length - 5} more` : ""}: neither a picture nor a .txt file.` });
+  if (amiss.length) tell({ status: 0, title: "Left out or cut", message: `${amiss.slice(0, 5).join("; ")}${amiss.length > 5 ? `; and ${amiss.length - 5} more` : ""}.` });
   byId("send")?.focus();
 }
 
-const isText = (file) => file.type === "text/plain" || file.name.endsWith(".txt");
+const isText = (file) => file.type === "text/plain" || /\.(txt|md)$/i.test(file.name);
 
 function redraw() {
   const place = byId("waiting");
@@ -116,7 +122,7 @@ function row(one) {
   return h(
     "li",
     {},
-    h("span", { class: "frame" }, one.url ? h("img", { src: one.url, alt: "" }) : h("span", { class: "snippet" }, "Text")),
+    h("span", { class: "frame" }, one.url ? h("img", { src: one.url, alt: "", onerror: (event) => event.target.remove() }) : h("span", { class: "snippet" }, "Text")),
     h("span", { class: "entries" }, input("Name", "id", "name"), input("Text", "text", one.file ? "caption, if it has one" : "text")),
     h("button", { type: "button", class: "icon", "aria-label": `Leave out ${one.id}`, onclick: drop }, icon("close")),
   );
@@ -175,14 +181,8 @@ function drawOutcome(sum, ids) {
   if (!said && !sum.left_out.length) return;
   const find = ids.length > 0 && h("p", { class: "actions" }, h("a", { class: "button", href: address({ ...START, index: chosen().name, parts: [{ kind: "item", value: ids[0], weight: 1 }] }) }, ids.length === 1 ? "Find it, and what is like it" : "Find the first, and what is like it"));
   byId("added").replaceChildren(
-    h(
-      "div",
-      { class: said ? "notice good" : "notice" },
-      h("strong", {}, said || "Nothing was added"),
-      sum.left_out.length > 0 && h("p", {}, `${items(sum.left_out.length)} left out:`),
-      sum.left_out.length > 0 && h("ul", {}, sum.left_out.map((one) => h("li", {}, h("b", {}, one.id), `: ${one.reason}`))),
-      find,
-    ),
+    said ? h("div", { class: "notice good" }, h("strong", {}, said), find) : "",
+    sum.left_out.length ? h("div", { class: said ? "notice warn" : "notice" }, h("strong", {}, `${items(sum.left_out.length)} left out`), h("ul", {}, sum.left_out.map((one) => h("li", {}, h("b", {}, one.id), `: ${one.reason}`)))) : "",
   );
   say(`${said || "Nothing was added"}. ${sum.left_out.length ? `${sum.left_out.length} left out.` : ""}`);
 }

@@ -17,7 +17,7 @@ export function onKeyWanted(ask) {
 /** What went wrong, in the server's words where it had some. */
 export class Problem extends Error {
   constructor({ status, title, detail, request_id: requestId, left_out: leftOut }, retryAfter = null) {
-    super(detail || title);
+    super((detail || title).replace(/^./u, (first) => first.toUpperCase()));
     this.status = status;
     this.title = title;
     this.requestId = requestId ?? null;

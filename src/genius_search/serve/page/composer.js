@@ -59,11 +59,9 @@ function searchTyped() {
 
 function bring(files) {
   if (!files.length) return;
-  if (!files[0].type.startsWith("image/")) {
-    tell({ status: 422, title: "Not a picture", message: `${files[0].name} is ${files[0].type || "no picture"}; a search takes a picture or words.` });
-    return;
-  }
-  search({ picture: keepPicture(files[0]) });
+  if (!chosen().reads_images) tell({ status: 0, title: "No search by pictures", message: "This index can only be searched with words." });
+  else if (!files[0].type.startsWith("image/")) tell({ status: 0, title: "Not a picture", message: `${files[0].name} is not a picture (JPEG, PNG, …).` });
+  else search({ picture: keepPicture(files[0]) });
 }
 
 /** Add an item of the index to the query, or take it away from it. */
@@ -129,7 +127,10 @@ function openPanel(button, open = button.getAttribute("aria-expanded") !== "true
 export function fill(state) {
   const text = byId("text");
   if (document.activeElement !== text || text.value.trim() !== state.text) text.value = state.text;
-  text.placeholder = state.parts.length || pictureOf(state) ? "Like this, but …" : "Describe it, or drop a picture";
+  const hasMore = state.parts.length > 0 || pictureOf(state) !== null;
+  text.required = !hasMore; // the browser says so if the field is empty
+  text.placeholder = hasMore ? "Like this, but …" : chosen().reads_images ? "Words or a picture" : "Words";
+  byId("bring").hidden = !chosen().reads_images;
   fillParts(state);
   fillModality(state);
   keepFocus(byId("panel-parts"), () => partsPanel(state));
@@ -208,7 +209,7 @@ function partsPanel(state) {
   const add = (weight) => words.value.trim() && search({ parts: [...state.parts, { kind: "text", value: words.value.trim(), weight }] });
   words.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), add(1)));
   return [
-    h("div", { class: "row" }, h("label", { for: "part-text" }, "More words, weighed apart"), words, h("button", { type: "button", id: "part-with", onclick: () => add(1) }, "With this"), h("button", { type: "button", id: "part-without", onclick: () => add(-0.5) }, "Without this")),
+    h("div", { class: "row" }, h("label", { for: "part-text" }, "Additional text, with its own weight"), words, h("button", { type: "button", id: "part-with", onclick: () => add(1) }, "With this"), h("button", { type: "button", id: "part-without", onclick: () => add(-0.5) }, "Without this")),
     h("p", { class: "fine" }, "Drag results into the query to add them; drop them on “without” to move away from them. − and + change how much a part counts."),
   ];
 }
@@ -216,7 +217,7 @@ function partsPanel(state) {
 function instructionPanel(state) {
   const known = chosen().instructions.filter((one) => (!state.modality || one.modality === state.modality) && (state.parts.length > 0 || one.query === queryModality(state)));
   const texts = [...new Set(inTurn(known).map((one) => one.text))];
-  const input = h("input", { id: "instruction", type: "text", maxlength: 1000, value: state.instruction, placeholder: "What is wanted, in your own words; empty: the model’s own" });
+  const input = h("input", { id: "instruction", type: "text", maxlength: 1000, value: state.instruction, placeholder: "What is wanted; empty: the usual" });
   input.addEventListener("change", () => search({ instruction: input.value.trim() }));
   const choose = (text, at) => {
     const isChosen = state.instruction === text;
@@ -248,7 +249,8 @@ function inTurn(known) {
 function dialsPanel(state) {
   const at = state.beam ? BEAMS.findIndex((beam) => beam >= state.beam) + 1 : 0;
   const usual = chosen().settings;
-  const said = (place) => (place === 0 ? `usual, ${usual.beam}` : String(BEAMS[place - 1]));
+  const wide = (width) => (width < state.k ? `${width} (${state.k} for ${state.k} hits)` : String(width));
+  const said = (place) => (place === 0 ? `usual, ${wide(usual.beam)}` : wide(BEAMS[place - 1]));
   const output = h("output", { for: "beam" }, said(at));
   const beam = h("input", { id: "beam", type: "range", min: 0, max: BEAMS.length, step: 1, value: at, "aria-valuetext": said(at) });
   beam.addEventListener("input", () => ((output.textContent = said(Number(beam.value))), beam.setAttribute("aria-valuetext", output.textContent)));
@@ -265,6 +267,6 @@ function dialsPanel(state) {
       h("div", {}, h("label", { for: "rerank" }, "Re-ranking"), rerank),
       h("div", {}, h("label", { for: "k" }, "Hits"), k),
     ),
-    h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits. It is never narrower than the number of hits."),
+    h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits. The beam is at least as wide as the number of hits."),
   ];
 }

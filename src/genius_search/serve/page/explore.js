@@ -139,7 +139,7 @@ async function groups(state, signal, offset = 0) {
   });
   more.hidden = shown >= told.total;
   return [
-    h("p", { class: "lead" }, same ? "Items that share every code: ranking by codes cannot tell them apart, by embeddings it can." : "Items that share all but the last codes: often the same thing twice."),
+    h("p", { class: "lead" }, same ? "Items that share every code. Only ranking by embeddings can tell them apart." : "Items that share all but the last codes: often the same thing twice."),
     !same && apartDial(state),
     h("p", { class: "taken" }, h("strong", {}, told.total === 1 ? "1 group" : `${count(told.total)} groups`)),
     told.total === 0 && h("div", { class: "empty" }, h("h2", {}, same ? "No two items share their codes" : "No near-duplicates"), h("p", {}, same ? "Every item can be told from every other." : "Let more of the last codes differ to see what is alike.")),

@@ -118,7 +118,7 @@ async function explain(place, item, state) {
     place.replaceChildren(
       h("h3", {}, "Its path"),
       h("p", { class: "outcome" }, outcome(told)),
-      h("p", { class: "fine" }, `Its codes, coarse to fine. A bar is the ${told.levels[0].probability === null ? "share of the codes there that are no nearer to the query" : "probability that the query gives a code after those before it"}; open a level to see the others.`),
+      h("p", { class: "fine" }, `Its codes, coarse to fine. ${told.levels[0].probability === null ? "The longer the bar, the fewer codes are closer to the query." : "A bar is the probability that the query gives a code after those before it."} Open a level to see the others.`),
       ...path(told, item),
       ...sharing(told.neighbours),
     );
@@ -202,7 +202,7 @@ function confirmDelete(item) {
     "Delete this item?",
     { class: "small" },
     h("h2", {}, "Delete this item?"),
-    h("p", {}, `${itemName(item)} is not found any more then. This cannot be undone.`),
+    h("p", {}, `Searches will no longer find “${itemName(item)}”. This cannot be undone.`),
     h("div", { class: "actions" }, h("button", { type: "button", class: "danger", onclick: () => remove(item, dialog) }, "Delete"), cancel),
   );
   cancel.focus();

@@ -31,6 +31,7 @@ export async function question(state) {
     modality: state.modality || undefined,
     where: state.where.length ? state.where : undefined,
     match: state.match || undefined,
+    k: state.k,
     beam: state.beam ?? undefined,
     rerank: state.rerank || undefined,
   };
@@ -46,7 +47,7 @@ export async function showResults(state) {
     await showBeginning(state, signal);
     return;
   }
-  const asked = { ...(await question(state)), k: state.k };
+  const asked = await question(state);
   const spelt = JSON.stringify(asked);
   if (signal.aborted || answered.question === spelt) return;
   place.setAttribute("aria-busy", "true");
@@ -59,6 +60,11 @@ export async function showResults(state) {
   } catch (problem) {
     if (problem.name === "AbortError") return;
     answered = { question: null };
+    if (state.picture && problem.message.startsWith("Image: ")) {
+      await go({ picture: null }, { replace: true });
+      tell({ status: 0, title: "This picture cannot be used", message: problem.message.replace(/^Image: (it )?/, "The file ") });
+      return;
+    }
     tell(problem, () => showResults(state), place);
   }
   place.setAttribute("aria-busy", "false");
@@ -78,12 +84,12 @@ function draw(place, answer, state, roundTrip) {
     return;
   }
   const held = place.contains(document.activeElement) && (document.activeElement.closest(".card")?.dataset.id ?? "");
-  const list = h("ol", { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(hit, state)));
+  const list = h("ol", { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(isGood === false ? { ...hit, relevance: null } : hit, state)));
   const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
   place.replaceChildren(
     ...[
       h("div", { class: "taken" }, h("h2", {}, found), timeBar(answer, roundTrip)),
-      isGood === false && h("div", { class: "no-match" }, h("h3", {}, "No good match"), h("p", {}, noMatchWords(hits[0], state))),
+      isGood === false && h("div", { class: "notice warn" }, h("h3", {}, "No good match"), h("p", {}, noMatchWords(hits[0], state))),
       list,
       more,
     ].filter(Boolean),
@@ -98,7 +104,7 @@ function gridClass(found, isDoubtful) {
 }
 
 function noMatchWords(best, state) {
-  const chance = best.relevance === null ? "Nothing here is near enough to be called one." : `The nearest has a relevance of ${percent(best.relevance)}, too little to call it one.`;
+  const chance = best.relevance === null ? "Nothing here is near enough to be called one." : `The best hit has a relevance of only ${percent(best.relevance)}.`;
   return `${chance} ${narrowed(state) ? "A wider choice or other words may help." : "Other words may help."}`;
 }
 
@@ -110,7 +116,7 @@ function nothing(state) {
     "div",
     { class: "empty" },
     h("h2", {}, "Nothing found"),
-    h("p", {}, narrowed(state) ? "No item is what the filters and the choice above allow." : "The index has no items yet."),
+    h("p", {}, narrowed(state) ? "No items match these filters." : "The index has no items yet."),
     narrowed(state) && h("p", { class: "actions" }, h("button", { type: "button", onclick: widen }, "Search without filters")),
   );
 }
@@ -138,9 +144,9 @@ function hitCard(hit, state) {
   );
 }
 
-/** Where the time went, stage by stage; what is missing to the whole was on the way. */
+/** Where the time went, stage by stage; what is missing to the whole was the network's. */
 function timeBar({ took_ms: took, settings }, roundTrip) {
-  const stages = [["waiting", took.queue], ["encoding", took.encode], ["searching", took.search], ["on the way", Math.max(0, roundTrip - took.total)]];
+  const stages = [["waiting", took.queue], ["encoding", took.encode], ["searching", took.search], ["network", Math.max(0, roundTrip - took.total)]];
   const words = stages.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
   return h(
     "div",

@@ -7,10 +7,10 @@ export const items = (number) => `${count(number)} ${number === 1 ? "item" : "it
 
 /** A probability or a share, never rounded to certainty. */
 export function percent(share) {
-  if (share > 0 && share < 0.001) return "<0.1 %";
-  if (share > 0 && share < 0.0995) return `${(share * 100).toFixed(1)} %`;
-  if (share < 1 && share >= 0.995) return ">99 %";
-  return `${Math.round(share * 100)} %`;
+  if (share > 0 && share < 0.001) return "<0.1\u00a0%";
+  if (share > 0 && share < 0.0995) return `${(share * 100).toFixed(1)}\u00a0%`;
+  if (share < 1 && share >= 0.995) return ">99\u00a0%";
+  return `${Math.round(share * 100)}\u00a0%`;
 }
 
 export function milliseconds(number) {
@@ -25,5 +25,5 @@ export const modalityNames = (modality) => MANY[modality] ?? modality;
 
 /** What to call an item where its picture cannot be seen. */
 export function itemName(item) {
-  return item.text ? (item.text.length > 120 ? `${item.text.slice(0, 117)}…` : item.text) : `Picture ${item.id}`;
+  return item.text ? (item.text.length > 80 ? `${item.text.slice(0, 77)}…` : item.text) : `Picture ${item.id}`;
 }
