@@ -198,10 +198,14 @@ static inline int64_t padded(int64_t size) { return (size + BLOCK - 1) / BLOCK *
 
 /* Inner products with rows of numbers: four rows at a time share what is read of the other side. */
 
-static float sum_lanes(vec x) {
+static inline float sum_lanes(vec x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float sum = 0;
   for (int lane = 0; lane < LANES; lane++) sum += x[lane];
   return sum;
+#endif
 }
 
 static float dot(const float *x, const float *y, int64_t n) {
