@@ -119,14 +119,16 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     def run(self) -> int:
         """Search and print the hits."""
         from genius_search.config import SearchConfig, checked
-        from genius_search.data.folder import is_file
-        from genius_search.index.store import CURRENT
 
         flags = {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchConfig)}
         given = {name: value for name, value in flags.items() if value is not None}
         checked(SearchConfig(**given))
-        if self.text and not self.index.exists() and is_file(Path(self.text, CURRENT)):
-            raise UsageError(f"no index at {self.index}; did you swap INDEX and TEXT?")
+        if self.text and not self.index.exists():
+            from genius_search.data.folder import is_file
+            from genius_search.index.store import CURRENT
+
+            if is_file(Path(self.text, CURRENT)):
+                raise UsageError(f"no index at {self.index}; did you swap INDEX and TEXT?")
         index = self._open_index()
         config = dataclasses.replace(index.settings, **given)
         self._check_effects(config, has_generator=index.model.has_generator)
