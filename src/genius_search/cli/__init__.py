@@ -10,6 +10,7 @@ import importlib
 import inspect
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Final, Protocol, get_type_hints, runtime_chec
 import tyro
 
 from genius_search import __version__
+from genius_search.cli.options import readers
 from genius_search.errors import EXTRAS, GeniusError, MissingExtra, UsageError, missing_extra
 from genius_search.presets import preset
 
@@ -103,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")
         return 0
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     groups = lab_commands() if words[:1] == [LAB] else COMMANDS
     if groups is not COMMANDS:
         words = words[1:]
@@ -150,6 +154,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
         flag = word.partition("=")[0]
         if flag in RENAMED_FLAGS:
             raise UsageError(f"{flag} was renamed to {RENAMED_FLAGS[flag]}")
+    bare = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    if name in ("search", "explain") and len(bare) > len(("INDEX", "TEXT")):
+        raise UsageError(f"put a query of several words in quotes: {shlex.quote(' '.join(bare[1:]))}")
     kind = find(name)
     short = "--help" in arguments or "-h" in arguments
     parsed: Any = tyro.cli(
@@ -158,6 +165,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         args=["--help" if word == "--help-all" else word for word in arguments],
         default=None if short else _preset_default(kind, arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
+        registry=readers(),
     )
     return parsed.run() or 0
 
@@ -219,9 +227,12 @@ def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]
         }
         groups = {group: commands for group, commands in groups.items() if commands}
         if not groups:
-            near = difflib.get_close_matches(start, all_commands(), n=1, cutoff=0.4)
+            is_group = any(name.startswith(f"{words[0]} ") for name in all_commands())
+            start = start if is_group else words[0]
+            near = [name for name in all_commands() if name.split()[-1] == start]
+            near = near or difflib.get_close_matches(start, all_commands(), n=1, cutoff=0.4)
             near = [RENAMED_COMMANDS[start]] if start in RENAMED_COMMANDS else near
-            advice = f"; did you mean `genius {near[0]}`?" if near else ""
+            advice = f"; did you mean {' or '.join(f'`genius {name}`' for name in near)}?" if near else ""
             print(f"genius: {start!r} is not a command{advice}; see `genius --help`", file=sys.stderr)
             return 2
     lines = ["Generative multimodal search: a model generates the ID of what matches."]
@@ -263,6 +274,8 @@ def _report(error: GeniusError | OSError | KeyboardInterrupt) -> int:
             message, status = "interrupted; run the same command again to continue", INTERRUPTED
         case BrokenPipeError():
             return 0
+        case FileExistsError() | NotADirectoryError():
+            message, status = f"a file is where a folder is needed: {error.filename}", 1
         case OSError() if error.errno in MACHINE_ERRORS:
             message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
         case _:

@@ -10,6 +10,7 @@ import tyro
 
 from genius_search.cli.options import DeviceOptions, JsonOption, ValidationOptions, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.errors import UsageError
 
 if TYPE_CHECKING:
     from genius_search.calibrate import Calibrated
@@ -38,10 +39,7 @@ class Tune(ValidationOptions):
     milliseconds: Annotated[float | None, tyro.conf.arg(metavar="MS", help_behavior_hint="")] = None
     """Choose the best settings within this many CPU-milliseconds per query, without the encoder."""
 
-    rerank: Annotated[
-        Literal["codes", "embeddings"] | None,
-        tyro.conf.arg(metavar="{codes,embeddings}", help_behavior_hint=""),
-    ] = None
+    rerank: Annotated[Literal["codes", "embeddings"] | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Rank the candidates by the codes' vectors, or by stored embeddings; default: as the index does."""
 
     queries: int = 300
@@ -55,6 +53,8 @@ class Tune(ValidationOptions):
         from genius_search.data.mbeir import MBeir
         from genius_search.tune import TuneConfig, tune
 
+        if self.recall is not None and self.recall > 1:
+            raise UsageError(f"--recall {self.recall:g}: give a share from 0 to 1 (0.97 for 97 %)")
         config = self.config(TuneConfig)
         if self.recall is None and self.milliseconds is None:
             config = dataclasses.replace(config, recall=0.97)

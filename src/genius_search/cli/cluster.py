@@ -57,12 +57,10 @@ class Build(DeviceOptions, JsonOption):
     address: Words = None
     """Build on a Ray cluster instead: HOST:PORT of its head, or local, which starts Ray here."""
 
-    embeddings: Annotated[
-        Literal["none", "fused", "raw"] | None, tyro.conf.arg(metavar="{none,fused,raw}")
-    ] = None
+    embeddings: Literal["none", "fused", "raw"] | None = None
     """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused."""
 
-    embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(metavar="{1,2,4,8,16}")] = None
+    embedding_bits: Literal[1, 2, 4, 8, 16] | None = None
     """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
     otherwise 4, and 1 from a million items on."""
 

@@ -36,7 +36,7 @@ class Codes(IndexArgument, JsonOption):
     Without a prefix it shows the first level; with some codes, what follows them.
     """
 
-    prefix: Annotated[tuple[int, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[CODE ...]")] = ()
+    prefix: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[CODE ...]")] = ()
     """First codes of an ID, separated by spaces."""
 
     collisions: bool = False
@@ -64,6 +64,10 @@ class Codes(IndexArgument, JsonOption):
         lists_groups = self.collisions or self.duplicates is not None
         if lists_groups and self.prefix:
             raise UsageError("--collisions and --duplicates are about all items; leave the prefix out")
+        try:
+            prefix = tuple(map(int, self.prefix))
+        except ValueError:
+            raise UsageError("codes are numbers, for example: 0 107") from None
         index = Index.open(self.index, model=self.model)
         if lists_groups:
             page = index.near_duplicates(self.duplicates or 0, offset=self.offset, limit=self.most)
@@ -72,7 +76,7 @@ class Codes(IndexArgument, JsonOption):
             else:
                 _print_groups(page)
         else:
-            node = index.tree(self.prefix, examples=self.examples, most_children=self.most)
+            node = index.tree(prefix, examples=self.examples, most_children=self.most)
             if self.json:
                 print_json(_plain(asdict(node)))
             else:

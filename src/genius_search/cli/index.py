@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import sys
@@ -28,11 +29,12 @@ from genius_search.cli.terminal import (
     print_table,
     print_text,
 )
-from genius_search.errors import BadData, NetworkNeeded, UsageError, plural
+from genius_search.errors import BadData, BadImage, NetworkNeeded, UsageError, plural
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from genius_search.index.items import Item
     from genius_search.index.settings import Choice
     from genius_search.index.verify import IndexInfo
     from genius_search.index.writer import Writer
@@ -59,16 +61,11 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     text:NAME for texts, each with a name on the Hugging Face hub or a folder; text:wordllama for English
     texts without a download; auto chooses one."""
 
-    embeddings: Annotated[
-        Literal["none", "fused", "raw"] | None,
-        tyro.conf.arg(metavar="{none,fused,raw}", help_behavior_hint=""),
-    ] = None
+    embeddings: Annotated[Literal["none", "fused", "raw"] | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
     features (the paper's GENIUS^R). Default: none with a model, otherwise fused."""
 
-    embedding_bits: Annotated[
-        Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(metavar="{1,2,4,8,16}", help_behavior_hint="")
-    ] = None
+    embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
     otherwise 4, and 1 from a million items on."""
 
@@ -80,14 +77,16 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
 
     def run(self) -> None:
         """Create the index."""
+        from genius_search.index.create import check_place
         from genius_search.index.index import Index
 
         if self.model is not None and self.encoder != "auto":
             raise UsageError("--model and --encoder exclude each other: a model has its own encoder")
         encoder, download = None, self.download
         if self.model is None:
-            encoder, download = self.encoder, self.download
+            encoder = self.encoder
             if encoder == "auto":
+                check_place(self.index)
                 encoder, download = choose_encoder(
                     self.pool, captions=not self.no_captions, download=download
                 )
@@ -360,8 +359,10 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     from genius_search.index.adding import open_pool
     from genius_search.records import Modality
 
-    items = open_pool(pool, captions=captions).items()
-    only_texts = all(item.modality is Modality.TEXT for item in items)
+    items = open_pool(pool, captions=captions).items
+    only_texts = all(item.modality is Modality.TEXT for item in items())
+    if not any(map(_is_readable, items())):
+        raise BadData(f"there is nothing to index in {pool}: none of the pictures can be read")
     suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
     if download or suggestion.is_downloaded():
         print(f"encoder: {suggestion.description}", file=sys.stderr)
@@ -378,6 +379,10 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
         print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
             return suggestion.spec, True
+        raise NetworkNeeded(
+            "nothing was downloaded; choose another encoder with `genius index create INDEX --pool FOLDER "
+            "--encoder SPEC`"
+        )
     raise NetworkNeeded(
         f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
         "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
@@ -388,6 +393,15 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
             else ""
         )
     )
+
+
+def _is_readable(item: Item) -> bool:
+    """Return whether an item is a text, or a picture that can be read."""
+    from genius_search.data.images import open_image
+
+    with contextlib.suppress(BadImage):
+        return item.image is None or bool(open_image(Path(item.image)))
+    return False
 
 
 def report_added(

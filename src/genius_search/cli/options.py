@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
@@ -23,13 +24,44 @@ OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_beha
 Words = Annotated[str | None, tyro.conf.arg(metavar="WORDS", help_behavior_hint="")]
 Conditions = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")]
 ModalityOption = Annotated[
-    Literal["image", "text", "image-text"] | None,
-    tyro.conf.arg(metavar="{image,text,image-text}", help_behavior_hint=""),
+    Literal["image", "text", "image-text"] | None, tyro.conf.arg(help_behavior_hint="")
 ]
-RouterOption = Annotated[
-    Literal["generator", "geometry"] | None,
-    tyro.conf.arg(metavar="{generator,geometry}", help_behavior_hint=""),
-]
+RouterOption = Annotated[Literal["generator", "geometry"] | None, tyro.conf.arg(help_behavior_hint="")]
+
+
+def readers() -> ConstructorRegistry:
+    """Return how flags are read whose values tyro explains badly: optional ones, and whole numbers."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def read_optional(given: PrimitiveTypeInfo) -> Any:
+        """Read the other type: None, the default, is not a choice."""
+        kinds = get_args(given.type)
+        if len(kinds) != 2 or kinds[1] is not type(None):
+            return None
+        spec: Any = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], given.markers))
+        return dataclasses.replace(
+            spec,
+            is_instance=lambda value: value is None or spec.is_instance(value),
+            str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+        )
+
+    @registry.primitive_rule
+    def read_whole_number(given: PrimitiveTypeInfo) -> Any:
+        def read(words: list[str]) -> int:
+            try:
+                return int(words[0])
+            except ValueError:
+                raise ValueError(f"expected a whole number, not {words[0]!r}") from None
+
+        if given.type is not int:
+            return None
+        return PrimitiveConstructorSpec(
+            1, "INT", read, lambda value: isinstance(value, int), lambda value: [str(value)]
+        )
+
+    return registry
+
 
 LISTED_LAST: Final = ("model", "wait", "seed", "device", "download", "dry_run", "json")
 """Optional flags that help lists after a command's own."""

@@ -80,9 +80,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     beam: OptionalInt = None
     """IDs kept at each level, at least -k. Default: 10."""
 
-    rerank: Annotated[
-        Rerank | None, tyro.conf.arg(metavar="{none,codes,embeddings}", help_behavior_hint="")
-    ] = None
+    rerank: Annotated[Rerank | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
     router: RouterOption = None
@@ -100,9 +98,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     density_weight: OptionalFloat = None
     """With --rerank: how much lower items close to everything rank. Default: 0.3."""
 
-    scores: Annotated[
-        Scores | None, tyro.conf.arg(metavar="{level,vocabulary,children}", help_behavior_hint="")
-    ] = None
+    scores: Annotated[Scores | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Normalise the generator's scores over a level's codes (default), its vocabulary, or the codes there."""
 
     codes: bool = False
@@ -127,6 +123,12 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         flags = {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchConfig)}
         given = {name: value for name, value in flags.items() if value is not None}
         checked(SearchConfig(**given))
+        if self.text and not self.index.exists():
+            from genius_search.data.folder import is_file
+            from genius_search.index.store import CURRENT
+
+            if is_file(Path(self.text, CURRENT)):
+                raise UsageError(f"no index at {self.index}; did you swap INDEX and TEXT?")
         index = self._open_index()
         config = dataclasses.replace(index.settings, **given)
         self._check_effects(config, has_generator=index.model.has_generator)
@@ -157,7 +159,9 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
                 }
             )
         elif not hits:
-            print("nothing found", file=sys.stderr)
+            is_absent = self.modality not in (None, *index.snapshot.count_by_modality())
+            why = f": this index has no items of the modality {self.modality}" if is_absent else ""
+            print(f"nothing found{why}", file=sys.stderr)
         elif self.files_only:
             self._print_files(hits)
         else:
@@ -182,6 +186,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
                 index = Index.open(place, device=self.device, download=self.download)
                 index.sync(self.index, progress=progress)
             else:
+                if inside := sorted(self.index.glob(f"*.index/{CURRENT}")):
+                    raise UsageError(f"{self.index} is no index; did you mean {inside[0].parent}?")
                 encoder, download = choose_encoder(self.index, captions=True, download=self.download)
                 progress.say(f"indexing {self.index} once; the index is kept in {place}")
                 index, added = Index.create(

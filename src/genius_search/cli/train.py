@@ -18,7 +18,7 @@ from genius_search.cli.options import (
 )
 from genius_search.cli.terminal import TerminalProgress, print_table
 from genius_search.config import GeneratorConfig, QuantizerConfig
-from genius_search.errors import GeniusError, UsageError, plural
+from genius_search.errors import BadData, GeniusError, UsageError, plural
 from genius_search.presets import EncoderConfig, FitConfig, PresetName
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Fit(DeviceOptions, WaitOption):
         from genius_search.data.mbeir import MBeir
         from genius_search.training.fit import fit
 
+        if self.data is not None and not self.data.exists():
+            raise BadData(f"{self.data}: there is no such file or folder")
         if self.index is not None:
             if self.out is not None or self.encoder is not None:
                 raise UsageError(

@@ -227,6 +227,8 @@ def refuse_images(images: Sequence[ImageInput]) -> None:
     """Raise :class:`UsageError` if there is an image, for encoders of texts only."""
     if images:
         key = images[0].key
+        which = f"{key.role} {key.id}" if key.id else f"the {key.role}"
         raise UsageError(
-            f"this encoder reads texts only, and {key.role} {key.id} has an image; use clip or siglip"
+            f"this encoder reads texts only, and {which} has an image; for pictures, create the index with a "
+            "clip: or siglip: encoder"
         )

@@ -141,8 +141,10 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
             f"{pool} is a data set in M-BEIR's layout; give one of its pools, a file in "
             f"{pool / 'cand_pool' / 'local'} or {pool / 'cand_pool' / 'global'}"
         )
-    if pool.suffix != ".jsonl" and pool.exists():
-        scan = (read_folder if pool.is_dir() else read_file)(pool, captions=captions)
+    if not pool.exists():
+        raise BadData(f"{pool}: there is no such file or folder")
+    if pool.suffix != ".jsonl":
+        scan = (read_folder if pool.is_dir() else read_file)(pool.absolute(), captions=captions)
         problems = _left_out(scan)
         items = list(_some(_items(scan.candidates, scan.root.resolve()), pool, problems))
         return Pool(partial(iter, items), len(items), problems, has_files=True)
@@ -234,9 +236,10 @@ def add_pool(
     batches = encode_items(writer, model, pool, result, manifest=create, progress=progress)
     first = next(batches, None)
     if first is None and not result.unchanged:
-        unreadable = result.left_out[len(pool.left_out) :]
         remove_work(writer.folder)
-        raise BadData(f"there is nothing to index: none of the pictures can be read{_reasons(unreadable)}")
+        raise BadData(
+            f"there is nothing to index: none of the pictures can be read{_reasons(result.left_out)}"
+        )
     if first is not None:
         batches = _chain(first, batches)
         changed = writer.add_batches(batches) if create is None else writer.create_batches(create, batches)

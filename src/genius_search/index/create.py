@@ -112,7 +112,7 @@ def create_index(
         )
     else:
         raise UsageError("give either a model, or the encoder of an index that needs no training")
-    _check_place(folder)
+    check_place(folder)
     with one_writer(folder) as writer:
         try:
             created = create(writer)
@@ -155,7 +155,7 @@ def _open(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
     return open_memory(pool, folder, captions=captions)
 
 
-def _check_place(folder: Path) -> None:
+def check_place(folder: Path) -> None:
     """Raise :class:`UsageError` unless an index can be created in this folder."""
     if (folder / CURRENT).exists():
         raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")

@@ -143,10 +143,11 @@ def fit_index(
     known = [pair for pair in known if pair.items]
     if len(known) < FEWEST:
         where = "the captions of the index" if pairs is None else str(pairs)
-        missing = f" ({len(given) - len(known):,} more name items that it lacks)"
+        count = len(given) - len(known)
+        missing = f" ({count:,} {'query names' if count == 1 else 'queries name'} no item of the index)"
         raise BadData(
             f"{where} gives {plural(len(known), 'pair')} for {writer.folder}"
-            f"{missing if len(known) < len(given) else ''}; at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
+            f"{missing if count else ''}; at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
         )
     work = writer.folder / WORK / "fit"
     wanted = [[numbers[name] for name in pair.items] for pair in known]

@@ -185,7 +185,7 @@ def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
 
     def add(title: str, row: ResultRow | AverageRow, ratio: float | None) -> None:
         costs = (row.bytes_per_item, row.candidates_touched)
-        whole = (round(cost) if cost >= 100 or cost == round(cost) else cost for cost in costs)
+        whole = (round(cost) if cost >= 100 or abs(cost - round(cost)) < 0.01 else cost for cost in costs)
         head, tail = (map(row.measures.get, names) for names in (first, others))
         groups.setdefault(title, []).append((row.method, *head, ratio, *whole, *tail))
 

@@ -117,7 +117,8 @@ def test_nothing_found_is_exit_status_3(trained, tmp_path, capsys):
     (tmp_path / "texts" / "a.txt").write_text("a kite")
     run(capsys, "index", "create", tmp_path / "i", "--model", trained.model, "--pool", tmp_path / "texts")
     words = ("search", tmp_path / "i", "a kite", "--modality", "image")
-    assert run(capsys, *words, status=3) == ("", "nothing found\n")
+    said = "nothing found: this index has no items of the modality image\n"
+    assert run(capsys, *words, status=3) == ("", said)
     assert run_json(capsys, *words, status=3)["hits"] == []
 
 
@@ -140,6 +141,12 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
     [
         (("search", "{index}"), 2),
         (("search", "{index}", "x", "-k", "0"), 2),
+        (("search", "{index}", "a", "kite"), 2),
+        (("search", "a kite", "{index}"), 2),
+        (("search", "{index}/..", "x"), 2),
+        (("codes", "{index}", "abc"), 2),
+        (("tune", "{index}", "--recall", "97"), 2),
+        (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{new}", "x"), 4),
@@ -157,6 +164,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("evaluate", "{photos}", "--model", "{model}"), 6),
         (("evaluate", "{data}", "--model", "{model}", "--pools", "nearby"), 2),
         (("fit", "{photos}", "--encoder", "small", "--out", "{new}"), 6),
+        (("fit", "{new}"), 6),
         (("fit", "{data}", "--encoder", "clip:nobody/has-this", "--out", "{new}"), 5),
         (("fit", "{data}", "--encoder", "small:{photos}", "--out", "{new}"), 4),
         (("embed", "{data}", "--encoder", "small", "--out", "{new}"), 2),
@@ -175,6 +183,15 @@ def test_errors_are_one_line_on_stderr_and_an_exit_status(
     assert out == ""
     assert err.startswith("genius: ")
     assert err.count("\n") == 1
+
+
+def test_a_folder_of_damaged_pictures_is_refused_before_an_encoder_is_suggested(index, tmp_path, capsys):
+    (tmp_path / "torn.png").write_bytes(b"torn")
+    (tmp_path / "empty.png").touch()
+    assert "can be read" in run(capsys, "search", tmp_path, "x", status=6)[1]
+    _, err = run(capsys, "index", "add", index, tmp_path, status=6)
+    assert "left out 2 files" in err
+    assert all(f"{tmp_path / name}: " in err for name in ("torn.png", "empty.png"))
 
 
 def test_doctor_gives_a_verdict_and_its_exit_status_agrees(trained, capsys):

@@ -36,7 +36,7 @@ def test_an_error_cannot_steer_the_terminal(monkeypatch, capsys):
     assert capsys.readouterr().err == "genius: there is no item 'kite\\u001b[2J'\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []])
 def test_help_lists_the_commands_of_the_product_on_stdout(words, capsys):
     assert main(words) == 0
     printed = capsys.readouterr()
@@ -114,7 +114,9 @@ def test_a_group_without_a_command_is_a_usage_error(capsys):
     [
         (["serach"], "search"),
         (["evalute", "x"], "evaluate"),
+        (["serch", "notes.index"], "search"),
         (["index", "creat"], "index create"),
+        (["create"], "index create"),
         (["bench", "rivals"], "bench speed"),
     ],
 )
@@ -136,12 +138,23 @@ def test_the_version_is_printed(flag, capsys):
     assert capsys.readouterr().out == f"genius {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [["search"], ["search", "x", "--nonsense"], ["search", "x", "-k", "many"]])
-def test_flags_that_cannot_be_read_are_usage_errors(words, capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["search"], "INDEX"),
+        (["search", "x", "--nonsense"], "--nonsense"),
+        (["search", "x", "-k", "many"], "expected a whole number"),
+        (["search", "x", "--router", "none"], "('generator', 'geometry')"),
+    ],
+)
+def test_flags_that_cannot_be_read_are_usage_errors(words, said, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as left:
         main(words)
     assert left.value.code == 2
-    assert capsys.readouterr().out == ""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
 
 
 def test_an_unknown_preset_is_a_usage_error_that_names_the_known_ones(capsys):

@@ -212,7 +212,7 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
         ('{"id": "1.png", "image": 3}', "needs a text"),
         (
             '{"id": "1.png", "text": "a"}\n{"id": "x", "text": "b"}',
-            r"1 pair for .*1 more name items.*at least 100",
+            r"1 pair for .*1 query names no item.*at least 100",
         ),
     ],
 )
@@ -254,7 +254,7 @@ def test_an_index_of_a_trained_model_is_not_trained_on(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["fit"], ["fit", "data", "--out", "m"], ["fit", "--index", "i", "--encoder", "small"]]
+    "arguments", [["fit"], ["fit", ".", "--out", "m"], ["fit", "--index", "i", "--encoder", "small"]]
 )
 def test_the_command_trains_a_model_or_an_index(arguments, capsys):
     assert main(arguments) == 2

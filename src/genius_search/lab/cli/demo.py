@@ -53,10 +53,12 @@ class Demo(JsonOption):
             print_json({**to_json(result.rows), "short_queries": queries})
             return
         print_tables([*task_tables(result.rows), short_queries.as_table(result.short_queries)])
+        print("Methods: exact-… compare a query with every item. generative… find items by the generator,")
+        print("routing… by distance to the codes; they are ranked by what follows the +.\n")
         for search in result.searches[::4]:
             picture = " + a picture" if search.query_image and search.query_text else ""
             best = search.hits[0]
-            mark = "right" if best.id in search.positives else "wrong"
+            mark = "correct" if best.id in search.positives else "wrong"
             print(f"{search.task}: {search.instruction} {search.query_text or 'a picture'}{picture}")
             print(f"    found {best.id}, {mark}: {best.text or 'a picture'}")
         print(f"\nOpen {result.page} to see them all. Then try:")
