@@ -91,7 +91,7 @@ def raise_hits(
     scores = [hit.score for hit in result.hits]
     spread = max(scores, default=0) - min(scores, default=0)
     raised = []
-    for hit in {hit.id: hit for hit in (*result.hits, *others)}.values():
+    for hit in {hit.id: hit for hit in (*others, *result.hits)}.values():  # scores of one search are alike
         words = set(split_words(hit.text or ""))
         weight = sum(weight for word, weight in weights.items() if word in words)
         raised.append((hit.score + WEIGHT * spread * weight, weight, hit))

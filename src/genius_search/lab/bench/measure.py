@@ -20,6 +20,8 @@ from genius_search.errors import UsageError
 TURN: Final = 20
 """Queries that a method answers before it is another's turn; one at a time, each would find the caches full
 of what the others left."""
+WARM: Final = 10
+"""Calls at the start of a turn that do not count: in use, a method finds its own tables in the caches."""
 PACKAGES: Final = ("torch", "numpy", "faiss-cpu", "transformers")
 Built = TypeVar("Built")
 
@@ -69,14 +71,15 @@ def time_rounds(
 
 
 def time_queries(methods: Mapping[str, Callable[[int], object]], num_queries: int) -> dict[str, Latency]:
-    """Time each query by itself, in turns of :data:`TURN`; each turn's first call does not count."""
+    """Time each query by itself, in turns of :data:`TURN`; its first calls do not count."""
     if num_queries < 1:
         raise UsageError(f"queries is {num_queries}; nothing can be measured without one")
     cpu: dict[str, list[float]] = {name: [] for name in methods}
     wall: dict[str, list[float]] = {name: [] for name in methods}
     for start in range(0, num_queries, TURN):
         for name, answer in methods.items():
-            answer(start)
+            for query in range(start + TURN, start + TURN + WARM):
+                answer(query % num_queries)
             for query in range(start, min(start + TURN, num_queries)):
                 began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
                 answer(query)
