@@ -63,10 +63,7 @@ def sync_tree(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents if they do not exist; their names have reached the disk on return."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # /proc
-        raise UsageError(f"{folder} cannot be made: this file system takes no new folders") from None
+    folder.mkdir(parents=True, exist_ok=True)
     sync(*(path.parent for path in new))
 
 

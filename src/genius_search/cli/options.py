@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform, get_args
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
@@ -30,7 +30,7 @@ RouterOption = Annotated[Literal["generator", "geometry"] | None, tyro.conf.arg(
 
 
 def readers() -> ConstructorRegistry:
-    """Return how flags are read whose values tyro explains badly: optional ones, and whole numbers."""
+    """Return how optional flags are read."""
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
@@ -44,20 +44,6 @@ def readers() -> ConstructorRegistry:
             spec,
             is_instance=lambda value: value is None or spec.is_instance(value),
             str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
-        )
-
-    @registry.primitive_rule
-    def read_whole_number(given: PrimitiveTypeInfo) -> Any:
-        def read(words: list[str]) -> int:
-            try:
-                return int(words[0])
-            except ValueError:
-                raise ValueError(f"expected a whole number, not {words[0]!r}") from None
-
-        if given.type is not int:
-            return None
-        return PrimitiveConstructorSpec(
-            1, "INT", read, lambda value: isinstance(value, int), lambda value: [str(value)]
         )
 
     return registry

@@ -6,6 +6,7 @@ It takes the place of :class:`genius_search.search.fast.NumpySearch` where it is
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 import sys
 import weakref
@@ -25,7 +26,7 @@ from genius_search.nn.folded import BlockWeights
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
 from genius_search.search.rank import CodeRanker, Ranking, Vectors
 from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
-from genius_search.search.vectors import EmbeddingBits, StoredVectors, is_residual
+from genius_search.search.vectors import StoredVectors, is_residual
 
 CODES: Final = 256
 """Largest number of codes at a level, and the length of a level's row in all tables."""
@@ -117,7 +118,7 @@ class CompiledSearch(NumpySearch):
             )
             model.generator = ctypes.addressof(self._generator_fields)
         self._given_model = ctypes.addressof(model)
-        self._last_view: _View | None = None
+        self._last_view: tuple[tuple[Any, ...], tuple[bytes, int]] | None = None
         self._last_compared: tuple[Sequence[SearchSegment], Sequence[Vectors], bool] | None = None
 
     def search(
@@ -153,10 +154,9 @@ class CompiledSearch(NumpySearch):
         """Return whether the library can read the stored embeddings of segments."""
         last = self._last_compared
         if last is None or last[0] is not segments or last[1] is not vectors:
-            dim = self._tables[0].shape[1]
             stored = [one for one in vectors if isinstance(one, StoredVectors)]
             answer = len(stored) == len(segments) and all(
-                one.bits == stored[0].bits and one.fits(segment.table.num_items, dim)
+                one.bits == stored[0].bits and one.fits(segment.table.num_items, self._tables[0].shape[1])
                 for one, segment in zip(stored, segments, strict=True)
             )
             last = self._last_compared = (segments, vectors, answer)
@@ -171,25 +171,23 @@ class CompiledSearch(NumpySearch):
         compared: Compared | None,
     ) -> list[Found]:
         """Search for queries one after the other, in one call of the library."""
-        if not wanted:
-            return []
-        views: dict[int, tuple[int, _View]] = {}
+        bits = 16 if compared is None or not compared.vectors else compared.vectors[0].bits
+        views: dict[int, tuple[int, bytes, int]] = {}
         requests = []
         for width, k, level0, restriction in wanted:
-            known = views.get(id(restriction))
-            if known is None:
-                known = (len(views) * len(segments), self._view(segments, restriction, compared))
-                views[id(restriction)] = known
-            position, view = known
+            if id(restriction) not in views:
+                view = self._view(segments, restriction, compared)
+                views[id(restriction)] = (len(views) * len(segments), *view)
+            position, _, num_items = views[id(restriction)]
             best = k if compared is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
                     position,
                     width,
                     config.candidates,
-                    min(best, view.num_items),  # there is memory for each of them
-                    0 if compared is None else min(k, view.num_items),
-                    0 if compared is None else compared.bits,
+                    min(best, num_items),  # there is memory for each of them
+                    0 if compared is None else min(k, num_items),
+                    bits,
                     _give_codes(level0),
                     1 / HALF_NORM_STEPS,
                     config.density_weight / DENSITY_STEPS,
@@ -198,7 +196,7 @@ class CompiledSearch(NumpySearch):
                 )
             )
         given = in_space = np.asarray(queries, dtype=np.float32).tobytes()
-        if compared is not None and not is_residual(compared.bits):
+        if compared is not None and not is_residual(bits):
             in_space = b"".join([np.asarray(query, dtype=np.float32).tobytes() for query in compared.queries])
         try:
             work = _works.pop()
@@ -210,7 +208,7 @@ class CompiledSearch(NumpySearch):
         try:
             status = self._library.search(
                 self._given_model,
-                view.packed if len(views) == 1 else b"".join(one.packed for _, one in views.values()),
+                b"".join([packed for _, packed, _ in views.values()]),
                 len(segments),
                 b"".join(requests),
                 given,
@@ -228,20 +226,14 @@ class CompiledSearch(NumpySearch):
 
     def _view(
         self, segments: Sequence[SearchSegment], restriction: Restriction | None, compared: Compared | None
-    ) -> _View:
-        """Return what the library reads of segments; the last one is kept for the next query."""
-        vectors, densities = (None, None) if compared is None else (compared.vectors, compared.densities)
-        last = self._last_view
-        if (
-            last is None
-            or last.segments is not segments
-            or last.restriction is not restriction
-            or last.vectors is not vectors
-            or last.densities is not densities
-        ):
-            last = _View.of(segments, restriction, vectors, densities)
-            self._last_view = last
-        return last
+    ) -> tuple[bytes, int]:
+        """Return what the library reads of segments, and their number of items; kept for the next query."""
+        made_of = (segments, restriction, *(compared[1:3] if compared else (None, None)))
+        last = self._last_view  # another thread may replace it
+        if last is None or any(map(operator.is_not, last[0], made_of)):
+            num_items = sum(segment.table.num_items for segment in segments)
+            last = self._last_view = (made_of, (_give_segments(*made_of), num_items))
+        return last[1]
 
 
 class Compared(NamedTuple):
@@ -253,45 +245,6 @@ class Compared(NamedTuple):
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
     """Of each segment; None: those of the IDs are taken."""
     density_weight: float
-
-    @property
-    def bits(self) -> EmbeddingBits:
-        """Bits of a number."""
-        return self.vectors[0].bits if self.vectors else 16
-
-
-class _View(NamedTuple):
-    """What the library reads of segments, and what it was made of."""
-
-    packed: bytes
-    num_items: int
-    segments: Sequence[SearchSegment]
-    restriction: Restriction | None
-    vectors: Sequence[StoredVectors] | None
-    densities: Sequence[UInt8[np.ndarray, " _"]] | None
-
-    @staticmethod
-    def of(
-        segments: Sequence[SearchSegment],
-        restriction: Restriction | None,
-        vectors: Sequence[StoredVectors] | None,
-        densities: Sequence[UInt8[np.ndarray, " _"]] | None,
-    ) -> _View:
-        """Return the view of segments, of their allowed items, and of their embeddings."""
-        packed = b""
-        for number, segment in enumerate(segments):
-            allowed = segment.alive if restriction is None else restriction[number]
-            values = scales = own = 0
-            if vectors is not None:
-                values, scales = vectors[number].addresses
-                own = 0 if densities is None else densities[number].ctypes.data
-            packed += _SEGMENT.pack(
-                _give_table(segment.table),
-                *((0, 0, 0) if allowed is None else _give_allowed(allowed)),
-                *(values, scales, own),
-            )
-        num_items = sum(segment.table.num_items for segment in segments)
-        return _View(packed, num_items, segments, restriction, vectors, densities)
 
 
 _works: Final[list[_Work]] = []
@@ -368,6 +321,25 @@ def _give_codes(level0: frozenset[int]) -> bytes:
     """Return a bit vector of the allowed codes at level 0."""
     bits = sum(1 << code for code in level0 if code < CODES) if level0 else (1 << CODES) - 1
     return bits.to_bytes(CODES // 8, "little")
+
+
+def _give_segments(
+    segments: Sequence[SearchSegment],
+    restriction: Restriction | None,
+    vectors: Sequence[StoredVectors] | None,
+    densities: Sequence[UInt8[np.ndarray, " _"]] | None,
+) -> bytes:
+    """Return the library's view of the segments, of their allowed items, and of their embeddings."""
+    packed = b""
+    for number, segment in enumerate(segments):
+        allowed = segment.alive if restriction is None else restriction[number]
+        packed += _SEGMENT.pack(
+            _give_table(segment.table),
+            *((0, 0, 0) if allowed is None else _give_allowed(allowed)),
+            *((0, 0) if vectors is None else vectors[number].addresses),
+            0 if vectors is None or densities is None else densities[number].ctypes.data,
+        )
+    return packed
 
 
 _given_allowed: weakref.WeakKeyDictionary[RankedBits, tuple[np.ndarray, tuple[int, int, int]]] = (

@@ -87,8 +87,8 @@ def find(
     if evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
     if isinstance(fast, CompiledSearch) and fast.can_compare(evidence.embeddings, segments):
-        density_weight = 0.0 if evidence.is_raw else config.density_weight
-        compared = Compared(embeddings, evidence.embeddings, evidence.densities, density_weight)
+        weight = 0.0 if evidence.is_raw else config.density_weight
+        compared = Compared(embeddings, evidence.embeddings, evidence.densities, weight)
         return fast.search(segments, queries, wanted, config, compared)
     listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
     results = []

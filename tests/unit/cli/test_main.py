@@ -143,7 +143,6 @@ def test_the_version_is_printed(flag, capsys):
     [
         (["search"], "INDEX"),
         (["search", "x", "--nonsense"], "--nonsense"),
-        (["search", "x", "-k", "many"], "expected a whole number"),
         (["search", "x", "--router", "none"], "('generator', 'geometry')"),
     ],
 )
