@@ -80,8 +80,9 @@ RENAMED_FLAGS: Final = {
 
 MACHINE_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+    | {errno.EEXIST, errno.ENOTDIR}
 )
-"""Errors that a user can fix: disk full, read-only, not permitted, a name that is too long."""
+"""Errors that a user can fix: disk full, read-only, not permitted, a long name, a file for a folder."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
@@ -274,8 +275,6 @@ def _report(error: GeniusError | OSError | KeyboardInterrupt) -> int:
             message, status = "interrupted; run the same command again to continue", INTERRUPTED
         case BrokenPipeError():
             return 0
-        case FileExistsError() | NotADirectoryError():
-            message, status = f"a file is where a folder is needed: {error.filename}", 1
         case OSError() if error.errno in MACHINE_ERRORS:
             message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
         case _:

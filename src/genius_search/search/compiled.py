@@ -394,14 +394,13 @@ def _give_table(table: IdTable) -> int:
 
 def _read(work: _Work, num_queries: int, num_levels: int) -> list[Found]:
     """Copy the hits of queries out of the memory of their search."""
-    results = ctypes.string_at(work.results, num_queries * _RESULT.size)
-    counts = [num_hits for num_hits, _ in _RESULT.iter_unpack(results)]
-    count = sum(counts)
+    results = list(_RESULT.iter_unpack(ctypes.string_at(work.results, num_queries * _RESULT.size)))
+    count = sum(num_hits for num_hits, _ in results)
     hits = np.frombuffer(ctypes.string_at(work.hits, count * HIT.itemsize), HIT)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, count * num_levels * 4), np.float32)
     decoded = decoded.reshape(count, num_levels)
     found, start = [], 0
-    for num_hits, touched in _RESULT.iter_unpack(results):
+    for num_hits, touched in results:
         own = hits[start : start + num_hits]
         ranking = Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], touched)
         found.append(Found(ranking, decoded[start : start + num_hits]))
