@@ -29,16 +29,6 @@ def measured(capsys, out: Path, *words: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_decoding_is_measured_with_a_trained_model(trained, tmp_path, capsys):
-    words = ("speed", "--model", trained.model, "--sizes", "300", "--methods", "ours,generate", "--beam", "4")
-    found = measured(
-        capsys, tmp_path, *words, "--timed", "2", "--batch", "2", "--rounds", "1", "--compared", "4"
-    )
-    assert len(found["queries"]) == 2 * 5
-    (row,) = found["agreement"]
-    assert (row["compared"], row["share"]) == (4, 1)
-
-
 def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
     random = np.random.default_rng(0)
     centres = random.standard_normal((40, 32))

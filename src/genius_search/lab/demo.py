@@ -14,12 +14,10 @@ from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
-from genius_search.lab import short_queries
 from genius_search.lab.evaluate import evaluate
 from genius_search.lab.report.page import ShownSearch, write_page
 from genius_search.lab.results import ResultRow
 from genius_search.lab.settings import EvaluationConfig
-from genius_search.lab.short_queries import QuerySetResult
 from genius_search.lab.synth.catalogue import draw_catalogue
 from genius_search.model import Genius
 from genius_search.nn.health import Health
@@ -56,8 +54,6 @@ class DemoResult(NamedTuple):
     page: Path
     index_folder: Path
     searches: list[ShownSearch]
-    short_queries: list[QuerySetResult]
-    """What words, few words and "the same in COLOUR" find among the pictures."""
 
 
 def demo(
@@ -120,9 +116,6 @@ def demo(
         for row in data.rows("test")
         for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)  # in random order already
     ]
-    measured = short_queries.measure(
-        data, model, out / "model" / "evaluation", search_config, seed=seed, progress=progress
-    )
     write_page(
         page,
         title="GENIUS found these",
@@ -132,7 +125,7 @@ def demo(
         rows=result.rows,
         searches=searches,
     )
-    return DemoResult(result.rows, result.health, page, folder, searches, measured)
+    return DemoResult(result.rows, result.health, page, folder, searches)
 
 
 class _ShownProgress:

@@ -17,9 +17,7 @@ from genius_search.encoders.base import load_encoder
 from genius_search.encoders.pretrained import ClipEncoder, ImageTower
 from genius_search.encoders.small import create_small, load_small
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.lab.onnx.export import _write_encoder
 from genius_search.presets import EncoderConfig
-from genius_search.progress import Silent
 
 from .conftest import images_of, texts_of
 
@@ -154,11 +152,6 @@ def test_a_few_texts_are_encoded_without_the_network_of_pictures(dino, tmp_path,
     assert np.isfinite(stored.text_features(texts_of(TEXTS))).all()
     with pytest.raises(AssertionError, match="was opened"):
         stored.image_features(images_of([Image.new("RGB", (8, 8))]))
-
-
-def test_an_encoder_with_a_network_of_pictures_is_not_exported(dino, tmp_path):
-    encoder = create_small(CONFIG, TEXTS, pictures=ImageTower(dino), seed=0)
-    assert "pretrained network of pictures" in str(_write_encoder(encoder, tmp_path, Silent())["why_not"])
 
 
 def test_a_network_of_pictures_is_for_encoders_of_two_towers():

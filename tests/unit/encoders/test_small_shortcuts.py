@@ -15,7 +15,6 @@ from genius_search.encoders.descriptors import descriptor_size
 from genius_search.encoders.small import create_small, load_small
 from genius_search.encoders.static import WordVectors
 from genius_search.errors import UsageError
-from genius_search.lab.onnx.export import write_small
 from genius_search.presets import EncoderConfig
 
 CONFIG = SmallEncoderConfig(
@@ -50,16 +49,6 @@ def test_a_few_texts_take_the_shortcut_too(tmp_path):
     np.testing.assert_allclose(
         stored.text_features(inputs(TEXTS)), encoder.text_features(inputs(TEXTS)), atol=1e-4
     )
-
-
-def test_exported_towers_have_the_shortcut(tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    encoder = shaken(create_small(CONFIG, TEXTS, seed=0))
-    write_small(encoder.network.eval(), encoder.dim, tmp_path)
-    described = torch.randn(3, descriptor_size(outlines=False))
-    session = runtime.InferenceSession(tmp_path / "image.onnx")
-    (found,) = session.run(None, {"descriptors": described.numpy()})
-    np.testing.assert_allclose(found, encoder.network.image(described).detach(), atol=1e-4)
 
 
 def test_images_alike_before_training_are_alike_in_the_shortcut():

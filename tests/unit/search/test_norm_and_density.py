@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig, SearchConfig
-from genius_search.lab.baselines.generate import HfGenerate
 from genius_search.nn.columns import HALF_NORM_STEPS, decode_densities, decode_half_norms
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
@@ -224,13 +223,3 @@ def test_no_decoder_sees_the_marks(codes, marked, queries, decoders, rerank, bea
         assert np.array_equal(plain.high, whole.high)
         assert np.array_equal(plain.log_probabilities, whole.log_probabilities, equal_nan=True)
         assert whole.log_probabilities.shape[2] == len(SIZES)
-
-
-def test_no_trie_of_hugging_faces_sees_the_marks(codes, marked):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        config = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=2)
-        generator = Generator(DIM, SIZES, config).eval()
-    plain, whole = (HfGenerate(generator, built(items).ids) for items in (codes.numpy(), marked))
-    assert len(plain.trie) == len(whole.trie) == len(built(codes.numpy()))
-    assert plain.trie.children([]) == whole.trie.children([])

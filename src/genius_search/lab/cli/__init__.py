@@ -15,10 +15,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "baseline fit": "genius_search.lab.cli.baseline:Fit",
         "baseline evaluate": "genius_search.lab.cli.baseline:Evaluate",
         "baseline dense": "genius_search.lab.cli.baseline:Dense",
-        "bench speed": "genius_search.lab.cli.bench:Speed",
-        "bench quality": "genius_search.lab.cli.bench:Quality",
         "bench search": "genius_search.lab.cli.bench:Search",
-        "export onnx": "genius_search.lab.cli.export:Onnx",
     },
     "Published checkpoints": {
         "repro": "genius_search.lab.cli.repro:Repro",
@@ -31,7 +28,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Data": {
         "data karpathy": "genius_search.lab.cli.data:Karpathy",
         "data catalogue": "genius_search.lab.cli.data:Catalogue",
-        "data rehearsal": "genius_search.lab.cli.data:Rehearsal",
     },
 }
 """Commands by group: name -> module and class, in the order of the help."""

@@ -13,7 +13,7 @@ import tyro
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.lab.bench.settings import QualitySettings, SearchSettings, SpeedSettings
+from genius_search.lab.bench.settings import SearchSettings
 
 if TYPE_CHECKING:
     from genius_search.lab.bench.results import Measurements
@@ -31,69 +31,6 @@ class BenchCommand(JsonOption):
 
     download: bool = False
     """Allow downloading the encoder's weights."""
-
-
-@command
-class Speed(BenchCommand):
-    """Measure time and memory of a search as the pool grows, beside exact search and Hugging Face's generate.
-
-    Pools of drawn codes, and drawn weights unless there is a --model, show speed alone: the paper's search,
-    stopping at few leaves, a small decoder, numbers as IDs, exact search, and generate with a pointer trie,
-    whose rankings are compared with ours. `genius bench quality` shows recall beside the cost. One thread;
-    medians of rounds in turns. `genius report` draws the figures.
-    """
-
-    model: OptionalFolder = None
-    """Folder of a model, which decodes in place of drawn weights."""
-
-    options: Annotated[SpeedSettings, tyro.conf.arg(name="")] = SpeedSettings()
-
-    def run(self) -> None:
-        """Measure and print."""
-        limit_threads()
-        from genius_search.lab.bench.measure import use_one_thread
-        from genius_search.lab.bench.speed import bench_speed
-        from genius_search.model import Genius
-
-        use_one_thread()
-        with TerminalProgress() as progress:
-            model = None if self.model is None else Genius.open(self.model, download=self.download)
-            found = bench_speed(self.options, self.out, model=model, progress=progress)
-        finish(self, "speed", "Speed", found)
-
-
-@command
-class Quality(BenchCommand):
-    """Show how much of exact search the IDs keep, beside geometry without a generator and faiss.
-
-    For each task and their mean: exact search, the paper's full-depth search, search within a leaf budget,
-    the same routed by geometry alone, and faiss's HNSW, IVF-PQ and IVF residual quantizer, these at as many
-    bytes. Then the generator against geometry at equally many leaves, beside the best leaves there are,
-    and recall over CPU time for a grid of beams and leaf budgets. `genius report` draws the figures, and
-    `genius doctor` examines the IDs.
-    """
-
-    data: DataArgument
-    """Folder of the data set, in M-BEIR's layout."""
-
-    model: Path
-    """Folder of the model."""
-
-    options: Annotated[QualitySettings, tyro.conf.arg(name="")] = QualitySettings()
-
-    def run(self) -> None:
-        """Measure and print."""
-        limit_threads()
-        from genius_search.data.mbeir import MBeir
-        from genius_search.lab.bench.measure import use_one_thread
-        from genius_search.lab.bench.quality import bench_quality
-        from genius_search.model import Genius
-
-        use_one_thread()
-        with TerminalProgress() as progress:
-            model = Genius.open(self.model, download=self.download)
-            found = bench_quality(MBeir(self.data), model, self.options, self.out, progress=progress)
-        finish(self, "quality", "Quality of the IDs", found)
 
 
 @command
@@ -164,7 +101,7 @@ def format_command(command: Any, name: str) -> str:
     return " ".join(words)
 
 
-def finish(command: Speed | Quality | Search, name: str, title: str, found: Measurements) -> None:
+def finish(command: Search, name: str, title: str, found: Measurements) -> None:
     """Write the files and print the tables, or the JSON."""
     from genius_search.lab.bench.measure import about
     from genius_search.lab.bench.results import write

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -51,36 +51,6 @@ class Catalogue(SyntheticOptions):
             seed=self.seed,
             train_products=self.train_products,
             queries_per_task=self.queries_per_task,
-        )
-        print_facts(summary, as_json=self.json)
-
-
-@command
-class Rehearsal(SyntheticOptions):
-    """Generate a synthetic M-BEIR at a share of its size, to rehearse a run before downloading 169 GB.
-
-    It has all 16 rows, splits and pools, in M-BEIR's files and field conventions. The same seed and share
-    give the same bytes.
-    """
-
-    share: float = 0.01
-    """Share of M-BEIR's size: 0.01 has 56,000 candidates, 1 all 5,609,079."""
-
-    pictures: Annotated[
-        int | Literal["none"] | None, tyro.conf.arg(metavar="INT|none", help_behavior_hint="")
-    ] = None
-    """Number of distinct pictures; the data set's files are links to them. Default: 100,000 times the share.
-    With none, paths are written but no files: only precomputed: encoders work then."""
-
-    def run(self) -> None:
-        """Generate the data set."""
-        from genius_search.lab.synth.mbeir import draw_synthetic_mbeir
-
-        summary = draw_synthetic_mbeir(
-            self.out,
-            share=self.share,
-            seed=self.seed,
-            pictures=0 if self.pictures == "none" else self.pictures,
         )
         print_facts(summary, as_json=self.json)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from genius_search.cli.options import JsonOption, command
@@ -34,7 +33,6 @@ class Demo(JsonOption):
 
     def run(self) -> None:
         """Run all steps and print the table."""
-        from genius_search.lab import short_queries
         from genius_search.lab.demo import demo
         from genius_search.lab.results import task_tables, to_json
 
@@ -49,10 +47,9 @@ class Demo(JsonOption):
             )
             progress.say(f"IDs of the pool: {result.health.verdict}")
         if self.json:
-            queries = [dataclasses.asdict(one) for one in result.short_queries]
-            print_json({**to_json(result.rows), "short_queries": queries})
+            print_json(to_json(result.rows))
             return
-        print_tables([*task_tables(result.rows), short_queries.as_table(result.short_queries)])
+        print_tables(task_tables(result.rows))
         print("Methods: exact-… compare a query with every item. generative… find items by the generator,")
         print("routing… by distance to the codes; they are ranked by what follows the +.\n")
         for search in result.searches[::4]:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.cli import main
 from genius_search.errors import UsageError
 from genius_search.lab.bench.measure import about
 from genius_search.lab.bench.results import Measurements, table, write
-from genius_search.lab.bench.settings import SpeedSettings
-from genius_search.lab.cli.bench import Speed, format_command
+from genius_search.lab.bench.settings import SearchSettings
+from genius_search.lab.cli.bench import Search, format_command
 
 COLUMNS = {"name": "name", "cpu_ms": "ms"}
 ABOUT = {"machine": "a machine", "date": "2026-01-01", "command": "genius bench x", "seed": 3}
@@ -51,17 +50,5 @@ def test_what_is_no_number_is_refused(tmp_path):
 
 
 def test_a_command_is_shown_without_folders_and_defaults():
-    assert format_command(Speed(out=Path("/somewhere/place")), "speed") == "genius bench speed"
-    options = SpeedSettings(methods="exact,ours", timed=5)
-    command = Speed(model=Path("/somewhere/m"), out=Path("x"), options=options, json=True)
-    assert format_command(command, "speed") == ("genius bench speed --model m --methods exact,ours --timed 5")
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("flag", "value", "fact"),
-    [("--sizes", "many", "'many'"), ("--methods", "ours,hnsw", "exact")],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_is(flag, value, fact, capsys, tmp_path):
-    assert main(["bench", "speed", "--out", str(tmp_path), flag, value]) == 2
-    assert fact in capsys.readouterr().err
+    command = Search(data=Path("/somewhere/v.npy"), out=Path("x"), options=SearchSettings(quick=True))
+    assert format_command(command, "search") == "genius bench search v.npy --quick"
