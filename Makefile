@@ -17,18 +17,18 @@ help:  ## Show this list
 $(VENV)/run: pyproject.toml constraints.txt src/genius_search/native/search.c
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate]' pandas tabulate
 	$(BIN)/python -m genius_search.native.build --install-compiler
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]' --requirement research/requirements.txt
 	@touch $@
 
 setup: $(VENV)/dev  ## Make the virtual environment with everything for development
 
 demo: $(VENV)/run  ## Draw a catalogue, train, index, search; leaves demo/index.html to open
-	$(BIN)/genius demo --out $(OUT)
+	$(BIN)/python -m research.demo --out $(OUT)
 
 test: $(VENV)/dev  ## Run the tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 8 -m 'not slow and not gpu and not ray'
@@ -41,16 +41,15 @@ test-ray: $(VENV)/ray  ## Run the tests on three Ray nodes, on loopback addresse
 	$(BIN)/python -m pytest --durations 10 -m ray tests/ray
 
 check: $(VENV)/dev  ## Lint, types, layers, tests
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src research tests
+	$(BIN)/ruff check src research tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/lab/results-published.md anew
+docs: $(VENV)/dev  ## Write docs/cli.md and docs/openapi.json anew
 	$(BIN)/python -m genius_search.cli.document > docs/cli.md
 	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
-	$(BIN)/genius repro --list > docs/lab/results-published.md
 
 $(VENV)/docs: $(VENV)/run
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'

@@ -37,9 +37,9 @@ from genius_search.index.query import encode_queries
 from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import Piece, one_writer
-from genius_search.lab.bench.measure import describe_machine, use_one_thread
-from genius_search.lab.bench.pools import invent_ids
 from genius_search.search.table import IdTable, SearchSegment
+from research.bench.measure import describe_machine, use_one_thread
+from research.bench.pools import invent_ids
 
 QUERIES = 1000
 TIMED = 200

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from genius_search.index.index import Index
-from genius_search.lab.bench.measure import time_rounds, use_one_thread
+from research.bench.measure import time_rounds, use_one_thread
 
 CALLS = 20
 

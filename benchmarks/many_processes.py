@@ -34,8 +34,8 @@ from unittest.mock import patch
 
 from genius_search.index import writer as writer_module
 from genius_search.index.index import Index
-from genius_search.lab.bench.measure import use_one_thread
 from genius_search.model import Genius
+from research.bench.measure import use_one_thread
 
 WRITERS = READERS = 4
 WAIT_SECONDS = 120.0

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-
-from genius_search.lab.report.report import DOCUMENT
+from research.report.report import DOCUMENT
 
 WIDTH = 1600
 """Pixels; a page shows no more."""

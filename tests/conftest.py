@@ -33,7 +33,7 @@ _TRAIN = """
 import sys
 from pathlib import Path
 from genius_search.presets import preset
-from genius_search.lab.synth.catalogue import draw_catalogue
+from research.synth.catalogue import draw_catalogue
 from genius_search.data.mbeir import MBeir
 from genius_search.training.fit import fit
 from genius_search.progress import Silent
@@ -57,6 +57,7 @@ def trained(tmp_path_factory) -> Trained:
             subprocess.run(  # noqa: S603
                 [sys.executable, "-c", _TRAIN, *made],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
+                cwd=Path(__file__).parents[1],  # whose `research` draws
                 check=True,
             )
     return made

@@ -64,8 +64,7 @@ class MissingExtra(GeniusError, ImportError):
 EXTRAS: Final = {
     package: extra
     for extra, packages in {
-        "evaluate": "ir_measures matplotlib pandas pytrec_eval scipy tabulate",
-        "lab": "faiss mteb",
+        "evaluate": "ir_measures pytrec_eval",
         "serve": "fastapi httpx prometheus_client starlette uvicorn",
         "hf": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif textual_image",

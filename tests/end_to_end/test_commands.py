@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from genius_search.cli import main
-from genius_search.lab.settings import METHODS
 
 
 def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
@@ -25,24 +24,6 @@ def told(capsys, *words: str | Path) -> dict[str, Any]:
     found = json.loads(run(capsys, *words, "--json")[0])
     assert isinstance(found, dict)
     return found
-
-
-def test_evaluate_prints_the_promised_rows(trained, tmp_path, capsys):
-    words = ("evaluate", trained.data, "--model", trained.model, "--split", "test", "--out", tmp_path / "out")
-    found = told(capsys, *words, "--pools", "local,global", "--max-queries", "2")
-    rows = found["rows"]
-    assert len(rows) == 8 * 2 * len(METHODS)
-    assert {row["method"] for row in rows} == set(METHODS)
-    assert {row["pool"] for row in rows} == {"local", "global"}
-    for row in rows:
-        first = ["dataset", "task", "pool", "method", "queries", "R@1", "R@5", "R@10"]
-        assert list(row)[: len(first)] == first
-        assert row["queries"] == 2
-    assert found["health"]["candidates"] == 1_000
-    out, err = run(capsys, *words, "--pools", "local", "--max-queries", "2", "--methods", "exact-raw")
-    assert "exact-raw" in out
-    assert "IDs of the candidates" in err
-    assert "IDs of the candidates" not in out
 
 
 def test_a_checked_data_set_is_said_to_be_good(trained, capsys):
@@ -70,3 +51,25 @@ def test_the_stages_one_by_one_give_the_model_that_fit_gives(trained, tmp_path, 
         for place in (out, trained.model)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp_path, capsys):
+    words = ("evaluate", trained.data, "--max-queries", "4")
+    found = told(capsys, *words, "--model", trained.model, "--out", tmp_path / "index")
+    assert found["items"] == 1_000
+    methods = {row["method"] for row in found["rows"]}
+    assert methods == {"search", "generator", "exact"}
+    assert len(found["rows"]) == (8 + 1) * len(methods)
+    assert told(capsys, *words, "--index", tmp_path / "index") == found
+    exact = [row for row in found["rows"] if row["method"] == "exact"]
+    assert all(row["touched"] == 1_000 for row in exact)
+    average = {row["method"]: row["measures"]["R@10"] for row in found["rows"] if row["row"] == "average"}
+    assert 0 < average["search"] <= average["exact"] + 0.1
+    out, _ = run(capsys, *words, "--index", tmp_path / "index", "--rows", "catalogue_task0")
+    assert "R@5" in out
+    assert "catalogue_task3" not in out
+
+
+def test_evaluate_takes_an_index_or_a_model(trained, capsys):
+    _, err = run(capsys, "evaluate", trained.data, status=2)
+    assert "either --index or --model" in err

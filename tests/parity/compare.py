@@ -25,14 +25,6 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.data.features import FeatureBatch
-from genius_search.lab.published.models import (
-    GENERATOR_FILE,
-    INSIDE,
-    QUANTIZER_FILE,
-    SHARED,
-    TIED,
-    import_genius,
-)
 from genius_search.model import Genius
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
@@ -40,6 +32,14 @@ from genius_search.progress import Silent
 from genius_search.search.beam import search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.table import IdTable, SearchSegment
+from research.published.models import (
+    GENERATOR_FILE,
+    INSIDE,
+    QUANTIZER_FILE,
+    SHARED,
+    TIED,
+    import_genius,
+)
 
 WIDTHS = (1, 10, 50)
 CLOSE = 2e-4

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.data.mbeir import BadLines, IdColumn, read_candidates, read_pool, read_qrels, read_queries
-from genius_search.lab.mbeir_files import write_candidates, write_qrels, write_queries
 from genius_search.records import TASKS, Candidate, Modality, Query
+from research.mbeir_files import write_candidates, write_qrels, write_queries
 
 words = st.text(min_size=1, max_size=20).filter(str.strip)
 ids = st.builds("{}:{}".format, st.integers(0, 60), st.integers(0, 3_000))

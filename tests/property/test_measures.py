@@ -5,7 +5,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.lab.runs import Hit, Run, evaluate
+from research.runs import Hit, Run, measure
 
 KS = (1, 2, 5, 10)
 POOL = [f"9:{number}" for number in range(14)]
@@ -56,7 +56,7 @@ def discounted(gains, k):
 @given(judged=judged_runs())
 def test_measures_equal_their_definitions_even_with_equal_scores(judged):
     qrels, run = judged[0], Run("drawn", judged[1])
-    assert evaluate(qrels, run, ks=KS).means == pytest.approx(plain(qrels, run))
+    assert measure(qrels, run, ks=KS).means == pytest.approx(plain(qrels, run))
 
 
 @given(judged=judged_runs(tie_free=True))
@@ -67,7 +67,7 @@ def test_measures_equal_trec_evals_where_no_scores_are_equal(judged):
     theirs = pytrec_eval.RelevanceEvaluator(qrels, {"success", "recall", "recip_rank", "ndcg_cut"}).evaluate(
         {qid: {hit.did: hit.score for hit in ranking} for qid, ranking in run.hits.items() if ranking}
     )
-    ours = evaluate(qrels, run).per_query
+    ours = measure(qrels, run).per_query
     for qid, values in theirs.items():
         assert {name: values[theirs_name] for theirs_name, name in names.items()} == pytest.approx(
             {name: ours[qid][name] for name in names.values()}

@@ -19,8 +19,8 @@ import genius_search
 from genius_search import Index, SearchHit
 from genius_search.cli.document import help_of
 from genius_search.index.adding import Added
-from genius_search.lab.sweep import jobs_of, read_recipe
 from genius_search.model import Genius
+from research.sweep import jobs_of, read_recipe
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "genius_search"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import errno
-import functools
 import importlib
 import inspect
 import itertools
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Protocol, get_type_hints, runtime_checkable
 
 import tyro
@@ -60,15 +58,10 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Data": {
         "data check": "genius_search.cli.data:Check",
+        "evaluate": "genius_search.cli.evaluate:Evaluate",
     },
 }
 """Group -> command -> module and class, in the order in which help lists them."""
-PLUGINS: Final = "genius_search.commands"
-"""Entry points whose value is a dict like :data:`COMMANDS`. The laboratory is one of them."""
-LAB: Final = "lab"
-
-RENAMED_COMMANDS: Final = {f"bench {name}": "bench speed" for name in ("decode", "scale", "rivals")}
-"""Commands of version 0.1 that have another name now."""
 RENAMED_FLAGS: Final = {
     "--leaves": "--candidates",
     "--grid-leaves": "--grid-candidates",
@@ -108,12 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
-    groups = lab_commands() if words[:1] == [LAB] else COMMANDS
-    if groups is not COMMANDS:
-        words = words[1:]
     name = _command_name(words)
     if name is None:
-        return _print_overview(words, groups)
+        return _print_overview(words)
     try:
         return run(name, words[len(name.split()) :])
     except ModuleNotFoundError as error:
@@ -122,29 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error)
 
 
-@functools.cache
-def lab_commands() -> dict[str, dict[str, str]]:
-    """Return the commands of the laboratory and of other installed plugins, in groups."""
-    groups: dict[str, dict[str, str]] = {}
-    for entry in entry_points(group=PLUGINS):
-        groups |= entry.load()
-    return groups
-
-
-def own_commands() -> dict[str, str]:
-    """Return module and class of the product's commands by their names."""
-    return {name: place for commands in COMMANDS.values() for name, place in commands.items()}
-
-
 def all_commands() -> dict[str, str]:
     """Return every command's module and class by its name."""
-    plugins = {name: place for commands in lab_commands().values() for name, place in commands.items()}
-    return own_commands() | plugins
+    return {name: place for commands in COMMANDS.values() for name, place in commands.items()}
 
 
 def find(name: str) -> type[Command]:
     """Return the class of a command."""
-    module, _, kind = (own_commands().get(name) or all_commands()[name]).partition(":")
+    module, _, kind = all_commands()[name].partition(":")
     found: type[Command] = getattr(importlib.import_module(module), kind)
     return found
 
@@ -214,17 +189,18 @@ def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
 
 def _command_name(words: Sequence[str]) -> str | None:
     names = [" ".join(words[:size]) for size in (2, 1)]
-    return next((name for known in (own_commands, all_commands) for name in names if name in known()), None)
+    return next((name for name in names if name in all_commands()), None)
 
 
-def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]]) -> int:
+def _print_overview(words: Sequence[str]) -> int:
     """Print the commands in groups; an unknown command is an error that names the nearest."""
+    groups = COMMANDS
     is_help = not words or any(word in ("-h", "--help") for word in words)
     start = " ".join(word for word in words[:2] if not word.startswith("-"))
     if start:
         groups = {
             group: {name: place for name, place in commands.items() if name.startswith(f"{start} ")}
-            for group, commands in {**COMMANDS, **lab_commands()}.items()
+            for group, commands in COMMANDS.items()
         }
         groups = {group: commands for group, commands in groups.items() if commands}
         if not groups:
@@ -232,7 +208,6 @@ def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]
             start = start if is_group else words[0]
             near = [name for name in all_commands() if name.split()[-1] == start]
             near = near or difflib.get_close_matches(start, all_commands(), n=1, cutoff=0.4)
-            near = [RENAMED_COMMANDS[start]] if start in RENAMED_COMMANDS else near
             advice = f"; did you mean {' or '.join(f'`genius {name}`' for name in near)}?" if near else ""
             print(f"genius: {start!r} is not a command{advice}; see `genius --help`", file=sys.stderr)
             return 2
@@ -240,14 +215,12 @@ def _print_overview(words: Sequence[str], groups: Mapping[str, Mapping[str, str]
     if groups is COMMANDS:
         lines += [
             "",
-            "  genius demo                                 draw, train, index, search; writes a page to open",
+            "  genius index create photos.index --pool Pictures --encoder siglip:NAME",
             '  genius search photos.index "a red kite"     search',
         ]
     for group, commands in groups.items():
         lines += ["", f"{group}:"]
         lines += [f"  genius {name:<18} {summary(name)}" for name in commands]
-    if groups is COMMANDS:
-        lines += ["", "`genius lab --help` lists the commands that evaluate, compare and reproduce."]
     lines += ["", "`genius COMMAND --help` describes a command. Most commands take --json."]
     print("\n".join(lines), file=sys.stdout if is_help else sys.stderr)
     return 0 if is_help else 2

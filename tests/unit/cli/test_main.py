@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from genius_search import __version__, cli, errors
-from genius_search.cli import COMMANDS, all_commands, lab_commands, main
+from genius_search.cli import COMMANDS, all_commands, main
 
 TWO_SCREENS = 60
 """Lines."""
@@ -43,17 +43,7 @@ def test_help_lists_the_commands_of_the_product_on_stdout(words, capsys):
     assert printed.err == ""
     for name in (name for commands in COMMANDS.values() for name in commands):
         assert f"  genius {name} " in printed.out
-    assert "genius lab --help" in printed.out
     assert len(printed.out.splitlines()) <= TWO_SCREENS
-
-
-def test_help_of_the_laboratory_lists_the_rest(capsys):
-    assert main(["lab", "--help"]) == 0
-    printed = capsys.readouterr().out
-    for name in (name for commands in lab_commands().values() for name in commands):
-        assert f"  genius {name} " in printed
-    assert "genius index create" not in printed
-    assert len(printed.splitlines()) <= TWO_SCREENS
 
 
 @pytest.mark.parametrize("name", all_commands())
@@ -70,13 +60,6 @@ def test_every_help_fits_two_screens(name, capsys, monkeypatch):
     assert len(printed.out.splitlines()) <= TWO_SCREENS
 
 
-def test_a_command_of_the_laboratory_may_be_called_by_either_name(capsys):
-    for words in (["lab", "evaluate", "--help"], ["evaluate", "--help"]):
-        with pytest.raises(SystemExit):
-            main(words)
-        assert "genius evaluate" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("flag", [*cli.RENAMED_FLAGS, "--hubness=0.3"])
 def test_a_renamed_flag_names_the_new_one(flag, capsys):
     assert main(["search", "x", "words", flag, "1"]) == 2
@@ -84,9 +67,9 @@ def test_a_renamed_flag_names_the_new_one(flag, capsys):
 
 
 def test_a_missing_package_names_the_extra_that_installs_it(monkeypatch, capsys):
-    fails_with(monkeypatch, ModuleNotFoundError("No module named 'faiss'", name="faiss"))
+    fails_with(monkeypatch, ModuleNotFoundError("No module named 'ir_measures'", name="ir_measures"))
     assert main(["search"]) == 2
-    assert "pip install 'genius-search[lab]'" in capsys.readouterr().err
+    assert "pip install 'genius-search[evaluate]'" in capsys.readouterr().err
 
 
 def test_a_missing_package_that_no_extra_brings_is_a_bug(monkeypatch):
@@ -117,7 +100,6 @@ def test_a_group_without_a_command_is_a_usage_error(capsys):
         (["serch", "notes.index"], "search"),
         (["index", "creat"], "index create"),
         (["create"], "index create"),
-        (["bench", "rivals"], "bench speed"),
     ],
 )
 def test_an_unknown_command_names_the_nearest(words, meant, capsys):

@@ -8,8 +8,8 @@ import pytest
 
 from genius_search.data.mbeir import read_candidates
 from genius_search.index.index import Index
-from genius_search.lab.mbeir_files import write_candidates
 from genius_search.records import Modality
+from research.mbeir_files import write_candidates
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,14 @@ from PIL import Image
 
 from genius_search.data.check import check
 from genius_search.errors import BadData
-from genius_search.lab.mbeir_files import (
+from genius_search.records import Candidate, Modality, Query
+from research.mbeir_files import (
     InstructionRow,
     write_candidates,
     write_instructions,
     write_qrels,
     write_queries,
 )
-from genius_search.records import Candidate, Modality, Query
 
 TEXT, IMAGE = Modality.TEXT, Modality.IMAGE
 

@@ -2,8 +2,8 @@ import pytest
 
 from genius_search.data.mbeir import InstructionKey, Instructions
 from genius_search.errors import BadData, BadRecord
-from genius_search.lab.mbeir_files import InstructionRow, write_instructions
 from genius_search.records import Modality
+from research.mbeir_files import InstructionRow, write_instructions
 
 TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
 

@@ -17,8 +17,8 @@ from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.uniir import middle_square
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.lab.published.encoders import import_encoder
 from genius_search.progress import Silent
+from research.published.encoders import import_encoder
 
 from .conftest import images_of, texts_of
 

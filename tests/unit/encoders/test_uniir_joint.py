@@ -18,8 +18,8 @@ from genius_search.encoders.base import (
 )
 from genius_search.encoders.clip_tokens import token_rows
 from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.lab.published.encoders import import_encoder
 from genius_search.progress import Silent
+from research.published.encoders import import_encoder
 
 KEY = ItemKey("query", "9:1")
 BLANK = torch.zeros(3, 224, 224)

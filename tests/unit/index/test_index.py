@@ -18,10 +18,10 @@ from genius_search.index import query as query_module
 from genius_search.index.index import Index
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
-from genius_search.lab.mbeir_files import write_candidates
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed
 from genius_search.search.find import find
+from research.mbeir_files import write_candidates
 
 
 @pytest.fixture(scope="module")

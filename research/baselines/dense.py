@@ -1,0 +1,261 @@
+"""``python -m research.baselines.dense``: an encoder's embeddings in faiss's indexes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import tyro
+from torch.nn import functional as F
+
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.config import Count, Natural, checked
+from genius_search.data.mbeir import MBeir
+from genius_search.encoders.base import load_encoder
+from genius_search.errors import UsageError
+from genius_search.progress import Progress
+from genius_search.training.embed import Embedded, TrainingRecords, embed_training
+from genius_search.training.fit import absolute_spec, reopen_embedded
+from genius_search.writing import write_json
+from research.baselines.faiss_index import (
+    NORM_BYTES,
+    FaissIndex,
+    num_bits,
+    num_lists,
+    num_parts,
+    train_index,
+)
+from research.command import run
+from research.evaluate import RESULTS, evaluate_pools
+from research.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
+from research.results import ResultRow, print_tables, task_tables, to_json
+from research.settings import EvaluationConfig
+
+BATCH: Final = 65_536
+DenseKind = Literal["exact", "hnsw", "ivf-pq", "ivf-rq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig:
+    """Settings of faiss's indexes."""
+
+    kinds: tuple[DenseKind, ...] = ("exact",)
+    """Kinds of index: exact (compare with every item), hnsw (a graph of neighbours), ivf-pq (product codes in
+    lists), ivf-rq (residual codes in lists)."""
+
+    code_bytes: Count = 14
+    """Bytes of an item, where codes are kept: by default as many as an ID of the preset small with norm and
+    density; ivf-pq takes the next number that divides a vector."""
+
+    effort: Count = 16
+    """Nodes that hnsw keeps in view, lists that the other two look through."""
+
+    seed: Natural = 0
+    """Seed for the choice of instructions, and for the sample that codes are learned from."""
+
+
+def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: int, code_bytes: int) -> str:
+    """Return faiss's description of an index for a pool.
+
+    Parameters
+    ----------
+    num_training
+        number of vectors to learn from: no more lists, and no more codes, can be learned.
+    code_bytes
+        bytes of an item, where codes are kept: residual codes take exactly so many, with a norm; product
+        codes the next number that divides a vector. Exact search and HNSW keep vectors in 16 bits.
+    """
+    lists, bits = min(num_lists(num_items), num_training), num_bits(min(num_items, num_training))
+    match kind:
+        case "exact":
+            return "SQfp16"
+        case "hnsw":
+            return "HNSW32_SQfp16"
+        case "ivf-pq":
+            return f"IVF{lists},PQ{num_parts(dim, code_bytes)}x{bits}np"
+        case "ivf-rq":
+            if code_bytes <= NORM_BYTES:
+                raise UsageError(
+                    f"{code_bytes} bytes hold no residual code, since {NORM_BYTES} is the norm's; give at "
+                    f"least {NORM_BYTES + 1}"
+                )
+            return f"IVF{lists},RQ{code_bytes - NORM_BYTES}x{bits}_Nqint8"
+
+
+class Timing(NamedTuple):
+    """Processor time that one pool took."""
+
+    method: str
+    pool_size: int
+    fit_seconds: float
+    """0 if the index was trained for an earlier pool."""
+    index_seconds: float
+    queries: int
+    ms_per_query: float
+
+
+class DenseResult(NamedTuple):
+    """Rows of the results table, and timings."""
+
+    rows: list[ResultRow]
+    timings: list[Timing]
+    about: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as ``genius evaluate`` does, with ``timings`` in place of ``health``."""
+        timings = [timing._asdict() for timing in self.timings]
+        return {**self.about, **to_json(self.rows), "timings": timings}
+
+
+def evaluate_dense(
+    data: MBeir,
+    embedded: Embedded,
+    config: EvaluationConfig,
+    dense: DenseConfig,
+    folder: Path,
+    *,
+    evaluation: Path,
+    progress: Progress,
+) -> DenseResult:
+    """Measure indexes of an encoder's embeddings; ``folder`` receives runs and results.
+
+    Image and text features are summed and normalised, as UniIR does. Of ``config`` only rows, pools, split,
+    instructions, seed and the number of queries count. Raises UsageError for too few bytes for a code.
+
+    Parameters
+    ----------
+    embedded
+        the encoder, and features of the training candidates, from which centroids and codes are learned.
+    evaluation
+        folder of the features of pools and queries, which are made unless they exist.
+    """
+    dense = checked(dense)
+    kinds = dense.kinds
+    config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in kinds))
+    encoder, training = embedded.encoder, embedded.features.candidates
+    trained: dict[str, Any] = {}
+    timings: list[Timing] = []
+
+    def search_pool(
+        kind: DenseKind, queries: Sequence[RowQueries], pool: PoolCandidates
+    ) -> Iterator[MethodHits]:
+        factory = factory_string(
+            kind,
+            num_items=len(pool),
+            num_training=len(training),
+            dim=training.dim,
+            code_bytes=dense.code_bytes,
+        )
+        start = time.process_time()
+        if factory not in trained:
+            vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
+            trained[factory] = train_index(factory, np.concatenate(vectors), seed=dense.seed)
+        fitted = time.process_time()
+        index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
+        indexed = time.process_time()
+        for of_row in queries:
+            start_search = time.process_time()
+            found = index.search(of_row.raw.numpy(), DEPTH, effort=dense.effort)
+            seconds, count = time.process_time() - start_search, len(of_row.qids)
+            method, size = f"dense-{kind}", len(pool)
+            times = (fitted - start, indexed - fitted, count, 1000 * seconds / count)
+            timings.append(Timing(method, size, *times))
+            hits = [pool.hits(items, scores) for items, scores in zip(found.items, found.scores, strict=True)]
+            yield MethodHits(method, hits, index.item_bytes, found.compared / count)
+
+    def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
+        # One kind after the other, so that one index at a time is in memory.
+        found = [list(search_pool(kind, queries, pool)) for kind in kinds]
+        return map(list, zip(*found, strict=True))
+
+    results, _ = evaluate_pools(
+        data, encoder, config, answer, folder, evaluation=evaluation, progress=progress
+    )
+    about = {
+        "encoder": {"spec": encoder.spec, "fingerprint": encoder.fingerprint},
+        "data": data.name,
+        "split": config.split,
+        "config": dataclasses.asdict(config),
+        "dense": {**dataclasses.asdict(dense), "kinds": list(kinds)},
+    }
+    result = DenseResult(results, timings, about)
+    write_json(folder / RESULTS, result.to_json())
+    return result
+
+
+@command
+class Dense(JsonOption):
+    """Measure embedding search as `research.evaluate` measures a model: same queries, pools, files.
+
+    Centroids and codes are learned from the training candidates, as IDs are.
+    """
+
+    data: DataArgument
+    """Folder of the data set, in M-BEIR's layout."""
+
+    out: Path
+    """Folder for runs and results.json."""
+
+    model: OptionalFolder = None
+    """Folder whose encoder is measured: the --out of `genius fit`."""
+
+    encoder: str = ""
+    """Instead of a model: an encoder, such as clip:NAME, or uniir:FOLDER for UniIR's fusions."""
+
+    dense: Annotated[DenseConfig, tyro.conf.arg(name="")] = DenseConfig()
+
+    options: EvaluationConfig = EvaluationConfig()
+    """Rows, pools and queries."""
+
+    evaluation: OptionalFolder = None
+    """Folder for the features of pools and queries; default: evaluation/ in --model or --out."""
+
+    def run(self) -> None:
+        """Index, search, measure, print the table."""
+        if (self.model is None) is not bool(self.encoder):
+            raise UsageError("give either --model or --encoder")
+        data = MBeir(self.data)
+        with TerminalProgress() as progress:
+            if self.model is not None:
+                embedded = reopen_embedded(self.model)
+            else:
+                encoder = load_encoder(absolute_spec(self.encoder))
+                place = self.out / "training"
+                features = embed_training(TrainingRecords(data), encoder, place, progress=progress)
+                embedded = Embedded(encoder, features)
+            result = evaluate_dense(
+                data,
+                embedded,
+                self.options,
+                self.dense,
+                self.out,
+                evaluation=self.evaluation or (self.model or self.out) / "evaluation",
+                progress=progress,
+            )
+        if self.json:
+            print_json(result.to_json())
+            return
+        print_tables(task_tables(result.rows))
+        lines = [
+            (one.method, f"{one.pool_size:,}", f"{one.fit_seconds:.2f}", f"{one.index_seconds:.2f}",
+             f"{one.queries:,}", f"{one.ms_per_query:.3f}")
+            for one in result.timings
+        ]  # fmt: skip
+        headings = ("method", "candidates", "fit, s", "index, s", "queries", "ms a query")
+        print_table(headings, lines, left=headings[:1])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure as the command line says."""
+    return run(Dense, "baselines.dense", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

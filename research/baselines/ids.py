@@ -1,0 +1,655 @@
+"""ID schemes of other papers: GRACE's four (numeric, string, semantic, structured), DSI's, NCI's and IRGen's.
+
+``research.baselines.generative`` compares them under equal conditions. docs/lab/baselines.md says where they
+are faithful to the papers and where they are adapted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int16, Int64
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from genius_search.data.pairs import look_up
+from genius_search.errors import BadData, UsageError
+from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
+from genius_search.nn.losses import contrastive_loss
+from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
+from genius_search.nn.weights import write_weights
+from genius_search.records import did_of
+from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
+from genius_search.writing import write_json
+
+IdKind = Literal[
+    "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
+]
+BATCH: Final = 4096
+WEIGHTS: Final = "ids.safetensors"
+
+
+def find_rows(
+    wanted: Int64[np.ndarray, " wanted"], numbers: Int64[np.ndarray, " known"]
+) -> Int64[np.ndarray, " wanted"]:
+    """Return the place of each wanted number among others; −1 for one that is not among them.
+
+    >>> find_rows(np.array([7, 4]), np.array([9, 7]))
+    array([ 1, -1])
+    """
+    if not len(numbers):
+        return np.full(len(wanted), -1)
+    found, exists = look_up(numbers, np.argsort(numbers, kind="stable"), wanted)
+    return np.where(exists, found, -1)
+
+
+def select(candidates: Candidates, rows: Int64[np.ndarray, " rows"]) -> Candidates:
+    """Return some of the candidates."""
+    numbers, texts = candidates.numbers, candidates.texts
+    return Candidates(
+        candidates.embeddings[torch.from_numpy(rows)],
+        candidates.codes[rows],
+        None if numbers is None else numbers[rows],
+        None if texts is None else [texts[row] for row in rows.tolist()],
+    )
+
+
+def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np.ndarray, "items levels"]:
+    """Return rows of codes, filled up with the end code to the longest, or to a number of levels.
+
+    A row that takes all levels has no end code and needs none.
+
+    >>> pad([[3], [1, 2]], end=5).tolist()
+    [[3, 5], [1, 2]]
+    """
+    longest = max((len(row) for row in rows), default=1)
+    codes = np.full((len(rows), levels or max(1, longest)), end, dtype=np.int16)
+    for row, given in zip(codes, rows, strict=True):
+        row[: len(given)] = given
+    return codes
+
+
+class SpelledIds(ABC):
+    """IDs of different lengths, padded with an end code; items that were there in training keep theirs.
+
+    They are recognised by their M-BEIR ids, which must stand for the same items ever after.
+
+    Parameters
+    ----------
+    end
+        the end code, one more than the largest other code.
+    numbers, codes
+        M-BEIR's numbers of the known items, and their IDs.
+    """
+
+    shares_codes = True
+    has_modality_level = False
+
+    def __init__(
+        self, end: int, numbers: Int64[np.ndarray, " known"], codes: Int16[np.ndarray, "known levels"]
+    ) -> None:
+        self.end = end
+        self.sizes = (end + 1,) * codes.shape[1]
+        self._numbers, self._codes = numbers, codes
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, data: TrainingSet) -> SpelledIds:
+        """Learn a scheme from training data."""
+
+    def knows(self, candidates: Candidates) -> Bool[np.ndarray, " items"]:
+        """Return which of the items had an ID from the beginning."""
+        return self._places(candidates) >= 0
+
+    def _places(self, candidates: Candidates) -> Int64[np.ndarray, " items"]:
+        if candidates.numbers is None:
+            return np.full(len(candidates.embeddings), -1)
+        return find_rows(candidates.numbers, self._numbers)
+
+    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items; those of new items are computed from their embeddings or texts."""
+        places = self._places(candidates)
+        codes = np.empty((len(places), len(self.sizes)), dtype=np.int16)
+        codes[places >= 0] = self._codes[places[places >= 0]]
+        new = np.flatnonzero(places < 0)
+        if len(new):
+            codes[new] = self._assign_new(select(candidates, new))
+        return codes
+
+    @abstractmethod
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items that training did not see."""
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]] | None:
+        """Return None: the codes have no vectors."""
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Write the scheme into a folder that exists."""
+        known = {
+            "end": torch.tensor(self.end),
+            "numbers": torch.from_numpy(self._numbers),
+            "codes": torch.from_numpy(self._codes),
+        }
+        write_weights(folder / WEIGHTS, {**known, **self._tensors()})
+
+    @classmethod
+    def load(cls, folder: Path, quantizer: Quantizer) -> SpelledIds:  # noqa: ARG003  part of the protocol
+        """Read what :meth:`save` wrote."""
+        tensors = load_file(folder / WEIGHTS)
+        known = (int(tensors["end"]), tensors["numbers"].numpy(), tensors["codes"].numpy())
+        return cls(*known, *cls._parts(tensors, folder))
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors to store beside the known IDs."""
+        return {}
+
+    @staticmethod
+    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:  # noqa: ARG004
+        """Return the further parameters of a stored scheme."""
+        return ()
+
+
+def _numbers_of(candidates: Candidates) -> Int64[np.ndarray, " items"]:
+    if candidates.numbers is None:
+        raise UsageError("this ID scheme needs the M-BEIR ids of the items that it is trained with")
+    return candidates.numbers
+
+
+DIGITS: Final = 10
+PIECE_DIGITS: Final = 3
+"""Digits that a language model's tokenizer takes together."""
+PIECES: Final = sum(DIGITS**length for length in range(1, PIECE_DIGITS + 1))
+"""Different pieces of one to three digits, leading zeros counting: ``7``, ``07`` and ``007`` are three."""
+
+
+def spell_digits(number: int) -> list[int]:
+    """Return a number's decimal digits."""
+    return [int(digit) for digit in str(number)]
+
+
+def spell_pieces(number: int) -> list[int]:
+    """Return codes of a number that is cut from the left into pieces of three digits.
+
+    A code tells the length of its piece too: as many digits, leading zeros included.
+
+    >>> spell_pieces(1000), spell_pieces(7)
+    ([210, 0], [7])
+    """
+    text = str(number)
+    parts = [text[start : start + PIECE_DIGITS] for start in range(0, len(text), PIECE_DIGITS)]
+    return [sum(DIGITS**shorter for shorter in range(1, len(part))) + int(part) for part in parts]
+
+
+class GraceNumeric(SpelledIds):
+    """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
+
+    alphabet: ClassVar[int] = DIGITS
+    spell: ClassVar[staticmethod[[int], list[int]]] = staticmethod(spell_digits)
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> GraceNumeric:
+        """Number the candidates in an order that the seed decides."""
+        numbers = _numbers_of(data.candidates)
+        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(data.training.seed))
+        return cls(cls.alphabet, numbers, pad([cls.spell(n) for n in order.tolist()], end=cls.alphabet))
+
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        known = int(items.numbers[0]) if items.numbers is not None else -1
+        example = f", for example {did_of(known)}" if known >= 0 else ""
+        raise UsageError(
+            f"{len(items.embeddings):,} items{example} have no ID: these IDs are numbers that were given to "
+            f"the {len(self._numbers):,} items known in training and cannot be computed from an item. Index "
+            "those items, or train with a scheme whose IDs follow from the item"
+        )
+
+
+class GraceString(GraceNumeric):
+    """Random numbers in pieces of three digits, as language models cut them (GRACE's string IDs)."""
+
+    alphabet = PIECES
+    spell = staticmethod(spell_pieces)
+
+
+MAX_WORDS: Final = 2047
+"""Words with a code, the most frequent ones; others are left out of an ID."""
+CAPTION_WORDS: Final = 10
+"""Words of an ID."""
+_WORD: Final = re.compile(r"\w+")
+
+
+def encode_words(text: str, vocabulary: Mapping[str, int]) -> list[int]:
+    """Return the codes of a text's first known words.
+
+    >>> encode_words("A dog!", {"a": 0, "dog": 1})
+    [0, 1]
+    """
+    words = _WORD.findall(text.lower())
+    return [vocabulary[word] for word in words if word in vocabulary][:CAPTION_WORDS]
+
+
+class GraceSemantic(SpelledIds):
+    """The words of an item's text, or of the nearest training query for an item without (GRACE's captions).
+
+    Parameters
+    ----------
+    words
+        words with a code, by their codes.
+    texts, embeddings
+        texts and embeddings of the training queries.
+    """
+
+    def __init__(
+        self,
+        end: int,
+        numbers: Int64[np.ndarray, " known"],
+        codes: Int16[np.ndarray, "known levels"],
+        words: Sequence[str],
+        texts: Sequence[str],
+        embeddings: Float[Tensor, "texts dim"],
+    ) -> None:
+        super().__init__(end, numbers, codes)
+        self.words, self._texts, self._embeddings = words, texts, embeddings
+        self._vocabulary = {word: code for code, word in enumerate(words)}
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> GraceSemantic:
+        """Collect the most frequent words of the candidates and the training queries.
+
+        Raises BadData: there is no word.
+        """
+        found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
+        _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
+        rows = [row for row in first.tolist() if found[row]]
+        texts = [found[row] or "" for row in rows]
+        items = data.candidates
+        counts = Counter(
+            word for text in [*(items.texts or ()), *texts] if text for word in _WORD.findall(text.lower())
+        )
+        if not counts:
+            raise BadData(
+                "no training text has a word, so there are no captions to make IDs of; take another scheme"
+            )
+        words = [word for word, _ in counts.most_common(MAX_WORDS)]
+        parts = (words, texts, data.queries[torch.tensor(rows, dtype=torch.int64)].float())
+        unknown = np.zeros((0, CAPTION_WORDS), dtype=np.int16)
+        codes = cls(len(words), np.zeros(0, dtype=np.int64), unknown, *parts).assign(items)
+        return cls(len(words), _numbers_of(items), codes, *parts)
+
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        texts = list(items.texts or [None] * len(items.embeddings))
+        without = [row for row, text in enumerate(texts) if text is None]
+        if without and not self._texts:
+            raise BadData(
+                f"{len(without):,} items have no text of their own and no training query has one that they "
+                "could take over; take another scheme"
+            )
+        for start in range(0, len(without), BATCH):
+            rows = without[start : start + BATCH]
+            nearest = (items.embeddings[rows] @ self._embeddings.T).argmax(dim=1)
+            for row, place in zip(rows, nearest.tolist(), strict=True):
+                texts[row] = self._texts[place]
+        codes = [encode_words(text or "", self._vocabulary) for text in texts]
+        return pad(codes, end=self.end, levels=CAPTION_WORDS)
+
+    def save(self, folder: Path) -> None:
+        """Write the scheme into a folder that exists."""
+        super().save(folder)
+        write_json(folder / "texts.json", {"words": list(self.words), "texts": list(self._texts)})
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return {"embeddings": self._embeddings}
+
+    @staticmethod
+    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:
+        stored = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+        return stored["words"], stored["texts"], tensors["embeddings"]
+
+
+KMEANS_ITERATIONS: Final = 25
+ITEM: Final = -1
+"""Takes the place of a node's number in an entry that is an item."""
+
+
+class ClusterTree:
+    """Entries of all nodes, one after the other; an entry is a cluster, or in a leaf an item.
+
+    Parameters
+    ----------
+    vectors
+        of each entry: a cluster's centroid, or an item's embedding.
+    starts
+        where the entries of each node begin; one more than nodes.
+    children
+        the node under each entry; −1 for an item.
+    """
+
+    def __init__(
+        self,
+        vectors: Float[Tensor, "entries dim"],
+        starts: Int64[Tensor, " bounds"],
+        children: Int64[Tensor, " entries"],
+    ) -> None:
+        self.vectors = vectors
+        self.starts = starts
+        self.children = children
+
+    @classmethod
+    def build(
+        cls, items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
+    ) -> tuple[ClusterTree, list[list[int]]]:
+        """Divide items into ``branches`` clusters until at most ``leaf`` are together.
+
+        Where k-means cannot tell items apart, they are dealt out in their order. Returns the tree, and the
+        path of each item.
+
+        Raises BadData: there are no items.
+        """
+        if not len(items):
+            raise BadData("a tree needs items to divide; these are none")
+        paths: list[list[int]] = [[] for _ in range(len(items))]
+        vectors: list[Tensor] = []
+        children: list[int] = []
+        starts = [0]
+        queue = [torch.arange(len(items))]
+        for rows in queue:  # level by level: the queue grows meanwhile
+            members = items[rows]
+            if len(rows) <= leaf:
+                chosen, centres = torch.arange(len(rows)), members
+                children += [ITEM] * len(rows)
+            else:
+                chosen, centres = _divide(members, branches, generator)
+                children += range(len(queue), len(queue) + len(centres))
+                queue += [rows[chosen == number] for number in range(len(centres))]
+            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
+                paths[row].append(code)
+            vectors.append(centres)
+            starts.append(len(children))
+        return cls(torch.cat(vectors), torch.tensor(starts), torch.tensor(children)), paths
+
+    def paths(self, items: Float[Tensor, "items dim"]) -> list[list[int]]:
+        """Return the way of each item down the tree, always to the nearest entry."""
+        paths: list[list[int]] = [[] for _ in range(len(items))]
+        waiting = [(0, np.arange(len(items)))]
+        while waiting:
+            node, rows = waiting.pop()
+            entries = slice(int(self.starts[node]), int(self.starts[node + 1]))
+            chosen = assign(items[torch.from_numpy(rows)], self.vectors[entries]).numpy()
+            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
+                paths[row].append(code)
+            for code in np.unique(chosen).tolist():
+                child = int(self.children[entries.start + code])
+                if child != ITEM:
+                    waiting.append((child, rows[chosen == code]))
+        return paths
+
+
+def _divide(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the cluster of each item, and the centroids of the clusters that have any."""
+    centroids = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator).centroids
+    used, chosen = assign(items, centroids).unique(return_inverse=True)
+    if len(used) > 1:
+        return chosen, centroids[used]
+    dealt = torch.arange(len(items)) // -(-len(items) // branches)
+    return dealt, centroids[used].expand(int(dealt[-1]) + 1, -1)
+
+
+class TreeIds(SpelledIds):
+    """Paths down a tree of clusters; a new item takes over the ID of the item it is led to."""
+
+    branches: ClassVar[int] = 30
+    leaf: ClassVar[int] = 30
+    is_spelled: ClassVar[bool] = False
+    """Whether the number within the leaf is written digit by digit."""
+
+    def __init__(
+        self,
+        end: int,
+        numbers: Int64[np.ndarray, " known"],
+        codes: Int16[np.ndarray, "known levels"],
+        tree: ClusterTree,
+    ) -> None:
+        super().__init__(end, numbers, codes)
+        self.tree = tree
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> TreeIds:
+        """Cluster the candidates."""
+        generator = torch.Generator().manual_seed(data.training.seed)
+        tree, paths = ClusterTree.build(
+            data.candidates.embeddings, branches=cls.branches, leaf=cls.leaf, generator=generator
+        )
+        end = max(cls.branches, DIGITS if cls.is_spelled else cls.leaf)
+        return cls(end, _numbers_of(data.candidates), pad([cls._row(path) for path in paths], end=end), tree)
+
+    @classmethod
+    def _row(cls, path: list[int]) -> list[int]:
+        return [*path[:-1], *spell_digits(path[-1])] if cls.is_spelled else path
+
+    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
+        rows = [self._row(path) for path in self.tree.paths(items.embeddings)]
+        return pad(rows, end=self.end, levels=len(self.sizes))
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        tree = self.tree
+        return {"vectors": tree.vectors, "starts": tree.starts, "children": tree.children}
+
+    @staticmethod
+    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:  # noqa: ARG004
+        return (ClusterTree(tensors["vectors"], tensors["starts"], tensors["children"]),)
+
+
+class GraceStructured(TreeIds):
+    """GRACE's structured IDs."""
+
+    shares_codes = False
+
+
+class Nci(TreeIds):
+    """NCI's IDs; its decoder has a head for each level (``--generator.head per-level``)."""
+
+    shares_codes = False
+
+
+class Dsi(TreeIds):
+    """DSI's semantically structured IDs."""
+
+    branches = 10
+    leaf = 100
+    is_spelled = True
+
+
+class Prefixes(NamedTuple):
+    """Codes of embeddings, and the vectors of the first codes, level by level."""
+
+    codes: Int64[Tensor, "items levels"]
+    sums: Float[Tensor, "levels items dim"]
+    """Sums of the code vectors up to each level; the gradient goes straight through to the embedding."""
+    residuals: Float[Tensor, "levels items dim"]
+    """Input of each level, detached."""
+    commitment: Float[Tensor, ""]
+
+
+class RetrievalTokenizer(nn.Module):
+    """IRGen's tokenizer: a network on frozen embeddings, at first the identity, and residual codebooks."""
+
+    levels: Final = 4
+    num_codes: Final = 256
+    temperature: Final = 0.05
+    commitment_weight: Final = 10.0
+    """Weight of the distance to the code vectors, a mean over elements."""
+
+    def __init__(self, dim: int, *, levels: int = levels, codes: int = num_codes) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(2 * dim, dim)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+        self.codebooks = nn.ModuleList(Codebook(codes, dim) for _ in range(levels))
+
+    def forward(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
+        """Return the unit vectors that are quantized."""
+        learned: Tensor = self.down(torch.relu(self.up(embeddings)))
+        return F.normalize(embeddings + learned, dim=-1)
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]]:
+        """Return the code vectors of each level."""
+        return [book.embed for book in self._books()]
+
+    @torch.no_grad()
+    def start(self, embeddings: Float[Tensor, "items dim"], *, generator: torch.Generator) -> None:
+        """Initialise the codebooks by k-means, level by level on the residuals."""
+        residual = self(embeddings)
+        for book in self._books():
+            clusters = kmeans(residual, len(book.embed), iterations=KMEANS_ITERATIONS, generator=generator)
+            book.start(clusters.centroids, clusters.counts)
+            residual = residual - book.embed[assign(residual, book.embed)]
+
+    def prefixes(self, vectors: Float[Tensor, "items dim"]) -> Prefixes:
+        """Return codes, and the sum of the code vectors of every prefix."""
+        residual = vectors
+        codes: list[Tensor] = []
+        sums: list[Tensor] = []
+        residuals: list[Tensor] = []
+        distances: list[Tensor] = []
+        for book in self._books():
+            residuals.append(residual.detach())
+            chosen = assign(residual.detach(), book.embed)
+            distances.append(F.mse_loss(residual, book.embed[chosen]))
+            residual = residual - book.embed[chosen]
+            codes.append(chosen)
+            sums.append(vectors - residual.detach())
+        return Prefixes(
+            torch.stack(codes, dim=1),
+            torch.stack(sums),
+            torch.stack(residuals),
+            torch.stack(distances).mean(),
+        )
+
+    def loss(
+        self,
+        queries: Float[Tensor, "batch dim"],
+        candidates: Float[Tensor, "batch dim"],
+        false_negatives: Bool[Tensor, "batch batch"],
+    ) -> tuple[Float[Tensor, ""], Prefixes]:
+        """Return the loss of a batch: retrieval by every prefix of the targets' codes, and commitment.
+
+        Queries are not quantized, as only items are stored as codes.
+        """
+        asked, targets = self(queries), self(candidates)
+        prefixes = self.prefixes(targets)
+        retrieval = [
+            contrastive_loss(asked, vectors, false_negatives, temperature=self.temperature, direction="query")
+            for vectors in (targets, *F.normalize(prefixes.sums, dim=-1))
+        ]
+        return torch.stack(retrieval).mean() + self.commitment_weight * prefixes.commitment, prefixes
+
+    @torch.no_grad()
+    def update_codebooks(self, prefixes: Prefixes, *, generator: torch.Generator) -> None:
+        """Let the codebooks follow a batch of targets, and move dead codes."""
+        for level, book in enumerate(self._books()):
+            residuals = prefixes.residuals[level]
+            book.follow(residuals, prefixes.codes[:, level], decay=0.98, laplace=1e-5)
+            book.revive(residuals, below=0.25, generator=generator)
+
+    @torch.no_grad()
+    def encode(self, embeddings: Float[Tensor, "items dim"]) -> Int64[Tensor, "items levels"]:
+        """Return the IDs of items."""
+        return torch.cat([self.prefixes(self(chunk)).codes for chunk in embeddings.split(BATCH)])
+
+    def _books(self) -> list[Codebook]:
+        return [book for book in self.codebooks if isinstance(book, Codebook)]
+
+
+class Irgen:
+    """IRGen's IDs: residual codes of a tokenizer that is trained to retrieve by every prefix of them."""
+
+    epochs: Final = 3.0
+    learning_rate: Final = 1e-3
+    start_items: Final = 8192
+    """Items that k-means starts from."""
+
+    shares_codes = False
+    has_modality_level = False
+
+    def __init__(self, tokenizer: RetrievalTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.sizes = tuple(map(len, tokenizer.tables()))
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> Irgen:
+        """Train the tokenizer on pairs of queries and candidates."""
+        training = dataclasses.replace(
+            data.training, epochs=cls.epochs, learning_rate=cls.learning_rate, precision="fp32"
+        )
+        embeddings = data.candidates.embeddings
+        torch.manual_seed(training.seed)
+        tokenizer = RetrievalTokenizer(embeddings.shape[1])
+        random = random_for(training.seed, -1)
+        sample = torch.randperm(len(embeddings), generator=random)[: cls.start_items]
+        tokenizer.start(embeddings[sample].float(), generator=random)
+
+        def take_step(step: Step) -> StepResult:
+            batch = data.pairs.draw(step.number, training.batch_size, seed=training.seed)
+            loss, prefixes = tokenizer.loss(
+                data.queries[torch.from_numpy(batch.query_rows)].float(),
+                embeddings[torch.from_numpy(batch.candidate_rows)].float(),
+                batch.false_negatives,
+            )
+            tokenizer.update_codebooks(prefixes, generator=step.generator)
+            return StepResult(loss, {"commitment": prefixes.commitment.detach()})
+
+        train(
+            tokenizer,
+            take_step,
+            total=num_steps(len(data.pairs), training),
+            config=training,
+            folder=data.folder,
+            progress=data.progress,
+            name="train tokenizer",
+        )
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, folder: Path, quantizer: Quantizer) -> Irgen:  # noqa: ARG003  part of the protocol
+        """Read what :meth:`save` wrote."""
+        tensors = load_file(folder / WEIGHTS)
+        books = [tensor for name, tensor in tensors.items() if name.endswith(".embed")]
+        tokenizer = RetrievalTokenizer(books[0].shape[1], levels=len(books), codes=len(books[0]))
+        tokenizer.load_state_dict(tensors)
+        return cls(tokenizer.eval())
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's weights into a folder that exists."""
+        write_weights(folder / WEIGHTS, self.tokenizer.state_dict())
+
+    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items."""
+        return self.tokenizer.encode(candidates.embeddings).short().numpy()
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]]:
+        """Return the codebooks."""
+        return self.tokenizer.tables()
+
+
+SCHEMES: Final[Mapping[IdKind, type[IdScheme]]] = {
+    "grace-numeric": GraceNumeric,
+    "grace-string": GraceString,
+    "grace-semantic": GraceSemantic,
+    "grace-structured": GraceStructured,
+    "dsi": Dsi,
+    "nci": Nci,
+    "irgen": Irgen,
+    "genius": ResidualIds,
+}
+"""Schemes by their names."""

@@ -1,0 +1,123 @@
+"""``python -m research.bench``: what search costs and finds, beside the usual ways to search."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, print_json
+from research.bench.settings import SearchSettings
+from research.command import run
+
+if TYPE_CHECKING:
+    from research.bench.results import Measurements
+
+MIN_WIDTH = 120
+"""Columns of text that a table may take whatever the terminal."""
+
+
+@command
+class Search(JsonOption):
+    """Measure search beside faiss, hnswlib, usearch and rabitqlib: plain, filtered, by bytes, during updates.
+
+    In the pool of a data set, and in larger ones with invented items: recall and the share of exact search
+    that is kept, time of a query alone and in a batch, bytes and time to build. Rivals that are not installed
+    are named. `--quick` tries it in a minute or two.
+    """
+
+    data: DataArgument
+    """A data set in M-BEIR's layout, with features in DATA/features/text_features.npy or image_features.npy;
+    or one .npy file with a vector for each item."""
+
+    model: OptionalFolder = None
+    """Folder of a trained model, whose embeddings all methods search. Left out: codebooks are fitted to the
+    features without training."""
+
+    query_vectors: OptionalFile = None
+    """With DATA a .npy file: another one, of queries. Left out: some of the items become queries."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder of results.json and results.md, and of what is embedded or built on the way."""
+
+    options: Annotated[SearchSettings, tyro.conf.arg(name="")] = SearchSettings()
+
+    download: bool = False
+    """Allow downloading the encoder's weights."""
+
+    def run(self) -> None:
+        """Measure and print."""
+        limit_threads()
+        from genius_search.model import Genius
+        from research.bench.measure import use_one_thread
+        from research.bench.search import bench_search
+
+        use_one_thread()
+        with TerminalProgress() as progress:
+            model = None if self.model is None else Genius.open(self.model, download=self.download)
+            found = bench_search(
+                self.data,
+                self.options,
+                self.out,
+                model=model,
+                query_vectors=self.query_vectors,
+                progress=progress,
+            )
+        finish(self, "Search beside other indexes", found)
+
+
+def limit_threads() -> None:
+    """Keep libraries to one thread; they read this when they are imported."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
+def format_command(command: Any) -> str:
+    """Return a command as it was typed: of paths the last name only, defaults left out."""
+    words = ["python", "-m", "research.bench"]
+    for part in (command, command.options):
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            flag = f"--{field.name.replace('_', '-')}"
+            if value == field.default or field.name in ("out", "json", "options"):
+                continue
+            match value:
+                case bool():
+                    words.append(flag)
+                case Path():
+                    words += [value.name] if field.name == "data" else [flag, value.name]
+                case _:
+                    words += [flag, str(value)]
+    return " ".join(words)
+
+
+def finish(command: Search, title: str, found: Measurements) -> None:
+    """Write the files and print the tables, or the JSON."""
+    from research.bench.measure import about
+    from research.bench.results import write
+
+    facts = about(format_command(command), seed=command.options.seed)
+    document = write(command.out, title, found, facts)
+    if command.json:
+        print_json(document)
+        return
+    for table in found.tables:
+        print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
+    print("{machine}; {date}; {command}".format_map(facts))
+    print(f"all columns: results.md and results.json in {command.out}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure search as the command line says."""
+    return run(Search, "bench", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,519 @@
+"""``genius bench search``: what a search finds and costs, beside faiss, hnswlib, usearch and rabitqlib.
+
+The pools are a data set's own, larger ones of invented vectors, and still larger ones of invented codes. All
+methods search the same embeddings, begin behind the encoder, have one thread and take turns in one process.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import faiss
+import numpy as np
+
+from genius_search.config import checked, usual_search
+from genius_search.errors import UsageError
+from genius_search.model import Genius
+from genius_search.progress import Progress
+from genius_search.search.table import IdTable, SearchSegment
+from genius_search.search.vectors import stored_width
+from genius_search.training.codebooks import LEVELS
+from research.baselines.faiss_index import num_bits, num_lists
+from research.bench.coded import ALL, Codes, Ours, encode, fit, name_evidence, of_model
+from research.bench.given import (
+    Found,
+    Given,
+    K,
+    Search,
+    exact_search,
+    invent,
+    nearest_cosines,
+    read_given,
+    search_all,
+    search_one,
+    share_found,
+)
+from research.bench.measure import time_build, time_queries, time_rounds
+from research.bench.pools import invent_ids
+from research.bench.results import Measurements, Row, table
+from research.bench.rivals import (
+    Rival,
+    build_rivals,
+    code_builders,
+    describe_packages,
+    faiss_rival,
+    graph_builders,
+    pq_factory,
+)
+from research.bench.settings import SearchSettings, parse_counts
+from research.bench.updates import MOST_UPDATED, measure_updates
+from research.settings import choose
+from research.table import Table
+
+PARTS: Final = ("plain", "candidates", "filtered", "bytes", "updates")
+REFERENCE: Final = "faiss HNSW32, ef 32"
+"""Times are also given as multiples of this one's."""
+REACHED: Final = 0.95
+"""Share of the filtered truth's first ten that a filtered search should find."""
+EFFORTS: Final = (16, 32, 64, 128, 256, 512, 1024)
+EFFORT_QUERIES: Final = 64
+"""Queries that decide how much effort a filtered search takes."""
+OPQ_SAMPLE: Final = 9984
+"""Items that OPQ's rotation is trained on, as few as faiss accepts; its codebooks are trained on all."""
+BIT_CODES: Final = (
+    *(f"RR{{dim}},SQtqmse{bits}" for bits in (1, 2, 3)), "SQ4", "SQ6", "SQ8",
+    *(f"IVF64,RaBitQ{bits}" for bits in range(1, 6)),
+)  # fmt: skip
+"""Indexes of faiss with one to eight bits for each number, some of them after a random rotation."""
+BLOCK: Final = 1_000_000
+SCALE_BYTES: Final = 2
+"""Of the scale of a stored embedding."""
+CODE_POOL_QUERIES: Final = 200
+CODE_BUDGETS: Final = (10_000, 30_000, 70_000, 100_000, 300_000, 1_000_000)
+QUICK: Final[dict[str, Any]] = {
+    "items": "4e3,1e5", "rival_items": 4000, "queries": 200, "timed": 20, "rounds": 1, "levels": "12",
+    "steps": 4,
+}  # fmt: skip
+
+
+class Built(NamedTuple):
+    """Something with the CPU-seconds that making it took."""
+
+    it: Any
+    seconds: float | None
+
+    @staticmethod
+    def time(build: Callable[[], Any]) -> Built:
+        """Make it."""
+        it, times = time_build(build)
+        return Built(it, times["build_cpu_seconds"])
+
+
+class Pool(NamedTuple):
+    """What is searched."""
+
+    title: str
+    items: int
+    invented: int
+    """Items that are not real, or whose codes are not."""
+
+
+class Method(NamedTuple):
+    """A way of searching, ready to answer."""
+
+    search: Search
+    ours: bool = False
+    item_bytes: float | None = None
+    build_seconds: float | None = None
+    """CPU-seconds to build its index."""
+
+
+Methods = dict[str, Method]
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Settings of a run, and the rows measured so far."""
+
+    settings: SearchSettings
+    parts: Sequence[str]
+    folder: Path
+    progress: Progress
+    model: Genius | None
+    rows: dict[str, list[Row]]
+    left_out: dict[str, None] = field(default_factory=dict)
+    """Rivals that cannot be built, with the reason."""
+
+    def add(self, part: str, rows: Sequence[Row], pool: Pool) -> None:
+        """Keep rows of a pool."""
+        self.progress.say(f"{pool.title}: {TITLES[part].lower()}, done")
+        self.rows[part] += [{**pool._asdict(), **row} for row in rows]
+
+
+def bench_search(
+    data: Path,
+    settings: SearchSettings,
+    folder: Path,
+    *,
+    model: Genius | None = None,
+    query_vectors: Path | None = None,
+    progress: Progress,
+) -> Measurements:
+    """Measure every part in every pool, the smallest first; features are kept in ``folder``.
+
+    Data and ``query_vectors`` are as :func:`~research.bench.given.read_given` reads them.
+
+    Raises UsageError where a setting is out of range, BadData where the data is not what it should be.
+    """
+    settings = checked(replace(settings, **QUICK) if settings.quick else settings)
+    parts = choose("--parts", settings.parts, PARTS)
+    shares = [_share(text) for text in settings.shares.split(",")]
+    levels = parse_counts("--levels", settings.levels)
+    bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})
+    folder.mkdir(parents=True, exist_ok=True)
+    given = read_given(data, settings, model, folder, query_vectors=query_vectors, progress=progress)
+    sizes = [len(given.items)]
+    sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
+    progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")
+    progress.begin("search", len(sizes))
+    codes: Any = None
+    for number, size in enumerate(sizes):
+        if number == 0 or size <= settings.rival_items:
+            given = invent(given, size, settings.seed) if number else given
+            codes = _measure_pool(bench, given, shares, levels)
+        else:
+            _measure_codes(bench, given, codes, size)
+        progress.advance(number + 1, {})
+    return Measurements(rows=bench.rows, tables=list(_tables(bench)))
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text) / 100
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"--shares: {text.strip()!r} is no percentage above 0; give some such as 50,10,1,0.1"
+        )
+    return share
+
+
+def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: Sequence[int]) -> Codes:
+    """Measure a pool of vectors; return its codes."""
+    settings, count = bench.settings, len(given.items)
+    pool = _describe(given, settings.seed)
+    bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
+    codes = Built.time(lambda: _encode(bench, given))
+    ours = Ours.of(codes.it, given.items)
+    if "candidates" in bench.parts:
+        budgets = (1000, *(count // part for part in (50, 20, 10, 5)))
+        bench.add("candidates", _candidates(bench, ours, given, budgets), pool)
+    rivals = list(_build_rivals(bench, given)) if {"plain", "filtered"} & set(bench.parts) else []
+    if "plain" in bench.parts:
+        methods = _our_methods(ours, codes.seconds)
+        others = {} if pool.invented else ours.other_ways(bench.model)
+        methods |= {name: Method(one, True, ours.item_bytes) for name, one in others.items()}
+        methods |= _their_methods(rivals)
+        bench.add("plain", measure(settings, methods, given, exact_search(given.items, given.queries)), pool)
+    if "filtered" in bench.parts:
+        for share in shares:
+            bench.add("filtered", _filtered(settings, given, ours, [one.it for one in rivals], share), pool)
+    del rivals
+    if "bytes" in bench.parts and not pool.invented:
+        known = None if bench.model else codes
+        bench.add("bytes", list(_equal_bytes(bench, given, known, levels)), pool)
+    if "updates" in bench.parts and not pool.invented:
+        rows = measure_updates(
+            given, codes.it.quantizer, settings, bench.folder / "updated.index", bench.left_out
+        )
+        bench.add("updates", rows, Pool(f"{min(count, MOST_UPDATED):,} items", min(count, MOST_UPDATED), 0))
+    return codes.it  # type: ignore[no-any-return]
+
+
+def _describe(given: Given, seed: int) -> Pool:
+    count = len(given.items)
+    if count == given.real:
+        return Pool(f"{count:,} items", count, 0)
+    real, invented = nearest_cosines(given, seed)
+    near = f"cosine with the nearest other item: real {real:.2f}, invented {invented:.2f}"
+    return Pool(
+        f"{count:,} items, {count - given.real:,} of them invented ({near})", count, count - given.real
+    )
+
+
+def _encode(bench: _Bench, given: Given) -> Codes:
+    """Return a pool's codes: of the model's codebooks if there is one and nothing is invented."""
+    if bench.model is not None and len(given.items) == given.real:
+        return encode(of_model(bench.model), given)
+    return _fit(bench, given, LEVELS)
+
+
+def _fit(bench: _Bench, given: Given, levels: int) -> Codes:
+    with tempfile.TemporaryDirectory(dir=bench.folder) as place:
+        return encode(fit(given, Path(place) / "codebooks", levels=levels, progress=bench.progress), given)
+
+
+def _build_rivals(bench: _Bench, given: Given) -> Iterator[Built]:
+    """Build all rivals that a pool's size allows."""
+    settings = bench.settings
+    builders: list[Callable[[], Rival]] = [partial(faiss_rival, "Flat", given.items)]
+    builders += code_builders(given.items, seed=settings.seed)
+    if len(given.items) <= settings.graph_items:
+        builders += graph_builders(given.items, seed=settings.seed)
+    for rival, seconds in build_rivals(builders, bench.left_out):
+        bench.progress.say(f"built {rival.name} in {seconds:.0f} s")
+        yield Built(rival, seconds)
+
+
+def _our_methods(ours: Ours, seconds: float | None) -> Methods:
+    return {title: Method(search, True, item_bytes, seconds) for title, search, item_bytes in ours.methods()}
+
+
+def _their_methods(rivals: Sequence[Built]) -> Methods:
+    return {
+        rival.title(effort): Method(rival.search(effort), item_bytes=rival.item_bytes, build_seconds=seconds)
+        for rival, seconds in rivals
+        for effort in rival.efforts or (0,)
+    }
+
+
+def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Found | None) -> list[Row]:
+    """Time methods side by side, and compare what they find with the right answers and exact search."""
+    queries = given.queries
+    alone = time_queries(
+        {name: partial(search_one, method.search, queries) for name, method in methods.items()},
+        settings.timed,
+    )
+    some = queries[: settings.batch]
+    batched = time_rounds(
+        {name: partial(method.search, some) for name, method in methods.items()},
+        rounds=settings.rounds,
+        per=len(some),
+    )
+    reference = next((alone[name].cpu_ms for name in methods if name == REFERENCE), None)
+    rows = []
+    for name, method in methods.items():
+        row: Row = {"method": name, "ours": method.ours}
+        none = np.empty((len(queries), 0), dtype=np.int64)
+        found = none if truth is None else search_all(method.search, queries)
+        row |= {f"recall_{k}": given.recall(found, k) for k in (1, 5, 10)}
+        row |= {f"of_exact_{k}": None if truth is None else share_found(truth, found, k) for k in (5, 10)}
+        cpu_ms = alone[name].cpu_ms
+        row |= {"alone_us": 1000 * cpu_ms, "times_reference": reference and cpu_ms / reference}
+        row |= {"batch_us": 1000 * batched[name], "item_bytes": method.item_bytes}
+        rows.append({**row, "build_cpu_seconds": method.build_seconds})
+    return rows
+
+
+def _candidates(bench: _Bench, ours: Ours, given: Given, budgets: Sequence[int]) -> list[Row]:
+    """Compare numbers of candidates with ranking every ID."""
+    usual = usual_search(ours.num_items)
+    searches = {
+        count: ours.method(replace(usual, candidates=count), ours.quick)
+        for count in sorted({*(one for one in budgets if one < ours.num_items), usual.candidates, ALL})
+    }
+    queries = given.queries[:CODE_POOL_QUERIES]
+    best = search_all(searches[ALL], queries)
+    times = time_queries(
+        {str(count): partial(search_one, search, queries) for count, search in searches.items()},
+        bench.settings.timed,
+    )
+    rows = []
+    for count, search in searches.items():
+        row = {"candidates": "all" if count == ALL else f"{count:,}", "ours": count == usual.candidates}
+        row |= {"of_codes_10": share_found(best, search_all(search, queries), K)}
+        rows.append({**row, "alone_us": 1000 * times[str(count)].cpu_ms})
+    return rows
+
+
+def _filtered(
+    settings: SearchSettings, given: Given, ours: Ours, rivals: Sequence[Rival], share: float
+) -> list[Row]:
+    """Measure searches of some of the items, each rival with the least effort that finds enough."""
+    allowed = np.random.default_rng(settings.seed).random(len(given.items)) < share
+    allowed[0] = True
+    rows = np.flatnonzero(allowed)
+    copied = faiss_rival("Flat", given.items[rows])
+    truth = rows[exact_search(given.items[rows], given.queries)]
+    methods = {
+        title.replace("all items", "all allowed items"): Method(search, ours=True)
+        for title, search, _ in ours.allowing(allowed).methods()
+    }
+    methods["exact search of a copy of the allowed items"] = Method(
+        lambda queries: _numbers(rows, copied.find(queries, 0, None))
+    )
+    for rival in rivals:
+        if rival.limit is not None:
+            limit = rival.limit(allowed)
+            effort = _least_effort(rival, given.queries[:EFFORT_QUERIES], limit, truth[:EFFORT_QUERIES])
+            methods[rival.title(effort)] = Method(rival.search(effort, limit))
+    found = measure(settings, methods, given._replace(right=None), truth)
+    return [{"allowed": f"{share:.1%}", **row} for row in found]
+
+
+def _numbers(rows: np.ndarray, places: Found) -> Found:
+    return np.where(places < 0, -1, rows[places])
+
+
+def _least_effort(rival: Rival, queries: np.ndarray, limit: object, truth: np.ndarray) -> int:
+    """Return the least effort that finds enough of the truth, or the most that is tried."""
+    efforts = rival.efforts if rival.has_lists or not rival.efforts else EFFORTS
+    for effort in efforts or (0,):
+        if share_found(truth, rival.find(queries, effort, limit), K) >= REACHED:
+            break
+    return effort
+
+
+def _equal_bytes(
+    bench: _Bench, given: Given, known: Built | None, all_levels: Sequence[int]
+) -> Iterator[Row]:
+    """Compare codes of as many bytes, ours without density, with all items ranked.
+
+    ``known`` are the pool's codes of :data:`LEVELS` levels.
+    """
+    truth, (count, dim) = exact_search(given.items, given.queries), given.items.shape
+
+    def row(name: str, size: int, found: np.ndarray, seconds: float | None, *, ours: bool = False) -> Row:
+        recall = {f"recall_{k}": given.recall(found, k) for k in (1, 5)}
+        shares = {f"of_exact_{k}": share_found(truth, found, k) for k in (5, 10)}
+        about = {"method": name, "ours": ours, "code_bytes": size}
+        return {**about, **recall, **shares, "build_cpu_seconds": seconds}
+
+    names = [name.format(dim=dim) for name in BIT_CODES]
+    for levels in all_levels:
+        bench.progress.say(f"codes of {levels} bytes")
+        codes = known if known and levels == LEVELS else Built.time(partial(_fit, bench, given, levels))
+        ours = Ours.of(codes.it, given.items if levels == LEVELS else None)
+        config = replace(usual_search(count), candidates=ALL, density_weight=0.0)
+        found = search_all(ours.method(config, ours.quick), given.queries)
+        yield row(f"ours, {levels} levels", levels, found, codes.seconds, ours=True)
+        config = replace(config, rerank="embeddings")
+        for bits in ours.stored:
+            found = search_all(ours.method(config, ours.quick, bits=bits), given.queries)
+            size = levels + stored_width(dim, bits) + SCALE_BYTES
+            yield row(f"ours, {name_evidence(bits)}", size, found, codes.seconds, ours=True)
+        if dim % levels == 0:
+            code = num_bits(count)
+            names = [f"PQ{levels}x{code}", f"OPQ{levels},PQ{levels}x{code}", *names]
+    for name in names:
+        bench.progress.say(f"faiss {name}")
+        built = Built.time(partial(_build_faiss, name, given.items))
+        index, size = built.it
+        yield row(f"faiss {name}", size, index.search(given.queries, K)[1], built.seconds)
+
+
+def _build_faiss(name: str, items: np.ndarray) -> tuple[Any, int]:
+    """Return an index that looks through all its lists, and the bytes of its codes."""
+    index: Any = faiss.index_factory(items.shape[1], name, faiss.METRIC_INNER_PRODUCT)
+    codes = index
+    if isinstance(index, faiss.IndexPreTransform):
+        chain: Any = index.chain
+        codes, first = faiss.downcast_index(index.index), faiss.downcast_VectorTransform(chain.at(0))
+        if isinstance(first, faiss.OPQMatrix):
+            first.max_train_points = OPQ_SAMPLE
+    if isinstance(codes, faiss.IndexIVF):
+        codes.nprobe = codes.nlist
+        codes.cp.min_points_per_centroid = 1
+    index.train(items)
+    index.add(items)
+    return index, codes.code_size
+
+
+def _measure_codes(bench: _Bench, given: Given, codes: Codes, count: int) -> None:
+    """Measure a pool of which the codes alone are invented, so that there is nothing to find."""
+    settings = bench.settings
+    pool = Pool(
+        f"{count:,} items, all of them invented: codes of {len(given.items):,} recombined", count, count
+    )
+    given = given._replace(right=None, queries=given.queries[:CODE_POOL_QUERIES])
+    random = np.random.default_rng(settings.seed)
+    known = IdTable.build(codes.arrays.codes, np.zeros(len(given.items)))
+    blocks = [invent_ids(known, min(BLOCK, count - done), random) for done in range(0, count, BLOCK)]
+    table = IdTable.build(np.concatenate(blocks), np.zeros(count, np.float16))
+    del blocks
+    ours = Ours(codes.quantizer.tables()).on([SearchSegment(table)])
+    if "candidates" in bench.parts:
+        bench.add("candidates", _candidates(bench, ours, given, CODE_BUDGETS), pool)
+    if "plain" in bench.parts:
+        methods = _our_methods(ours, None)
+        recombined = Built(_recombined(given.items, count, settings.seed), None)
+        methods |= _their_methods([recombined])
+        bench.add("plain", measure(settings, methods, given, None), pool)
+
+
+def _recombined(items: np.ndarray, count: int, seed: int) -> Rival:
+    """Return faiss's IVF-PQ of more items: halves of the codes of two items of a list make another."""
+    random = np.random.default_rng(seed)
+    lists = min(num_lists(count), len(items) // 32)
+    rival = faiss_rival(pq_factory(lists, items.shape[1], len(items)), items, seed=seed)
+    index, own = rival.index, rival.index.invlists
+    size, done = index.code_size, len(items)
+    for number in range(index.nlist):
+        here = own.list_size(number)
+        new = 0 if not here else min(count - done, round((count - len(items)) * here / len(items)))
+        if new <= 0:
+            continue
+        old = faiss.rev_swig_ptr(own.get_codes(number), here * size).reshape(here, size).copy()
+        first, other = random.integers(0, here, (2, new))
+        made = np.concatenate([old[first, : size // 2], old[other, size // 2 :]], axis=1)
+        names = np.arange(done, done + new)
+        own.add_entries(number, new, faiss.swig_ptr(names), faiss.swig_ptr(np.ascontiguousarray(made)))
+        done += new
+    index.ntotal = done
+    return rival
+
+
+SHARES: Final = {"of_exact_5": "of exact's 5", "of_exact_10": "of exact's 10"}
+COLUMNS: Final = {
+    "plain": {
+        "method": "method", "recall_1": "R@1", "recall_5": "R@5", "recall_10": "R@10", **SHARES,
+        "alone_us": "alone, CPU-µs", "times_reference": "× HNSW32", "batch_us": "in a batch",
+        "item_bytes": "bytes", "build_cpu_seconds": "build, CPU-s",
+    },
+    "candidates": {
+        "candidates": "candidates", "of_codes_10": "of the ten best by codes", "alone_us": "alone, CPU-µs",
+    },
+    "filtered": {
+        "method": "method", "allowed": "allowed", **SHARES, "alone_us": "alone, CPU-µs",
+        "batch_us": "in a batch",
+    },
+    "bytes": {
+        "method": "method", "code_bytes": "bytes", "recall_1": "R@1", "recall_5": "R@5", **SHARES,
+        "build_cpu_seconds": "build, CPU-s",
+    },
+    "updates": {
+        "method": "method", "before_us": "before, CPU-µs", "during_us": "between changes",
+        "first_us": "first after a change", "after_us": "after", "change_ms": "CPU-ms a change",
+        "change_wall_ms": "ms a change",
+        "before_10": "of exact's 10, before", "after_10": "and after", "recall_5": "R@5 after",
+    },
+}  # fmt: skip
+TITLES: Final = {
+    "plain": "All items",
+    "candidates": "How many candidates",
+    "filtered": "Filtered",
+    "bytes": "Codes at equal bytes",
+    "updates": "While 1 % of the items are replaced",
+}
+NOTES: Final = {
+    "plain": "R@k: share of queries with a right answer among the first k; then shares of exact search's "
+    "first five and ten. Time of a query alone, as a multiple of faiss's HNSW32 with 32 nodes in view, and "
+    "in a batch. Graphs have 32 links (64 below) and see 40 nodes while they are built. Bytes that grow with "
+    "the pool, for each item. Ours takes the time to fit codebooks and to "
+    "encode, once for all its rows.",
+    "candidates": "IDs under the beams that are ranked, compared with ranking all. The default is bold.",
+    "filtered": "Drawn items are allowed. Graphs and lists get the least effort that finds "
+    f"{REACHED:.0%} of the filtered truth's first ten, of {EFFORTS[0]} to {EFFORTS[-1]:,} nodes in view, "
+    "or of the lists as above; if none does, the most. faiss's residual codes, and the Python of usearch "
+    "and rabitqlib, know no filters.",
+    "bytes": "All items are ranked by their codes, ours without densities. Bytes: of the code alone.",
+    "updates": "Changes of equally many items and searches take turns in one process. Ours encodes, writes "
+    "to disk durably and opens the new state; the others change their memory.",
+}
+
+
+def _tables(bench: _Bench) -> Iterator[Table]:
+    """Yield a table for each part and pool, our rows in bold."""
+    first = describe_packages(bench.left_out)
+    if bench.settings.quick:
+        first += " A quick run, to try the command: its figures mean nothing."
+    for part, rows in bench.rows.items():
+        for number, pool in enumerate(dict.fromkeys(row["title"] for row in rows)):
+            own = [row for row in rows if row["title"] == pool]
+            known = {name for row in own for name, value in row.items() if value is not None}
+            columns = {name: shown for name, shown in COLUMNS[part].items() if name in known}
+            ours = [line for line, row in enumerate(own) if row["ours"]]
+            note = " ".join([*([first] if first else []), *([] if number else [NOTES[part]])])
+            made = table(
+                own, columns, name=f"{part}-{number + 1}", title=f"{TITLES[part]}: {pool}", note=note
+            )
+            yield replace(made, bold=frozenset(product(ours, range(len(columns)))))
+            first = ""

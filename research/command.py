@@ -1,0 +1,52 @@
+"""What every program of the laboratory does with its command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tyro
+
+from genius_search.cli.options import readers
+from genius_search.cli.terminal import print_text
+from genius_search.errors import GeniusError, MissingExtra
+
+INTERRUPTED = 130
+
+
+def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Parse the flags of a program, run it, and return its exit status; an error of the user is one line.
+
+    Parameters
+    ----------
+    kind
+        a dataclass whose fields are the flags, with a method ``run``; or several, by the name of what to do.
+    name
+        what follows ``python -m research.``.
+    """
+    # Threads of PyTorch that wait for others would keep cores busy that other processes need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options: dict[str, Any] = {
+        "prog": f"python -m research.{name}",
+        "args": words,
+        "config": (tyro.conf.FlagCreatePairsOff,),
+        "registry": readers(),
+    }
+    try:
+        if isinstance(kind, dict):
+            parsed: Any = tyro.extras.subcommand_cli_from_dict(kind, **options)
+        else:
+            parsed = tyro.cli(kind, **options)
+        return parsed.run() or 0
+    except GeniusError as error:
+        print_text(f"research.{name}: {error}", error=True)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        print_text(f"{error.name} is missing: pip install -r research/requirements.txt", error=True)
+        return MissingExtra.exit_code
+    except KeyboardInterrupt:
+        print_text("interrupted; run the same command again to continue", error=True)
+        return INTERRUPTED

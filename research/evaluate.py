@@ -1,0 +1,391 @@
+"""``python -m research.evaluate``: a model by ten methods on the rows of a data set, M-BEIR's above all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+import tyro
+from torch.nn import functional as F
+
+from genius_search.cli.options import DataArgument, DeviceOptions, JsonOption, OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.config import SearchConfig, checked
+from genius_search.data.features import Features
+from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
+from genius_search.data.pairs import look_up
+from genius_search.embed_mbeir import count_lines, embed_pool
+from genius_search.embed_mbeir import embed_queries as embed_query_features
+from genius_search.encoders.base import Encoder
+from genius_search.errors import BadData, UsageError
+from genius_search.evaluate import KS
+from genius_search.index.store import ItemArrays, StoredEmbeddings
+from genius_search.model import Genius
+from genius_search.nn.health import Health
+from genius_search.progress import Progress
+from genius_search.records import candidate_number, did_of, task_name
+from genius_search.writing import write_json
+from research.codes import encode_features, examine_items
+from research.command import run
+from research.methods import BY_CODES, FUSED, MethodHits, PoolCandidates, RowQueries, find
+from research.results import ResultRow, print_results, to_json
+from research.runs import Run, filter_to_pool, measure, write_qrels, write_run
+from research.settings import METHODS, EvaluationConfig, Pool
+
+CANDIDATES: Final = "candidates"
+"""Folder of the union's candidates; that of a local pool has the pool's name behind it."""
+RESULTS: Final = "results.json"
+KS_FASHION: Final = (1, 5, 10, 20, 50)
+"""Depths of the fashion rows, for which M-BEIR reports 20 and 50 too (section 2.9)."""
+Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]]
+"""A function that answers the queries of each row from a pool."""
+
+
+class EvaluationResult(NamedTuple):
+    """Rows of the table, and the health of the IDs of all candidates that were searched."""
+
+    rows: list[ResultRow]
+    health: Health
+    about: dict[str, Any]
+    """Fingerprint of the model, name of the data, split, settings."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result for scripts, and for a model's card."""
+        return {**self.about, **to_json(self.rows), "health": dataclasses.asdict(self.health)}
+
+
+class EvaluationPools:
+    """The pools of an evaluation; every candidate is embedded, and encoded, when this is made.
+
+    Parameters
+    ----------
+    model
+        a model, or an encoder alone: then pools have no codes.
+    rows
+        rows whose local pools are wanted.
+    folder
+        where features and codes are kept, and found again.
+    config
+        its pools and methods decide what is embedded, and which embeddings are kept.
+    """
+
+    def __init__(
+        self,
+        data: MBeir,
+        model: Genius | Encoder,
+        rows: Sequence[EvaluationRow],
+        folder: Path,
+        config: EvaluationConfig,
+        *,
+        progress: Progress,
+    ) -> None:
+        self._model = model
+        encoder = model.encoder if isinstance(model, Genius) else model
+        keep: StoredEmbeddings = "fused" if FUSED & set(config.methods) else "none"
+
+        def prepare(files: list[Path], place: Path) -> tuple[Features, ItemArrays | None]:
+            features = embed_pool(data, files, encoder, place / "features", progress=progress)
+            if not isinstance(model, Genius):
+                return features, None
+            codes = place / f"codes-{keep}"
+            return features, encode_features(model, features, codes, embeddings=keep, progress=progress)
+
+        union = data.global_pool(config.split)
+        files = list(dict.fromkeys([*union, *data.local_pools_of(config.split)]))
+        place = folder / CANDIDATES
+        self._union = prepare(files, place) if "global" in config.pools else None
+        own = dict.fromkeys(row.local_pool for row in rows) if self._union is None else {}
+        names = {path: path.stem.removeprefix("mbeir_").removesuffix("_cand_pool") for path in own}
+        self._own = {path: prepare([path], folder / f"{CANDIDATES}-{name}") for path, name in names.items()}
+        # The union's candidates come first, in its order.
+        self._union_size = count_lines(union) if len(union) == 1 else None
+
+    def of(self, row: EvaluationRow, pool: Pool) -> PoolCandidates:
+        """Return a row's local pool, or the global one."""
+        if self._union is None:
+            return PoolCandidates(*self._own[row.local_pool])
+        features, arrays = self._union
+        if pool == "global":
+            size = len(features) if self._union_size is None else self._union_size
+            return PoolCandidates(features, arrays, np.arange(size))
+        numbers = np.fromiter(
+            (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])), dtype=np.int64
+        )
+        rows, exists = look_up(features.ids, np.argsort(features.ids, kind="stable"), numbers)
+        absent = numbers[~exists]
+        if len(absent):
+            raise BadData(
+                f"{len(absent)} candidates of a pool were not embedded with the others, for example "
+                f"{did_of(int(absent[0]))}; its file changed meanwhile: run the same again"
+            )
+        return PoolCandidates(features, arrays, rows)
+
+    def health(self) -> Health:
+        """Return the health of the IDs of all candidates."""
+        if not isinstance(self._model, Genius):
+            raise TypeError("an encoder gives no IDs")
+        encoded = [*self._own.values(), *([] if self._union is None else [self._union])]
+        return examine_items(
+            self._model, [(features, arrays) for features, arrays in encoded if arrays is not None]
+        )
+
+
+def evaluate(
+    data: MBeir,
+    model: Genius,
+    config: EvaluationConfig,
+    folder: Path,
+    *,
+    evaluation: Path | None = None,
+    progress: Progress,
+) -> EvaluationResult:
+    """Evaluate rows of a split; ``folder`` receives runs, and features and codes unless ``evaluation`` does.
+
+    No pool is held in memory: candidates' features and embeddings stay on disk.
+
+    Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
+    """
+    config = checked(config)
+    unknown = [method for method in config.methods if method not in METHODS]
+    if unknown:
+        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
+    if model.ids.scheme.tables() is None:
+        if config.methods != METHODS and BY_CODES & set(config.methods):
+            raise UsageError(
+                f"IDs of the scheme {model.ids.name!r} have no code vectors, which the methods "
+                f"{', '.join(BY_CODES & set(config.methods))} need; leave them out"
+            )
+        possible = tuple(method for method in config.methods if method not in BY_CODES)
+        config = dataclasses.replace(config, methods=possible)
+    settings = SearchConfig(
+        beam=config.beam,
+        scores=config.scores,
+        candidates=config.candidates,
+        shortlist=config.shortlist,
+        generator_weight=config.generator_weight,
+        density_weight=config.density_weight,
+    )
+    results, pools = evaluate_pools(
+        data,
+        model,
+        config,
+        lambda rows, pool: find(model, rows, pool, config.methods, settings),
+        folder,
+        evaluation=evaluation or folder,
+        progress=progress,
+    )
+    about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
+    result = EvaluationResult(results, pools.health(), about)
+    write_json(folder / RESULTS, result.to_json())
+    return result
+
+
+def evaluate_pools(
+    data: MBeir,
+    model: Genius | Encoder,
+    config: EvaluationConfig,
+    answer: Answer,
+    folder: Path,
+    *,
+    evaluation: Path,
+    with_codes: bool = True,
+    progress: Progress,
+) -> tuple[list[ResultRow], EvaluationPools]:
+    """Answer each row's queries from each pool, write the runs to ``folder``, and measure them.
+
+    Parameters
+    ----------
+    model
+        embeds queries and candidates.
+    answer
+        answers the queries of each row from a pool.
+    evaluation
+        folder of features and codes, which are made unless they exist.
+    with_codes
+        whether a model gives the candidates of pools their codes too; an encoder alone never does.
+    """
+    rows = chosen_rows(data, config)
+    encodes = model if with_codes or not isinstance(model, Genius) else model.encoder
+    pools = EvaluationPools(data, encodes, rows, evaluation, config, progress=progress)
+    queries = [(row, embed_queries(data, model, row, config, evaluation, progress)) for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    results: list[ResultRow] = []
+    progress.begin("evaluate", len(queries) * len(config.pools))
+    for pool in config.pools:
+        # The global pool is read once for the queries of all rows.
+        for group in [queries] if pool == "global" else [[one] for one in queries]:
+            candidates = pools.of(group[0][0], pool)
+            for lines in _evaluate_pool(group, pool, candidates, answer, config, folder / "runs"):
+                results += lines
+                progress.advance(len(results) // len(config.methods), {})
+    return results, pools
+
+
+def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
+    """Return the rows of a split that are evaluated.
+
+    Raises BadData, UsageError: something that they need is missing; a choice is empty or names something
+    twice.
+    """
+    for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
+        if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
+            raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
+    rows = data.rows(config.split, names=config.rows)
+    without_queries = [] if config.rows else data.rows_without_queries(config.split)
+    if without_queries:
+        raise BadData(
+            f"{data.root}: there are qrels for {without_queries[0]} in split {config.split}, and no queries; "
+            "restore its query file, or name the rows to evaluate (--rows)"
+        )
+    without_qrels = [row for row in rows if row.qrels is None]
+    if without_qrels and data.has_qrels(config.split):
+        name = without_qrels[0].name
+        raise BadData(
+            f"{data.root}: {name} has no qrels, and other rows of split {config.split} have; "
+            f"restore qrels/{config.split}/mbeir_{name}_{config.split}_qrels.txt"
+        )
+    if (
+        config.instructions != "none"
+        and data.instructions.file is None
+        and any(row.name in PAPER_ROWS for row in rows)
+    ):
+        raise BadData(
+            f"{data.instructions_file} is missing, and M-BEIR's queries need instructions; restore it, or "
+            "evaluate without any (--instructions none)"
+        )
+    return rows
+
+
+def embed_queries(
+    data: MBeir,
+    model: Genius | Encoder,
+    row: EvaluationRow,
+    config: EvaluationConfig,
+    folder: Path,
+    progress: Progress,
+) -> list[RowQueries]:
+    """Embed the queries of a row, once for each way of instructing them: one way, unless it is ``all``."""
+    found = embed_query_features(
+        data,
+        model.encoder if isinstance(model, Genius) else model,
+        row,
+        folder,
+        instructions=config.instructions,
+        max_queries=config.max_queries,
+        seed=config.seed,
+        progress=progress,
+    )
+    queries = []
+    for qids, features in found:
+        raw = F.normalize(features.total(), dim=-1)
+        queries.append(RowQueries(qids, raw, model.embed(features) if isinstance(model, Genius) else raw))
+    return queries
+
+
+def _evaluate_pool(
+    group: list[tuple[EvaluationRow, list[RowQueries]]],
+    pool: Pool,
+    candidates: PoolCandidates,
+    answer: Answer,
+    config: EvaluationConfig,
+    runs: Path,
+) -> Iterator[list[ResultRow]]:
+    """Yield the results of each of some rows that share a pool; over several instructions, their mean."""
+    runs.mkdir(parents=True, exist_ok=True)
+    qrels = {}
+    for row, variants in group:
+        try:
+            qrels[row.name] = filter_to_pool(read_judgements(row, variants[0].qids), candidates)
+        except BadData as error:
+            where = row.local_pool if pool == "local" else "global pool"
+            raise BadData(f"{row.name}, {where}: {error}") from None
+        # As they were cut to the pool: with these any TREC tool measures the runs alike.
+        write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", qrels[row.name])
+    answers = answer([queries for _, variants in group for queries in variants], candidates)
+    for row, variants in group:
+        lines: dict[str, list[ResultRow]] = {}
+        for number, queries in enumerate(variants, start=1):
+            for found in next(answers):
+                run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
+                label = f".instruction-{number}" if config.instructions == "all" else ""
+                write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}{label}.trec", run)
+                measures = measure(qrels[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
+                lines.setdefault(found.method, []).append(
+                    ResultRow(
+                        dataset=row.dataset,
+                        name=row.name,
+                        task=task_name(row.task_id),
+                        task_id=row.task_id,
+                        pool=pool,
+                        method=found.method,
+                        queries=measures.queries,
+                        pool_size=len(candidates),
+                        headline_k=row.headline_k,
+                        measures=measures.means,
+                        bytes_per_item=found.bytes_per_item,
+                        candidates_touched=found.touched,
+                    )
+                )
+        yield [_mean(own) for own in lines.values()]
+
+
+def _mean(lines: list[ResultRow]) -> ResultRow:
+    """Return the same row with the mean of each measure."""
+    return dataclasses.replace(
+        lines[0],
+        measures={
+            name: math.fsum(line.measures[name] for line in lines) / len(lines) for name in lines[0].measures
+        },
+        candidates_touched=math.fsum(line.candidates_touched for line in lines) / len(lines),
+    )
+
+
+@command
+class Evaluate(DeviceOptions, JsonOption):
+    """Evaluate a model on a data set by several methods, beside exact search over the same candidates.
+
+    R@k is M-BEIR's: the share of queries with any right answer among the first k. M-BEIR's own rows are
+    printed in the papers' layout, in percent; published numbers stand beside ours if they are for the same
+    numbers of queries and candidates. Those with a star are misprinted in the paper.
+    """
+
+    data: DataArgument
+    """Folder of the data set, in M-BEIR's layout."""
+
+    model: Path
+    """Folder of the model."""
+
+    options: Annotated[EvaluationConfig, tyro.conf.arg(name="")] = EvaluationConfig()
+
+    out: OptionalFolder = None
+    """Folder for features, runs and results.json; default: evaluation/ in the model's folder."""
+
+    def run(self) -> None:
+        """Evaluate and print the table."""
+        config = self.options
+        with TerminalProgress() as progress:
+            model = Genius.open(self.model, device=self.device, download=self.download)
+            folder = self.out or self.model / "evaluation"
+            result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
+            progress.say(f"IDs of the candidates: {result.health.verdict}")
+        if self.json:
+            print_json(result.to_json())
+        else:
+            print_results(
+                result.rows, beam=config.beam, scores=config.scores, instructions=config.instructions
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate as the command line says."""
+    return run(Evaluate, "evaluate", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""Conversion of Karpathy's caption files (COCO, Flickr30K, Flickr8K) to M-BEIR's layout.
+
+This follows M-BEIR's conversion of COCO: the first five captions of an image are used, a caption shared by
+several images of a split is kept once with all of them as positives, tasks are 0 (text -> image) and 3
+(image -> text), and val and test have separate pools. GENIUS adds Flickr30K as data set 10 in this form.
+
+Images are not copied: ``mbeir_images/<name>`` in the new folder is a link to the folder of images.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final, Literal, NamedTuple
+
+import tyro
+from pydantic import BaseModel, ValidationError
+
+from genius_search.artifact import first_problem
+from genius_search.cli.options import command
+from genius_search.cli.terminal import print_table
+from genius_search.data.mbeir import Layout
+from genius_search.errors import BadData, UsageError
+from genius_search.records import QUERY_CAP, Candidate, Modality, Query
+from genius_search.writing import new_folder
+from research.command import run
+from research.mbeir_files import (
+    InstructionRow,
+    write_candidates,
+    write_instructions,
+    write_qrels,
+    write_queries,
+)
+
+CAPTIONS_PER_IMAGE: Final = 5
+
+KarpathySplit = Literal["train", "restval", "val", "test"]
+SPLITS: Final[dict[KarpathySplit, str]] = {"train": "train", "restval": "train", "val": "val", "test": "test"}
+"""Karpathy's splits -> ours; ``restval`` is his extension of COCO's training images."""
+
+TEXT_TO_IMAGE: Final = (
+    "Find the photo that this caption was written for.",
+    "Show me a picture of what is described here.",
+    "Which image goes with this sentence?",
+    "Search for a photograph that fits the description.",
+)
+"""Our own wording (no instructions are published for Flickr30K)."""
+
+IMAGE_TO_TEXT: Final = (
+    "Find a caption that was written for this photo.",
+    "Which sentence says what is in this picture?",
+    "Search for a text that describes the image.",
+    "Give me the words that go with this photograph.",
+)
+"""Our own wording, as above."""
+
+
+class _Sentence(BaseModel):
+    raw: str
+
+
+class _Image(BaseModel):
+    split: KarpathySplit
+    filepath: str | None = None
+    filename: str
+    sentences: list[_Sentence]
+
+
+class _File(BaseModel):
+    """The part of one of Karpathy's files that is needed; his lists of words are not."""
+
+    images: list[_Image]
+
+
+class ConvertedSplit(NamedTuple):
+    """Sizes of a converted split."""
+
+    split: str
+    num_images: int
+    num_captions: int
+    """Different ones."""
+    num_queries: int
+    """Both tasks together; fewer than pictures and captions together only where M-BEIR's numbers run out."""
+
+
+class _Caption(NamedTuple):
+    did: str
+    place: int
+    """Position among the captions of its (first) image, from 0."""
+    image_ids: list[str]
+
+
+@dataclass(slots=True)
+class _Split:
+    """The pictures and captions of a split."""
+
+    images: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    """Id of a picture -> its path and the ids of its captions."""
+    captions: dict[str, _Caption] = field(default_factory=dict)
+    """Text -> caption."""
+
+    def query_captions(self) -> list[tuple[str, _Caption]]:
+        """Return the captions that become queries: all, or as many as UniIR's cap on query numbers allows.
+
+        COCO's training captions exceed the cap. In that case first captions of all images precede second
+        ones.
+        """
+        room = QUERY_CAP - 1 - len(self.images)
+        captions = list(self.captions.items())
+        return captions if len(captions) <= room else sorted(captions, key=lambda item: item[1].place)[:room]
+
+
+def convert_karpathy(
+    json_file: Path, images_root: Path, out: Path, *, dataset_id: int, dataset_name: str
+) -> list[ConvertedSplit]:
+    """Write ``out`` from ``dataset_coco.json`` or ``dataset_flickr30k.json`` and the folder of its pictures.
+
+    Parameters
+    ----------
+    images_root
+        folder with ``filepath/filename`` for COCO (``val2014/COCO_...jpg``), ``filename`` for Flickr.
+    dataset_id
+        9 for COCO and 10 for Flickr30K, as in M-BEIR and GENIUS; any other number for other data.
+
+    Raises
+    ------
+    UsageError
+        ``out`` exists already, or the name cannot be part of a file name.
+    BadData
+        The JSON file has another form, or images are missing.
+    """
+    if not dataset_name.isalnum() or dataset_name != dataset_name.lower():
+        raise UsageError(f"data set name {dataset_name!r}: use small letters and digits, as in flickr30k")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already; give a new folder or delete it")
+    if not images_root.is_dir():
+        raise BadData(f"{images_root}: there is no such folder of pictures")
+    splits = _collect(json_file, images_root, dataset_id, dataset_name)
+    with new_folder(out) as partial:
+        sizes = [
+            _write_split(Layout(partial), split, content, dataset_id, dataset_name)
+            for split, content in splits.items()
+        ]
+        write_instructions(
+            partial / "instructions" / "query_instructions.tsv",
+            (
+                InstructionRow(Modality.TEXT, Modality.IMAGE, dataset_name, dataset_id, TEXT_TO_IMAGE),
+                InstructionRow(Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT),
+            ),
+        )
+        link = partial / "mbeir_images" / dataset_name
+        link.parent.mkdir(parents=True)
+        try:
+            link.symlink_to(images_root.resolve(), target_is_directory=True)
+        except OSError as error:
+            raise BadData(f"{link}: cannot link to {images_root}: {error.strerror}") from None
+    return sizes
+
+
+def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: str) -> dict[str, _Split]:
+    """Number pictures and captions in the order of the file, so that ids are unique in the data set."""
+    splits: dict[str, _Split] = {}
+    missing: list[Path] = []
+    num_images = number = 0
+    for split, path, captions in _images(json_file):
+        num_images += 1
+        if not (images_root / path).is_file():
+            missing.append(images_root / path)
+        content = splits.setdefault(split, _Split())
+        number += 1
+        image_id = f"{dataset_id}:{number}"
+        caption_ids = []
+        for place, text in enumerate(captions):
+            if text not in content.captions:
+                number += 1
+                content.captions[text] = _Caption(f"{dataset_id}:{number}", place, [])
+            content.captions[text].image_ids.append(image_id)
+            caption_ids.append(content.captions[text].did)
+        content.images[image_id] = (f"mbeir_images/{dataset_name}/{path}", caption_ids)
+    if missing:
+        raise BadData(
+            f"{json_file}: {len(missing):,} of {num_images:,} pictures are missing, the first is "
+            f"{missing[0]}; give the folder that holds them, or complete it"
+        )
+    if not splits:
+        raise BadData(f"{json_file}: has no pictures")
+    return splits
+
+
+def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
+    """Yield split, path and captions of each picture."""
+    try:
+        images = _File.model_validate_json(json_file.read_bytes()).images
+    except OSError as error:
+        raise BadData(f"{json_file}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise BadData(
+            f"{json_file} is not one of Karpathy's caption files ({first_problem(error)})"
+        ) from None
+    for place, image in enumerate(images):
+        path = PurePosixPath(image.filepath or "", image.filename)
+        if path.is_absolute() or ".." in path.parts:
+            raise BadData(f"{json_file}: images[{place}] leads out of the folder of pictures: {path}")
+        captions = [sentence.raw.strip() for sentence in image.sentences[:CAPTIONS_PER_IMAGE]]
+        if not any(captions):
+            raise BadData(f"{json_file}: images[{place}] ({path}) has no caption")
+        yield SPLITS[image.split], path, list(dict.fromkeys(filter(None, captions)))
+
+
+def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, name: str) -> ConvertedSplit:
+    """Write queries, pools and qrels of a split; the training queries of both tasks share a file."""
+    captions = content.query_captions()
+    pools = {
+        0: [Candidate(did, Modality.IMAGE, image=path) for did, (path, _) in content.images.items()],
+        3: [Candidate(one.did, Modality.TEXT, text=text) for text, one in content.captions.items()],
+    }
+    queries = {
+        0: [
+            Query(
+                f"{dataset_id}:{number}", Modality.TEXT, text=text, positives=tuple(one.image_ids), task_id=0
+            )
+            for number, (text, one) in enumerate(captions, start=1)
+        ],
+        3: [
+            Query(f"{dataset_id}:{number}", Modality.IMAGE, image=path, positives=tuple(dids), task_id=3)
+            for number, (path, dids) in enumerate(content.images.values(), start=len(captions) + 1)
+        ],
+    }
+    write_candidates(layout.union_pool(split), [*pools[0], *pools[3]])
+    if split == "train":
+        files = {f"{name}_{split}": [*queries[0], *queries[3]]}
+    else:
+        files = {f"{name}_task{task}_{split}": rows for task, rows in queries.items()}
+        for task, pool in pools.items():
+            write_candidates(layout.local_pool(f"{name}_task{task}_{split}"), pool)
+    for stem, rows in files.items():
+        write_queries(layout.queries(split, stem), rows)
+        write_qrels(layout.qrels(split, stem), rows)
+    return ConvertedSplit(split, len(pools[0]), len(pools[3]), len(queries[0]) + len(queries[3]))
+
+
+@command
+class Karpathy:
+    """Convert Karpathy's JSON of COCO or Flickr30K into M-BEIR's layout (text to image and back)."""
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """dataset_coco.json or dataset_flickr30k.json."""
+
+    images: Path
+    """Folder of the pictures; they are linked, not copied."""
+
+    out: Path
+    """Folder of the new data set."""
+
+    dataset_id: int = 10
+    """Number of the data set in ids: 9 for COCO, 10 for Flickr30K."""
+
+    dataset_name: str = "flickr30k"
+    """Name of the data set in file names."""
+
+    def run(self) -> None:
+        """Convert the file and print the sizes of the splits."""
+        splits = convert_karpathy(
+            self.file, self.images, self.out, dataset_id=self.dataset_id, dataset_name=self.dataset_name
+        )
+        print_table(splits[0]._fields, [list(map(str, split)) for split in splits])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert what the command line says."""
+    return run(Karpathy, "karpathy", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

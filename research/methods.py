@@ -1,0 +1,320 @@
+"""The methods of the results table: exact search, and search by beams led by the generator or by geometry."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float16, Int8, Int16, Int64, UInt8
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius_search.config import SearchConfig
+from genius_search.data.features import Features
+from genius_search.index.store import ItemArrays
+from genius_search.model import Genius
+from genius_search.nn.columns import decode_densities
+from genius_search.records import candidate_number, did_of
+from genius_search.search.beam import search
+from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.table import IdTable, SearchSegment
+from research.runs import Hit
+
+DEPTH: Final = 100
+"""Hits kept for each query; as deep as recall is measured."""
+SEARCH_BATCH: Final = 64
+
+
+class BeamMethod(NamedTuple):
+    """A method that searches by beams: what leads them, and what orders the items found."""
+
+    by: Literal["generator", "geometry"]
+    rerank: Literal["none", "codes", "embeddings"]
+    is_raw: bool = False
+    """Whether the embeddings are the encoder's features and not the fused ones."""
+
+
+BEAM_METHODS: Final = {
+    "routing+codes": BeamMethod("geometry", "codes"),
+    "routing+embeddings": BeamMethod("geometry", "embeddings"),
+    "generative": BeamMethod("generator", "none"),
+    "generative+codes": BeamMethod("generator", "codes"),
+    "generative+embeddings": BeamMethod("generator", "embeddings"),
+    "generative+raw": BeamMethod("generator", "embeddings", is_raw=True),
+}
+BY_CODES: Final = frozenset(
+    {"exact-codes"}
+    | {name for name, method in BEAM_METHODS.items() if method.by == "geometry" or method.rerank == "codes"}
+)
+"""Methods that need code vectors, which some ID schemes do not have."""
+FUSED: Final = frozenset(
+    {"exact-fused", "exact-fused+hubness", "routing+embeddings", "generative+embeddings"}
+)
+"""Methods that need every candidate's fused embedding."""
+
+
+class PoolCandidates:
+    """The candidates of one pool; features, codes and embeddings stay on disk until they are needed.
+
+    Parameters
+    ----------
+    features
+        features of many candidates; may be memory-mapped.
+    arrays
+        codes (and embeddings) of as many candidates; None for an encoder without a model.
+    rows
+        the rows of those in the pool, in its order; all of them by default.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        arrays: ItemArrays | None = None,
+        rows: Int64[np.ndarray, " items"] | None = None,
+    ) -> None:
+        self._features = features
+        self._arrays = arrays
+        self._rows = np.arange(len(features)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, did: object) -> bool:
+        if not isinstance(did, str):
+            return False
+        number = candidate_number(did)
+        place = int(np.searchsorted(self._sorted_dids, number))
+        return place < len(self) and int(self._sorted_dids[place]) == number
+
+    @cached_property
+    def dids(self) -> Int64[np.ndarray, " items"]:
+        """Candidate ids as UniIR's integers."""
+        dids: np.ndarray = self._features.ids[self._rows]
+        return dids
+
+    @cached_property
+    def _sorted_dids(self) -> np.ndarray:
+        return np.sort(self.dids)
+
+    @property
+    def modality(self) -> Int8[np.ndarray, " items"]:
+        """Codes of the candidates' modalities."""
+        modality: np.ndarray = self._features.modality[self._rows]
+        return modality
+
+    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return unit sums of the encoder's features."""
+        return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
+
+    @property
+    def _kept(self) -> ItemArrays:
+        if self._arrays is None:
+            raise ValueError("these candidates have no codes")
+        return self._arrays
+
+    @cached_property
+    def codes(self) -> Int16[np.ndarray, "items columns"]:
+        """Codes of the IDs, then half norms and densities."""
+        codes: np.ndarray = self._kept.codes[self._rows]
+        return codes
+
+    @property
+    def code_cosine(self) -> Float16[np.ndarray, " items"]:
+        """Cosine between a candidate's embedding and the vector of its ID."""
+        cosines: np.ndarray = self._kept.code_cosine[self._rows]
+        return cosines
+
+    @cached_property
+    def table(self) -> IdTable:
+        """The ID table."""
+        return IdTable.build(self.codes, self.code_cosine)
+
+    @property
+    def id_bytes(self) -> float:
+        """Bytes of the table's IDs for each candidate."""
+        return self.table.nbytes / len(self)
+
+    def fused(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return the unit embeddings that IDs are made from, as stored in 16 bits."""
+        if self._kept.embeddings is None:
+            raise ValueError("fused embeddings were not kept")
+        return torch.from_numpy(self._kept.embeddings[self._rows[places]]).float()
+
+    @cached_property
+    def densities(self) -> UInt8[np.ndarray, " items"] | None:
+        """Density around each candidate, where fused embeddings are kept."""
+        kept = self._kept.densities
+        return None if kept is None else kept[self._rows]
+
+    def did(self, item: int) -> str:
+        """Return the id of the candidate at a place of the pool."""
+        return did_of(int(self.dids[item]))
+
+    def hits(self, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
+        """Return items of the pool with their scores, for a run."""
+        return [
+            Hit(self.did(item), score) for item, score in zip(items.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+class RowQueries(NamedTuple):
+    """The queries of one row of the table, embedded."""
+
+    qids: list[str]
+    raw: Float[Tensor, "queries dim"]
+    """Unit sums of the encoder's features."""
+    fused: Float[Tensor, "queries dim"]
+    """Fused embeddings; the same as ``raw`` for a rival that fuses by the sum alone."""
+
+
+class MethodHits(NamedTuple):
+    """Rankings of one method."""
+
+    method: str
+    hits: list[list[Hit]]
+    """A ranking for each query."""
+    bytes_per_item: float
+    """Bytes that have to be stored of each candidate."""
+    touched: float
+    """Candidates that were scored, on average over the queries."""
+
+
+def find(
+    model: Genius,
+    rows: Sequence[RowQueries],
+    pool: PoolCandidates,
+    methods: Sequence[str],
+    settings: SearchConfig,
+    *,
+    depth: int = DEPTH,
+) -> Iterator[list[MethodHits]]:
+    """Answer the queries of each row by each of these methods, with ``depth`` hits each.
+
+    Exact search reads the candidates once for all rows: with millions of them that is its cost.
+    """
+    vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
+    nearest = {
+        method: exact_search(
+            torch.cat([queries_of(queries) for queries in rows]),
+            vectors_of,
+            len(pool),
+            k=depth,
+            device=model.quantizer.device,
+        )
+        for method, (queries_of, vectors_of) in _exact_methods(model, pool, settings).items()
+        if method in methods
+    }
+    by_beams = [method for method in BEAM_METHODS if method in methods]
+    start = 0
+    for queries in rows:
+        own = slice(start, start + len(queries.qids))
+        start = own.stop
+        found = []
+        for method, best in nearest.items():
+            hits = [pool.hits(*pair) for pair in zip(best.items[own], best.scores[own], strict=True)]
+            size = pool.id_bytes if method == "exact-codes" else vector_bytes + method.endswith("+hubness")
+            found.append(MethodHits(method, hits, size, float(len(pool))))
+        if by_beams:
+            found += _search(model, queries, pool, by_beams, settings, depth)
+        yield found
+
+
+def _exact_methods(
+    model: Genius, pool: PoolCandidates, settings: SearchConfig
+) -> dict[str, tuple[Callable[[RowQueries], Tensor], Callable[[slice], Tensor]]]:
+    """Return each method's query vectors, and its vectors of a range of candidates.
+
+    All compare by inner product; a bias that is taken from an item's score is one more column.
+    """
+
+    def fused_less_density(rows: slice) -> Tensor:
+        if pool.densities is None:
+            raise ValueError("fused embeddings were not kept")
+        density = decode_densities(pool.densities[rows])
+        return append_bias(pool.fused(rows), np.float32(settings.density_weight) * density)
+
+    def code_vectors(rows: slice) -> Tensor:
+        codes = pool.codes[rows]
+        levels = torch.from_numpy(codes.astype(np.int64)).T
+        tables = model.ids.scheme.tables() or []
+        vectors = sum((table[level] for table, level in zip(tables, levels, strict=False)), torch.zeros(()))
+        return append_bias(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
+
+    return {
+        "exact-raw": (lambda queries: queries.raw, pool.raw),
+        "exact-fused": (lambda queries: queries.fused, pool.fused),
+        "exact-fused+hubness": (lambda queries: append_one(queries.fused), fused_less_density),
+        "exact-codes": (lambda queries: append_one(queries.fused), code_vectors),
+    }
+
+
+def _search(
+    model: Genius,
+    queries: RowQueries,
+    pool: PoolCandidates,
+    methods: Sequence[str],
+    settings: SearchConfig,
+    depth: int,
+) -> list[MethodHits]:
+    """Search by beams and order the items found by each method."""
+    segments = [SearchSegment(pool.table)]
+    densities = None if pool.densities is None else [pool.densities]
+    evidence = {
+        False: Evidence(model.ranker, [pool.fused], densities=densities),
+        True: Evidence(model.ranker, [pool.raw], is_raw=True),
+    }
+    configs = {method: _config(BEAM_METHODS[method], settings) for method in methods}
+    shared = {method: (BEAM_METHODS[method].by, _beam_config(config)) for method, config in configs.items()}
+    hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
+    touched = dict.fromkeys(methods, 0)
+    for start in range(0, len(queries.qids), SEARCH_BATCH):
+        fused = queries.fused[start : start + SEARCH_BATCH]
+        beams = {
+            (by, config): search(model.router if by == "geometry" else model.decoder, segments, fused, config)
+            for by, config in set(shared.values())
+        }
+        for query in range(len(fused)):
+            for method in methods:
+                is_raw = BEAM_METHODS[method].is_raw
+                ranked = rank_items(
+                    segments,
+                    beams[shared[method]],
+                    query,
+                    queries.raw[start + query] if is_raw else fused[query],
+                    config=configs[method],
+                    evidence=evidence[is_raw],
+                    k=depth,
+                    for_codes=fused[query],
+                )
+                hits[method].append(pool.hits(ranked.items, ranked.scores))
+                touched[method] += ranked.touched
+    found = []
+    for method in methods:
+        size = pool.id_bytes
+        if BEAM_METHODS[method].rerank == "embeddings":
+            size += 2.0 * model.dim + (not BEAM_METHODS[method].is_raw)  # the density is a byte
+        found.append(MethodHits(method, hits[method], size, touched[method] / len(queries.qids)))
+    return found
+
+
+def _config(method: BeamMethod, settings: SearchConfig) -> SearchConfig:
+    """Return the settings of one method; geometry has no probabilities to normalise or to add."""
+    own = dataclasses.replace(settings, rerank=method.rerank)
+    if method.by == "generator":
+        return own
+    return dataclasses.replace(own, scores="level", generator_weight=0.0)
+
+
+def _beam_config(config: SearchConfig) -> SearchConfig:
+    """Return settings under which methods can share beams.
+
+    All share one full search, unless a re-ranking depends on where its own would have stopped: with a leaf
+    budget, or where the beams' probabilities are added.
+    """
+    stops_early = config.rerank != "none" and bool(config.candidates or config.generator_weight)
+    return dataclasses.replace(config, rerank="codes" if stops_early else "none")

@@ -1,0 +1,349 @@
+"""Run a model on mteb's retrieval tasks: search by IDs, or exact search, in mteb's protocol.
+
+>>> import mteb  # doctest: +SKIP
+>>> from research.mteb import MtebModel  # doctest: +SKIP
+>>> mteb.evaluate(MtebModel("model"), mteb.get_tasks(tasks=["CIRRIT2IRetrieval"]))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from genius_search.config import SearchConfig, checked
+from genius_search.data.features import FeatureBatch
+from genius_search.encoders import content as encoder_input
+from genius_search.encoders.base import ItemKey
+from genius_search.errors import BadData, UsageError
+from genius_search.evaluate import first_few
+from genius_search.index.adding import encode_batch
+from genius_search.index.store import ItemArrays, StoredEmbeddings
+from genius_search.model import Genius
+from genius_search.records import Modality, format_text, instructed
+from research.methods import PoolCandidates, RowQueries, find
+from research.runs import strictly_decreasing
+
+Method = Literal[
+    "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
+]
+InstructionSource = Literal["task", "model", "none"]
+RAW: Final = frozenset({"generative+raw", "exact-raw"})
+FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
+BATCH: Final = 32
+"""Default ``batch_size``."""
+
+logger = logging.getLogger(__name__)
+
+
+class Content(NamedTuple):
+    """A candidate or a query."""
+
+    id: str
+    image: Image.Image | None
+    """Decoded, RGB."""
+    text: str
+    """Title and body, or an empty string."""
+    instruction: str | None
+    """The query's own instruction."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is neither text nor image."""
+        return self.image is None and not self.text
+
+    @property
+    def modality(self) -> Modality:
+        """The modality; an error if the content is empty."""
+        return Modality.of(has_image=self.image is not None, has_text=bool(self.text))
+
+
+def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Iterator[list[Content]]:
+    """Read a ``datasets.Dataset`` in batches, so that few pictures are decoded at once.
+
+    Columns differ: one may be absent or empty, by row or entirely (mteb issues #4436, #4440); a text is in
+    ``text`` or ``body``, with or without a ``title``. Columns of other ``modalities`` than the task's are not
+    read.
+
+    Raises BadData: there is no ``id``, or a row has a text or a picture of another type.
+    """
+    columns = {"text": ["title", "text", "body"], "image": ["image"]}
+    wanted = ["id", "instruction", *(name for modality in modalities for name in columns.get(modality, ()))]
+    present = [name for name in wanted if name in data.column_names]
+    if "id" not in present:
+        raise BadData(f"the columns are {', '.join(data.column_names)}; expected one called id")
+    chosen = data.select_columns(present)
+    for start in range(0, len(chosen), batch_size):
+        batch: Mapping[str, Sequence[Any]] = chosen[start : start + batch_size]
+        rows = zip(*(batch[name] for name in present), strict=True)
+        yield [_content(dict(zip(present, row, strict=True))) for row in rows]
+
+
+def _content(row: Mapping[str, Any]) -> Content:
+    image = row.get("image")
+    if image is not None and not isinstance(image, Image.Image):
+        raise BadData(f"{row['id']}: its image is a {type(image).__name__}, expected a decoded picture")
+    body = row.get("text") or row.get("body") or ""
+    if not isinstance(body, str):
+        raise BadData(f"{row['id']}: its text is a {type(body).__name__}; conversations are not supported")
+    return Content(
+        id=str(row["id"]),
+        image=None if image is None else image.convert("RGB"),
+        text=f"{row.get('title') or ''} {body}".strip(),
+        instruction=row.get("instruction") or None,
+    )
+
+
+class MemoryPool(PoolCandidates):
+    """Candidates in memory under mteb's ids; the embeddings that a method needs are fused or raw ones.
+
+    Parameters
+    ----------
+    rows
+        the row of each candidate that can be found, by its id.
+    left_out
+        candidates without content, which cannot be found.
+    """
+
+    def __init__(self, arrays: ItemArrays, rows: Mapping[str, int], left_out: Container[str]) -> None:
+        self._arrays, self._left_out = arrays, left_out
+        self._by_id, self._ids = rows, list(rows)
+        self._rows = np.fromiter(rows.values(), dtype=np.int64)
+
+    def did(self, item: int) -> str:
+        """Return the id of the candidate at a place of the pool."""
+        return self._ids[item]
+
+    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return the embeddings that were kept."""
+        return self.fused(places)
+
+    def part(self, ids: Sequence[str]) -> MemoryPool:
+        """Return a pool of some of the candidates, each once, without those that were left out.
+
+        Raises BadData: an id is not in the corpus.
+        """
+        unknown = [did for did in ids if did not in self._by_id and did not in self._left_out]
+        if unknown:
+            raise BadData(f"{len(unknown)} candidates to rank are not in the corpus: {first_few(unknown)}")
+        rows = {did: self._by_id[did] for did in ids if did in self._by_id}
+        return MemoryPool(self._kept, rows, self._left_out)
+
+
+class MtebModel:
+    """A searcher for mteb.
+
+    The corpus is read in batches and kept as IDs; no picture outlives its batch. The modality of the results
+    follows from the instruction alone, as in the paper. A candidate without text and image is left out, and
+    a query without either finds nothing; both are logged. A beam finds fewer hits than mteb requests (1,000);
+    the rest count as not found.
+
+    Raises UsageError: the method or the source of instructions is
+    unknown.
+
+    Parameters
+    ----------
+    model
+        A model, or the folder of one.
+    method
+        A method of ``genius evaluate``. Methods with embeddings (fused or raw) keep two bytes per number
+        of each candidate in memory.
+    search
+        Width of the beam and normalisation of its scores; ``method`` decides how hits are ranked.
+    instructions
+        Source of a query's instruction. ``task``: the query's own, else the task's prompt, else the model's
+        training instruction for such queries and candidates; ``model``: the query's own, else the model's,
+        else the task's; ``none``: no instruction.
+    name
+        Name in mteb's results; default: ``genius/`` and the folder's name.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Genius,
+        *,
+        method: Method = "generative",
+        search: SearchConfig | None = None,
+        instructions: InstructionSource = "task",
+        name: str | None = None,
+    ) -> None:
+        for given, offered in ((method, get_args(Method)), (instructions, get_args(InstructionSource))):
+            if given not in offered:
+                raise UsageError(f"{given!r} is not one of {', '.join(offered)}")
+        config = checked(search or SearchConfig())
+        if config.rerank != "none":
+            raise UsageError(
+                f"search.rerank is {config.rerank!r}, but the method decides how hits are ranked: use "
+                f"method='generative+{config.rerank}'"
+            )
+        self.model = model if isinstance(model, Genius) else Genius.open(model)
+        self.method = method
+        self.instructions = instructions
+        by_name = not isinstance(model, Genius) and not Path(model).is_dir()
+        self.name = name or (str(model) if by_name else f"genius/{self.model.folder.resolve().name}")
+        self._config = config
+        self._pool: MemoryPool | None = None
+        self._modality = Modality.IMAGE
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """The model's name, fingerprint, modalities and settings."""
+        from mteb.models import ModelMeta  # noqa: PLC0415  seconds to import, and optional
+
+        settings = ("beam", "scores", "candidates", "shortlist", "generator_weight", "density_weight")
+        reads_texts_only = self.model.encoder.spec.startswith("text:")
+        return ModelMeta.create_empty(
+            {
+                "name": self.name,
+                "revision": self.model.fingerprint[:12],
+                "modalities": ["text"] if reads_texts_only else ["text", "image"],
+                "framework": ["PyTorch"],
+                "use_instructions": self.instructions != "none",
+                "experiment_kwargs": {
+                    "method": self.method,
+                    **{name: getattr(self._config, name) for name in settings},
+                    "instructions": self.instructions,
+                },
+            }
+        )
+
+    def index(self, corpus: Any, *, task_metadata: Any, encode_kwargs: Mapping[str, Any], **_: Any) -> None:
+        """Encode a corpus to IDs; called by mteb.
+
+        Raises BadData: an id occurs twice, or no candidate has any content.
+        """
+        from mteb.types import PromptType  # noqa: PLC0415
+
+        ids: list[str] = []
+        left_out: list[str] = []
+        modalities: list[Modality] = []
+        encoded: list[ItemArrays] = []
+        stored: StoredEmbeddings = (
+            "raw" if self.method in RAW else "fused" if self.method in FUSED else "none"
+        )
+        columns = task_metadata.get_modalities(PromptType.document)
+        for batch in read_columns(corpus, columns, encode_kwargs.get("batch_size", BATCH)):
+            left_out += [one.id for one in batch if one.is_empty]
+            contents = [one for one in batch if not one.is_empty]
+            if not contents:
+                continue
+            features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
+            kinds = [one.modality for one in contents]
+            codes = np.array([kind.code for kind in kinds], dtype=np.int8)
+            no_numbers = np.full(len(contents), -1)
+            encoded.append(encode_batch(self.model, features, codes, embeddings=stored, numbers=no_numbers))
+            ids += [one.id for one in contents]
+            modalities += kinds
+        if not ids:
+            raise BadData(f"no candidate has any content (out of {len(left_out)})")
+        twice = [did for did, count in Counter(ids).items() if count > 1]
+        if twice:
+            raise BadData(f"{len(twice)} ids occur twice in the corpus: {first_few(twice)}")
+        if left_out:
+            logger.warning(
+                "%d of %d candidates have neither text nor image and cannot be found",
+                len(left_out),
+                len(corpus),
+            )
+        self._modality = max(Modality, key=modalities.count)
+        arrays = {
+            name: np.concatenate([batch._asdict()[name] for batch in encoded])
+            for name, array in encoded[0]._asdict().items()
+            if isinstance(array, np.ndarray)
+        }
+        rows = {did: row for row, did in enumerate(ids)}
+        self._pool = MemoryPool(ItemArrays(**arrays, stored=stored), rows, frozenset(left_out))
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        encode_kwargs: Mapping[str, Any],
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        **_: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Return query id -> candidate id -> score, best first; called by mteb after :meth:`index`.
+
+        With ``top_ranked`` each query is searched among its own candidates, all of which are ranked.
+        """
+        from mteb.types import PromptType  # noqa: PLC0415
+
+        if self._pool is None:
+            raise UsageError("there is nothing to search yet: call index() first")
+        found: dict[str, dict[str, float]] = {}
+        prompt = task_metadata.prompt
+        if isinstance(prompt, Mapping):
+            prompt = prompt.get("query")
+        columns = task_metadata.get_modalities(PromptType.query)
+        for batch in read_columns(queries, columns, encode_kwargs.get("batch_size", BATCH)):
+            found.update({one.id: {} for one in batch})
+            contents = [
+                one for one in batch if not one.is_empty and (top_ranked is None or top_ranked.get(one.id))
+            ]
+            if not contents:
+                continue
+            words = [self._text(one, prompt, self._modality) for one in contents]
+            features = self._features(contents, "query", words)
+            raw, fused = F.normalize(features.total(), dim=-1), self.model.embed(features)
+            if top_ranked is None:
+                found |= self._rank(self._pool, RowQueries([one.id for one in contents], raw, fused), top_k)
+                continue
+            for row, one in enumerate(contents):
+                part = self._pool.part(top_ranked[one.id])
+                alone = RowQueries([one.id], raw[row, None], fused[row, None])
+                found |= self._rank(part, alone, top_k, beam=len(part.table))
+        empty = sum(not hits for hits in found.values())
+        if empty:
+            logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
+        return found
+
+    def _text(self, query: Content, prompt: str | None, target: Modality) -> str:
+        """Return the encoder's input: the instruction, a blank, the query's text (UniIR's format)."""
+        own = self.model.instruction_for(query.modality, target)
+        sources = {
+            "task": (query.instruction, prompt, own),
+            "model": (query.instruction, own, prompt),
+            "none": (),
+        }
+        return instructed(next(filter(None, sources[self.instructions]), None), query.text)
+
+    def _features(
+        self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
+    ) -> FeatureBatch:
+        found = encoder_input.features_of(
+            self.model.encoder,
+            [
+                encoder_input.Content(one.image, text, ItemKey(role, one.id))
+                for one, text in zip(contents, texts, strict=True)
+            ],
+        )
+        return FeatureBatch(
+            torch.from_numpy(found.image),
+            torch.from_numpy(found.text),
+            torch.tensor([one.image is not None for one in contents]),
+            torch.tensor([bool(text) for text in texts]),
+        )
+
+    def _rank(
+        self, pool: MemoryPool, queries: RowQueries, k: int, *, beam: int = 0
+    ) -> dict[str, dict[str, float]]:
+        """Return the hits of each query, with strictly decreasing scores: sorting them keeps the order."""
+        config = dataclasses.replace(self._config, beam=max(beam, self._config.beam))
+        ((found,),) = find(self.model, [queries], pool, [self.method], config, depth=k)
+        rankings = {}
+        for qid, hits in zip(queries.qids, found.hits, strict=True):
+            scores = strictly_decreasing([hit.score for hit in hits])
+            rankings[qid] = {hit.did: float(score) for hit, score in zip(hits, scores, strict=True)}
+        return rankings

@@ -1,0 +1,156 @@
+"""Published results on M-BEIR, Flickr30K and COCO, in percent; the numbers are in the CSV files beside this.
+
+On M-BEIR they are R@5, but R@10 for Fashion200K and FashionIQ. Of two lines with the same system, pool and
+weights the first is the reference.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import TypeAdapter
+
+from research.settings import Pool
+
+Weights = Literal["paper", "released"]
+AVERAGE: Final = "average"
+"""The name of the papers' last line."""
+PAPER_BEAM: Final = 50
+"""The beam with which the published numbers of GENIUS were measured."""
+TOLERANCE: Final = 0.3
+"""Points by which a reproduction of the released CLIP_SF may differ; two independent runs differ by 0.12."""
+
+
+class RowSize(NamedTuple):
+    """Size of one of M-BEIR's test rows."""
+
+    queries: int
+    pool: int
+    """Candidates in its local pool."""
+
+
+class Misprint(NamedTuple):
+    """A number that is printed wrong somewhere."""
+
+    system: str
+    pool: Pool
+    weights: Weights
+    row: str
+    printed: float
+    right: float
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.row}: {self.where} prints {self.printed} for {self.system}, not {self.right}: {self.why}"
+        )
+
+
+class Published(NamedTuple):
+    """Results of one system on M-BEIR in one setting, in percent."""
+
+    system: str
+    kind: Literal["generative", "embedding"]
+    pool: Pool
+    weights: Weights
+    """Whether the paper's own model was measured, or weights that its authors released later."""
+    source: str
+    average: float
+    rows: tuple[float, ...] = ()
+    """In the order of :data:`SIZES`; empty where only the average is known."""
+
+    @property
+    def title(self) -> str:
+        """The system's name in a table."""
+        return f"{self.system}, released" if self.weights == "released" else self.system
+
+    def value(self, row: str) -> float | None:
+        """Return the number of one row, or of ``average``, if it is known."""
+        if row == AVERAGE:
+            return self.average
+        return dict(zip(SIZES, self.rows, strict=False)).get(row)
+
+    def misprint(self, row: str) -> str:
+        """Return a note on a number that is printed wrong somewhere, or an empty string."""
+        key = (self.system, self.pool, self.weights, row)
+        return "; ".join(str(one) for one in MISPRINTS if one[:4] == key)
+
+
+class CaptionResult(NamedTuple):
+    """Recall of one system, text to image, on Karpathy's test split."""
+
+    system: str
+    dataset: Literal["flickr30k", "mscoco"]
+    recalls: tuple[float, float, float]
+    """R@1, R@5, R@10."""
+    trained_on: str
+    source: str
+
+
+class Reference(NamedTuple):
+    """A published number beside which ours may stand."""
+
+    system: str
+    weights: Weights
+    value: float
+    source: str
+    misprint: str
+
+
+def _read(name: str) -> Iterator[dict[str, str]]:
+    return csv.DictReader(files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines())
+
+
+SIZES: Final = {row["row"]: RowSize(int(row["queries"]), int(row["pool"])) for row in _read("sizes.csv")}
+"""M-BEIR's 16 test rows in the papers' order."""
+UNION_SIZE: Final = sum(size.pool for size in SIZES.values())
+"""Candidates in the global test pool: the 16 local pools one after another."""
+
+
+def _published(row: dict[str, Any]) -> Published:
+    values = [row.pop(name) for name in SIZES]
+    rows = tuple(float(value) for value in values if value)
+    return Published(**{**row, "average": float(row["average"])}, rows=rows)
+
+
+def _caption_result(row: dict[str, Any]) -> CaptionResult:
+    first, fifth, tenth = (float(row.pop(f"R@{k}")) for k in (1, 5, 10))
+    return CaptionResult(**row, recalls=(first, fifth, tenth))
+
+
+MISPRINTS: Final = TypeAdapter(tuple[Misprint, ...]).validate_python([*_read("misprints.csv")])
+"""Where results.csv has the right numbers."""
+RESULTS: Final = tuple(map(_published, _read("results.csv")))
+CAPTION_RESULTS: Final = tuple(map(_caption_result, _read("captions.csv")))
+
+COMPARABLE: Final = {"exact-raw": "CLIP_SF", "generative": "GENIUS", "generative+raw": "GENIUS^R"}
+"""Our method -> the published system that does the same: exact search over the encoder's own summed features,
+generation, generation re-ranked by those features."""
+
+
+def expected_size(name: str, pool: Pool) -> RowSize | None:
+    """Return the queries and candidates of a row of M-BEIR's; None for any other row."""
+    size = SIZES.get(name)
+    return size if size is None or pool == "local" else RowSize(size.queries, UNION_SIZE)
+
+
+def references(name: str, pool: Pool, method: str) -> list[Reference]:
+    """Return what was published on one row (or ``average``) for our method, released weights first."""
+    found: dict[str, Reference] = {}
+    for result in RESULTS:
+        value = result.value(name)
+        if (result.system, result.pool) == (COMPARABLE.get(method), pool) and value is not None:
+            found.setdefault(
+                result.weights,
+                Reference(result.system, result.weights, value, result.source, result.misprint(name)),
+            )
+    return [found[weights] for weights in ("released", "paper") if weights in found]
+
+
+def format_percent(value: float) -> str:
+    """Format a number with as many decimals as were published, one or two."""
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"

@@ -1,0 +1,339 @@
+"""``python -m research.report``: the paper's tables and figures from evaluations on disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import tyro
+
+from genius_search.cli.options import OptionalFile, OptionalFolder, command
+from genius_search.cli.terminal import print_text
+from genius_search.data.mbeir import MBeir, read_qrels
+from genius_search.errors import BadData, UsageError
+from genius_search.writing import write_file
+from research import figures
+from research.command import run
+from research.figures import Drawing
+from research.published.numbers import COMPARABLE, references
+from research.runs import Run, measure, read_run
+from research.settings import METHODS, POOLS, Pool
+from research.statistics import Pair, PerTask, compare_all, interval
+from research.systems import SYSTEMS, System, gather
+from research.table import Cell, Table, find_best
+
+ABLATIONS: Final = {
+    "ablations": "Ablations",
+    "decoder": "The decoder's size",
+    "codes": "Codebooks: codes of a level × levels",
+}
+ABLATION_COLUMNS: Final = (
+    ("generative", "R@1"),
+    ("generative", "R@5"),
+    ("generative+raw", "R@5"),
+    ("exact-codes", "R@5"),
+    ("exact-fused", "R@5"),
+)
+TESTED: Final = ("generative", "R@5")
+"""Ablations are tested on the paper's measure of the paper's search."""
+WITHIN: Final = (
+    ("generative", "exact-fused"),
+    ("generative+codes", "exact-fused"),
+    ("generative+codes", "routing+codes"),
+    ("generative+raw", "exact-raw"),
+)
+"""Methods of one system that are tested against each other."""
+SIGNIFICANT: Final = 0.05
+RUN_MEASURES: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
+
+
+def recall_table(systems: Sequence[System], pool: Pool) -> Table:
+    """Return recall by task for all systems and methods of one pool, published numbers below."""
+    tasks = systems[0].tasks(pool)
+    first = systems[0].rows[systems[0].rows["pool"] == pool].drop_duplicates("name").set_index("name")
+    lines: list[tuple[Cell, ...]] = []
+    for system in systems:
+        for method in system.methods(pool):
+            values = [system.task(pool, method, task) for task in tasks]
+            average = system.average(pool, method) if system.tasks(pool) == tasks else None
+            lines.append((system.title, method, *values, average))
+    bold = find_best(lines, range(2, 3 + len(tasks)))
+    for method, name in (
+        COMPARABLE.items() if "published" in first.columns and first["published"].notna().all() else ()
+    ):
+        numbers = [next((one.value for one in references(task, pool, method)), None) for task in tasks]
+        lines.append((f"{name}, published", method, *numbers, None))
+    seeds = sorted({len(system.folders) for system in systems})
+    return Table(
+        name=f"recall-{pool}",
+        title=f"Recall, {pool} pool",
+        note="Share of queries with a right answer among the first hits, percent, mean ± standard deviation "
+        f"over {' or '.join(map(str, seeds))} seeds. Bold: the best of a column.",
+        headings=(
+            "system",
+            "method",
+            *(f"{task} {first.loc[task, 'headline']}" for task in tasks),
+            "average",
+        ),
+        lines=lines,
+        text_columns=2,
+        bold=bold,
+    )
+
+
+def kept_table(systems: Sequence[System], pool: Pool) -> Table:
+    """Return how much of its own encoder's recall each method keeps: the one figure that data sets share."""
+    lines: list[tuple[Cell, ...]] = []
+    for system in systems:
+        exact = system.average(pool, "exact-raw")
+        for method in system.methods(pool):
+            found = system.average(pool, method)
+            if exact is not None and found is not None and exact.value > 0 and method != "exact-raw":
+                lines.append((system.title, method, found, exact, 100 * found.value / exact.value))
+    return Table(
+        name=f"kept-{pool}",
+        title=f"What is kept of the encoder's own recall, {pool} pool",
+        note="Average over tasks in percent, that of exact search over the encoder's summed features "
+        "(CLIP-SF's way), and their ratio in percent.",
+        headings=("system", "method", "average", "exact-raw", "kept"),
+        lines=lines,
+        text_columns=2,
+    )
+
+
+def significance_table(pairs: Sequence[Pair], *, title: str) -> Table:
+    """Return a line for each pair that answered the same queries."""
+    lines: list[tuple[Cell, ...]] = [
+        (*pair[:3], _points(found.difference), found.better, found.worse, _p(found.p),
+         found.p < SIGNIFICANT)
+        for pair, found in zip(pairs, compare_all(pairs), strict=True)
+        if found is not None
+    ]  # fmt: skip
+    return Table(
+        name="significance",
+        title=title,
+        note="Difference in points; queries that the first answers better and worse (the mean over seeds); "
+        "p of the paired randomisation test over queries, two-sided, corrected by Holm for all lines.",
+        headings=("system", "against", "measure", "difference", "better", "worse", "p", "below 0.05"),
+        lines=lines,
+        text_columns=3,
+    )
+
+
+def tested_pairs(systems: Sequence[System], pool: Pool) -> list[Pair]:
+    """Return the methods of each system, and the systems after the first with the first, to be compared."""
+    compared = [
+        ((system, a), (system, b))
+        for system in systems
+        for a, b in WITHIN
+        if {a, b} <= set(system.methods(pool))
+    ]
+    base = next((one for one in systems if "generative" in one.methods(pool)), None)
+    for other in systems if base is not None else ():
+        own = [one for one in other.methods(pool) if one == "generative" or one not in METHODS]
+        if base is not None and other is not base and own:
+            compared.append(((base, "generative"), (other, own[0])))
+    return [
+        Pair(
+            f"{one.title}: {a}",
+            f"{other.title}: {b}",
+            name,
+            (one.per_query(pool, a, name), other.per_query(pool, b, name)),
+        )
+        for (one, a), (other, b) in compared
+        for name in ("R@1", "R@5")
+    ]
+
+
+def ablation_table(kind: str, base: System | None, changed: Sequence[System]) -> Table:
+    """Return the base system and each one with a single change, tested against the base."""
+    method, name = TESTED
+    tests: list[Any] = [None] * len(changed)
+    if base is not None:
+        before = base.per_query("global", method, name)
+        tests = list(
+            compare_all(
+                [Pair(one.title, base.title, name, (one.per_query("global", method, name), before))
+                 for one in changed]
+            )
+        )  # fmt: skip
+    lines: list[tuple[Cell, ...]] = []
+    for system, test in zip(
+        [*([base] if base else []), *changed], [*([None] if base else []), *tests], strict=True
+    ):
+        averages = [system.average("global", *column) for column in ABLATION_COLUMNS]
+        tested = (None, None) if test is None else (_points(test.difference), _p(test.p))
+        lines.append((system.title, len(system.folders), *averages, *tested))
+    return Table(
+        name=kind,
+        title=ABLATIONS[kind],
+        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. Difference: "
+        f"{name} of {method} against the first line, in points; p corrected by Holm.",
+        headings=("system", "seeds", *map(" ".join, ABLATION_COLUMNS), "difference", "p"),
+        lines=lines,
+    )
+
+
+def storage_table(systems: Sequence[System], pool: Pool) -> Table:
+    """Return the bytes of an item for each way of searching, and how many items are scored."""
+    lines: list[tuple[Cell, ...]] = []
+    for system in systems:
+        for method in system.methods(pool):
+            own = system.select(pool, method)
+            touched = 100 * float((own["candidates_touched"] / own["pool_size"]).mean())
+            lines.append((system.title, method, float(own["bytes_per_item"].mean()), touched))
+    return Table(
+        name="storage",
+        title="Storage",
+        note=f"Bytes kept of an item in the {pool} pool (codes and where each ID's items begin; vectors in "
+        "16 bits), and candidates scored for a query, in percent of the pool.",
+        headings=("system", "method", "bytes an item", "touched, %"),
+        lines=lines,
+        decimals=2,
+        text_columns=2,
+    )
+
+
+def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawing]:
+    """Return every table and figure that there is enough evidence for; items are shown only with ``data``."""
+    main = [one for one in systems if one.table == SYSTEMS]
+    parts: list[Table | Drawing] = []
+    pools = [pool for pool in POOLS if any(one.methods(pool) for one in main)]
+    for pool in pools:
+        own = [one for one in main if one.methods(pool)]
+        parts += [recall_table(own, pool), kept_table(own, pool)]
+    if pools:
+        pool = pools[-1]
+        own = [one for one in main if one.methods(pool)]
+        parts.append(significance_table(tested_pairs(own, pool), title=f"Paired tests, {pool} pool"))
+        parts.append(storage_table(own, pool))
+    by_name = {one.name: one for one in systems}
+    for kind in ABLATIONS:
+        changed = [one for one in systems if one.table == kind and TESTED[0] in one.methods("global")]
+        if changed:
+            parts.append(ablation_table(kind, by_name.get(changed[0].like), changed))
+    beams = sorted((one for one in systems if one.table == "beam"), key=lambda one: one.rows["beam"].iloc[0])
+    if len(beams) > 1:
+        parts.append(figures.beam_figure([(int(one.rows["beam"].iloc[0]), one) for one in beams]))
+    for system in main[:1]:
+        if system.model is not None:
+            parts += figures.code_figures(system.model, system.folders[0], data, title=system.title)
+    return parts
+
+
+def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
+    """Measure TREC runs of any system over one qrels file, with intervals, and test each against the first.
+
+    Raises
+    ------
+    BadData
+        A run answers none of the queries.
+    """
+    judged = {
+        qid: answers for qid, answers in read_qrels(qrels, layout="trec").items() if max(answers.values()) > 0
+    }
+    lines: list[tuple[Cell, ...]] = []
+    values: dict[str, dict[str, PerTask]] = {}
+    for path in runs:
+        found = read_run(path, order="scores").hits
+        if not judged.keys() & found.keys():
+            raise BadData(f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels")
+        measured = measure(judged, Run(path.stem, {qid: found.get(qid, ()) for qid in judged}))
+        values[path.stem] = {
+            name: {"": {qid: own[name] for qid, own in measured.per_query.items()}} for name in RUN_MEASURES
+        }
+        low, high = interval(values[path.stem]["R@5"])
+        means = [100 * measured.means[name] for name in RUN_MEASURES]
+        lines.append((path.stem, *means, f"{100 * low:.1f} to {100 * high:.1f}"))
+    first, *others = values
+    pairs = [
+        Pair(first, other, name, (values[first][name], values[other][name]))
+        for other in others
+        for name in ("R@5", "nDCG@10")
+    ]
+    table = Table(
+        name="runs",
+        title="Runs",
+        note=f"{len(judged)} queries of {qrels.name}, in percent. Unanswered queries count 0. The interval "
+        "is a bootstrap over queries (95 %).",
+        headings=("run", *RUN_MEASURES, "95 % interval of R@5"),
+        lines=lines,
+    )
+    return [table, significance_table(pairs, title="Paired tests")] if pairs else [table]
+
+
+def write(folder: Path, parts: Sequence[Table | Drawing]) -> Path:
+    """Write ``report.md``, ``tables/`` and ``figures/``; return the first."""
+    blocks = ["# Report"]
+    for name in ("tables", "figures"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        if isinstance(part, Table):
+            write_file(folder / "tables" / f"{part.name}.csv", part.csv().encode())
+            blocks.append(part.markdown())
+        else:
+            part.figure.savefig(folder / "figures" / f"{part.name}.png", metadata={"Software": None})
+            blocks += [f"![{part.alt}](figures/{part.name}.png)", f"*{part.title}.*"]
+    write_file(folder / "report.md", ("\n\n".join(blocks) + "\n").encode())
+    return folder / "report.md"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def _p(value: float) -> str:
+    """Return p, not smaller than the number of resamples can tell."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+@command
+class Report:
+    """Make the paper's tables and figures from runs on disk, with intervals and paired tests.
+
+    Writes report.md, tables/ (CSV) and figures/ (PNG). Or give --runs and --qrels: anybody's TREC files.
+    """
+
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Folders of sweeps or of evaluations, or NAME=FOLDER,FOLDER: evaluations that differ in their seed."""
+
+    out: Path
+    """Folder of the report."""
+
+    data: OptionalFolder = None
+    """The data set, for pictures of the items that share codes."""
+
+    bench: OptionalFile = None
+    """results.json of research.bench, for the figure of time against the size of the pool."""
+
+    runs: tuple[Path, ...] = ()
+    """TREC runs, in place of sources."""
+
+    qrels: OptionalFile = None
+    """Right answers of the runs."""
+
+    def run(self) -> None:
+        """Gather, measure and write."""
+        if bool(self.runs) != (self.qrels is not None):
+            raise UsageError("give --runs together with --qrels")
+        parts: list[Table | Drawing] = []
+        if self.sources:
+            parts += report(gather(self.sources), None if self.data is None else MBeir(self.data))
+        if self.bench is not None:
+            parts.append(figures.speed_figure(self.bench))
+        if self.qrels is not None:
+            parts += report_runs(self.runs, self.qrels)
+        if not parts:
+            raise UsageError("give folders to report on, --bench, or --runs together with --qrels")
+        print_text(f"begin with {write(self.out, parts)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Report what the command line says."""
+    return run(Report, "report", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

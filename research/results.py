@@ -1,0 +1,388 @@
+"""Results of an evaluation: rows, averages, and their tables.
+
+M-BEIR's rows are printed in the papers' layout: percent, a column for each method, published numbers below
+ours. A published number stands only where the queries and the pool are as many as those it was measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+from typing import Any, Final, NamedTuple
+
+import pandas as pd
+from rich.console import Console
+
+from genius_search.cli.terminal import print_text
+from research.published.numbers import (
+    AVERAGE,
+    COMPARABLE,
+    PAPER_BEAM,
+    SIZES,
+    Reference,
+    RowSize,
+    Weights,
+    expected_size,
+    references,
+)
+from research.settings import METHODS, Pool
+from research.table import Cell, Table
+
+BASELINE: Final = "exact-fused"
+"""The method that ``of exact`` compares with."""
+HEADLINE: Final = "R@5"
+"""The measure that a page emphasises; a row's own is :attr:`ResultRow.headline`."""
+FIRST: Final = ("R@1", "R@5", "R@10")
+"""Measures that every JSON row begins with and every short table shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultRow:
+    """Results of one method on one task and pool."""
+
+    name: str
+    """As in file names: ``mscoco_task0``."""
+    dataset: str
+    task: str
+    """Its name: ``text -> image``."""
+    task_id: int
+    pool: Pool
+    method: str
+    queries: int
+    pool_size: int
+    headline_k: int
+    """The papers' cut-off for this row: 10 for Fashion200K and FashionIQ, else 5."""
+    measures: Mapping[str, float]
+    """``R@5``, ``recall@5``, ``MRR``, ``R-precision``, ``nDCG@10``, …"""
+    bytes_per_item: float
+    """Bytes that the method keeps of each candidate."""
+    candidates_touched: float
+    """Candidates that it scored for a query, on average."""
+
+    @property
+    def headline(self) -> str:
+        """The measure that the papers print for this row (M-BEIR, section 2.9)."""
+        return f"R@{self.headline_k}"
+
+    @property
+    def score(self) -> float | None:
+        """The headline measure's value, if it was measured."""
+        return self.measures.get(self.headline)
+
+
+class AverageRow(NamedTuple):
+    """Means of one method over all tasks of a pool, every task counting the same."""
+
+    pool: Pool
+    method: str
+    tasks: int
+    measures: dict[str, float]
+    """Those that every task has."""
+    score: float | None
+    """The mean of every row's own headline measure: the papers' average."""
+    bytes_per_item: float
+    candidates_touched: float
+    name: str = AVERAGE
+
+
+def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Sort rows by pool (local first), task, data set, then method in the order of :data:`METHODS`.
+
+    M-BEIR's data sets come as the papers print them, others by name.
+    """
+    return sorted(
+        rows,
+        key=lambda row: (
+            row.pool != "local",
+            row.task_id,
+            *_place(row.name, list(SIZES)),
+            row.dataset,
+            *_place(row.method, METHODS),
+        ),
+    )
+
+
+def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
+    """Return the unweighted mean over tasks for each pool and method (M-BEIR, section 2.9).
+
+    Only for methods that were run on every task of the pool: other means cannot be compared.
+    """
+    found: list[AverageRow] = []
+    for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
+        inside = list(group)
+        num_tasks = len({row.name for row in inside})
+        for method in sorted({row.method for row in inside}, key=lambda method: _place(method, METHODS)):
+            own = [row for row in inside if row.method == method]
+            if num_tasks < 2 or len(own) != num_tasks:
+                continue
+            scores = [row.score for row in own if row.score is not None]
+            measures = pd.DataFrame([row.measures for row in own]).dropna(axis=1)
+            found.append(
+                AverageRow(
+                    pool=pool,
+                    method=method,
+                    tasks=num_tasks,
+                    measures={str(name): fmean(values) for name, values in measures.items()},
+                    score=fmean(scores) if len(scores) == num_tasks else None,
+                    bytes_per_item=fmean(row.bytes_per_item for row in own),
+                    candidates_touched=fmean(row.candidates_touched for row in own),
+                )
+            )
+    return found
+
+
+def of_exact(row: ResultRow | AverageRow, rows: Sequence[ResultRow] | Sequence[AverageRow]) -> float | None:
+    """Return a row's headline measure over that of exact search on fused embeddings, where there is one."""
+    same = (row.name, row.pool, BASELINE)
+    exact = next((other.score for other in rows if (other.name, other.pool, other.method) == same), None)
+    return row.score / exact if row.score is not None and exact else None
+
+
+def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
+    """Return ``{"rows": [...], "averages": [...]}``: flat rows for scripts, numbers unrounded."""
+    ordered, means = in_order(rows), averages(rows)
+
+    def costs(row: ResultRow | AverageRow) -> dict[str, float | None]:
+        return {
+            "bytes_per_item": row.bytes_per_item,
+            "candidates_touched": row.candidates_touched,
+            "of_exact": of_exact(row, ordered if isinstance(row, ResultRow) else means),
+        }
+
+    return {
+        "rows": [
+            {
+                **{name: getattr(row, name) for name in ("dataset", "task", "pool", "method", "queries")},
+                **_first_first(row.measures),
+                **{name: getattr(row, name) for name in ("task_id", "name", "headline", "pool_size")},
+                **costs(row),
+                **_published_json(row),
+            }
+            for row in ordered
+        ],
+        "averages": [
+            {
+                **{name: getattr(row, name) for name in ("pool", "method", "tasks")},
+                **_first_first(row.measures),
+                "headline": row.score,
+                **costs(row),
+            }
+            for row in means
+        ],
+    }
+
+
+def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
+    """Return a table for each task and pool and for their averages, a line for each method.
+
+    What a narrow terminal has no room for stands last.
+    """
+    ordered, means = in_order(rows), averages(rows)
+    found = {name: None for row in rows for name in _first_first(row.measures)}
+    first = [name for name in FIRST if name in found]
+    others = [name for name in found if name not in FIRST]
+    groups: dict[str, list[tuple[Cell, ...]]] = {}
+
+    def add(title: str, row: ResultRow | AverageRow, ratio: float | None) -> None:
+        costs = (row.bytes_per_item, row.candidates_touched)
+        whole = (round(cost) if cost >= 100 or abs(cost - round(cost)) < 0.01 else cost for cost in costs)
+        head, tail = (map(row.measures.get, names) for names in (first, others))
+        groups.setdefault(title, []).append((row.method, *head, ratio, *whole, *tail))
+
+    for row in ordered:
+        add(f"{row.task}, {row.pool} {row.dataset}, {row.queries:,} queries", row, of_exact(row, ordered))
+    for mean in means:
+        add(f"{AVERAGE}, {mean.pool}, {mean.tasks} tasks", mean, of_exact(mean, means))
+    headings = ("method", *first, "of exact", "bytes", "touched", *others)
+    return [
+        Table(name="results", title=title, headings=headings, lines=lines, decimals=3)
+        for title, lines in groups.items()
+    ]
+
+
+def published_beside(row: ResultRow) -> list[Reference]:
+    """Return the published numbers that a row may be compared with: same task, method and sizes."""
+    is_comparable = (row.queries, row.pool_size) == expected_size(row.name, row.pool)
+    return references(row.name, row.pool, row.method) if is_comparable else []
+
+
+def _published_json(row: ResultRow) -> dict[str, Any]:
+    """Return published numbers in percent and the difference in points, where any may be compared."""
+    found = published_beside(row)
+    if not found or row.score is None:
+        return {}
+    return {
+        "published": [
+            {
+                **{name: value for name, value in one._asdict().items() if name != "misprint" or value},
+                "difference": 100 * row.score - one.value,
+            }
+            for one in found
+        ]
+    }
+
+
+def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return the measures, those of :data:`FIRST` in front."""
+    return {name: measures[name] for name in FIRST if name in measures} | dict(measures)
+
+
+def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
+    """Return a sorting key: known names in their order, then the others."""
+    return (names.index(name) if name in names else len(names), name)
+
+
+WEIGHTS: Final[tuple[Weights, ...]] = ("released", "paper")
+LEGEND: Final = (
+    "percent; below ours the published numbers and our difference: exact-raw beside UniIR's CLIP_SF, "
+    "generative beside GENIUS, generative+raw beside GENIUS^R; 'released': weights that were published later"
+)
+
+
+def applies_to(rows: Sequence[ResultRow]) -> bool:
+    """Return whether all rows are M-BEIR's."""
+    return all(row.name in SIZES for row in rows)
+
+
+def paper_tables(
+    rows: Sequence[ResultRow], *, beam: int, scores: str = "vocabulary", instructions: str = "first"
+) -> list[Table]:
+    """Return a table for each pool, local first; all rows have to be M-BEIR's.
+
+    Its columns are the row, then the methods, those beside which anything is published first; the lines
+    ``released`` and ``paper`` below a row of ours are published numbers with our difference. ``beam``,
+    ``scores`` and ``instructions`` are those of the evaluation: where they differ from those of the published
+    measurements, the note says so.
+    """
+    tables = []
+    for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
+        inside = list(group)
+        measured = {row.method for row in inside}
+        methods = [method for method in dict.fromkeys((*COMPARABLE, *METHODS)) if method in measured]
+        by_name = {name: list(own) for name, own in groupby(inside, key=lambda row: row.name)}
+        beside = {
+            name: {row.method: published_beside(row) for row in own if row.score is not None}
+            for name, own in by_name.items()
+        }
+        lines: list[tuple[str, ...]] = []
+        for name, own in by_name.items():
+            lines += _paper_lines(f"{name} {own[0].headline}", own, beside[name], methods)
+        means = averages(inside)
+        published_means = _published_means(beside, pool) if means else {}
+        if means:
+            lines += _paper_lines(f"average of {len(by_name)} rows", means, published_means, methods)
+        for label, cost in (("bytes/candidate", "bytes_per_item"), ("touched/query", "candidates_touched")):
+            values = [fmean(getattr(row, cost) for row in inside if row.method == one) for one in methods]
+            cells = (f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}" for value in values)
+            lines.append((label, *cells))
+        found = [*beside.values(), published_means]
+        shown = [one for by_method in found for references in by_method.values() for one in references]
+        notes = _note_on_sizes(inside, beside)
+        if shown:
+            misprints = dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)
+            notes += [*_notes_on_settings(inside, beam, scores, instructions), LEGEND, *misprints]
+        tables.append(
+            Table(
+                name=f"paper-{pool}",
+                title=f"{pool} pool",
+                note="\n".join(notes),
+                headings=("row", *methods),
+                lines=lines,
+            )
+        )
+    return tables
+
+
+def _paper_lines(
+    label: str,
+    rows: Sequence[ResultRow] | Sequence[AverageRow],
+    published: Mapping[str, Sequence[Reference]],
+    methods: Sequence[str],
+) -> list[tuple[str, ...]]:
+    """Return our line, and one for each kind of published numbers."""
+    percent = {row.method: 100 * row.score for row in rows if row.score is not None}
+    lines = [(label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
+    for weights in WEIGHTS:
+        cells = []
+        for method in methods:
+            one = next((one for one in published.get(method, ()) if one.weights == weights), None)
+            if one is None or method not in percent:
+                cells.append("")
+                continue
+            difference = round(percent[method] - one.value, 1) + 0.0  # no -0.0
+            cells.append(f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}")
+        if any(cells):
+            lines.append((weights, *cells))
+    return lines
+
+
+def _published_means(
+    beside: Mapping[str, Mapping[str, Sequence[Reference]]], pool: Pool
+) -> dict[str, list[Reference]]:
+    """Return published averages over the very rows that are here, where all of them may be compared."""
+    found: dict[str, list[Reference]] = {}
+    for method in COMPARABLE:
+        misprints = {one.weights: one.misprint for one in references(AVERAGE, pool, method)}
+        for weights in WEIGHTS:
+            same = [one for own in beside.values() for one in own.get(method, ()) if one.weights == weights]
+            if same and len(same) == len(beside):
+                misprint = misprints[weights] if len(same) == len(SIZES) else ""
+                mean = same[0]._replace(value=fmean(one.value for one in same), misprint=misprint)
+                found.setdefault(method, []).append(mean)
+    return found
+
+
+def _note_on_sizes(
+    rows: Sequence[ResultRow], beside: Mapping[str, Mapping[str, Sequence[Reference]]]
+) -> list[str]:
+    """Return a note if rows have other sizes than the published numbers are for."""
+    others = {
+        row.name: row for row in rows if row.method in COMPARABLE and not beside[row.name].get(row.method)
+    }
+    if not others:
+        return []
+    first = next(iter(others.values()))
+    size = expected_size(first.name, first.pool) or RowSize(0, 0)
+    begin = "No published numbers shown" if len(others) == len(beside) else "Not all published numbers shown"
+    which = "1 row has" if len(others) == 1 else f"{len(others)} rows have"
+    note = (
+        f"{begin}: {which} other sizes than M-BEIR's ({first.name}: {first.queries:,} of {size.queries:,} "
+        f"queries, pool {first.pool_size:,} of {size.pool:,})"
+    )
+    return [note]
+
+
+def _notes_on_settings(rows: Sequence[ResultRow], beam: int, scores: str, instructions: str) -> list[str]:
+    """Return notes on settings that differ from those of the published measurements."""
+    notes = []
+    generated = any(row.method.startswith("generative") for row in rows)
+    if generated and beam != PAPER_BEAM:
+        notes.append(f"generated with a beam of {beam}; the published numbers are for {PAPER_BEAM}")
+    differing = []
+    if instructions != "first":
+        differing.append((f"--instructions {instructions}", "always the first"))
+    if generated and scores != "vocabulary":
+        differing.append((f"--scores {scores}", "scores over the whole vocabulary"))
+    if differing:
+        ours, theirs = (", ".join(words) for words in zip(*differing, strict=True))
+        notes.append(
+            f"measured with {ours}; the authors' code: {theirs} (as `research.published.repro` does)"
+        )
+    return notes
+
+
+def print_results(rows: Sequence[ResultRow], *, beam: int, scores: str, instructions: str) -> None:
+    """Print M-BEIR's rows in the papers' layout, and other data in a block for each task."""
+    if applies_to(rows):
+        print_tables(paper_tables(rows, beam=beam, scores=scores, instructions=instructions))
+    else:
+        print_tables(task_tables(rows))
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print tables with as many columns as the terminal has room for."""
+    for table in tables:
+        print_text(table.text(Console().width))
+    print_text("all columns: in a wider terminal, or with --json", error=True)

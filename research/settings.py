@@ -1,0 +1,98 @@
+"""Settings of an evaluation, and the methods that it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from pydantic import ConfigDict
+
+from genius_search.config import Count, Natural, NonNegative, SearchConfig
+from genius_search.errors import UsageError
+
+Name = TypeVar("Name", bound=str)
+Pool = Literal["local", "global"]
+POOLS: Final[tuple[Pool, Pool]] = ("local", "global")
+METHODS: Final = (
+    "exact-raw",
+    "exact-fused",
+    "exact-fused+hubness",
+    "exact-codes",
+    "routing+codes",
+    "routing+embeddings",
+    "generative",
+    "generative+codes",
+    "generative+embeddings",
+    "generative+raw",
+)
+"""The methods of an evaluation in the order of the tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Everything that decides the results of an evaluation."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    split: str = "test"
+    """Split of the data set."""
+
+    beam: Count = 50
+    """IDs kept at each level."""
+
+    scores: Literal["level", "vocabulary", "children"] = "level"
+    """Normalise the generator's scores over a level's codes, over its whole vocabulary, or over the codes
+    that exist at that point."""
+
+    candidates: Natural = 0
+    """Re-ranking: stop decoding once the beams cover at most this many IDs, and rank them all;
+    0 decodes all levels."""
+
+    shortlist: Natural = 0
+    """Re-ranking by embeddings: compare only this many hits, the best by codes; 0 compares all."""
+
+    generator_weight: NonNegative = 0.0
+    """Ranking by codes: weight of the log-probability of the beam, added to the score."""
+
+    density_weight: NonNegative = SearchConfig.density_weight
+    """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
+    exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""
+
+    instructions: Literal["hashed", "first", "none", "all"] = "hashed"
+    """Instruction of each query: one of the data set's, chosen by a hash; the first; none; or each in turn,
+    with the mean of the measures."""
+
+    max_queries: Natural = 0
+    """Queries of each row at most, spread evenly; 0 means all."""
+
+    seed: Natural = 0
+    """Seed for the choice of instructions."""
+
+    pools: tuple[Pool, ...] = ("local", "global")
+    """Each query against its own task's pool, against the union of all pools, or both."""
+
+    methods: tuple[str, ...] = METHODS
+    """Methods to measure."""
+
+    rows: tuple[str, ...] = ()
+    """Rows to evaluate, named as in file names (``mscoco_task0``); none means all."""
+
+
+def choose(flag: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
+    """Return the names in a list with commas, or every name for ``all``.
+
+    Raises UsageError: a name is not known, or is repeated.
+
+    >>> choose("--kinds", "hnsw, exact", ("exact", "hnsw"))
+    ('hnsw', 'exact')
+    """
+    if text == "all":
+        return tuple(known)
+    names = [name.strip() for name in text.split(",")]
+    found = tuple(one for name in names for one in known if one == name)
+    if len(found) < len(names) or len(set(found)) < len(found):
+        raise UsageError(
+            f"{flag} {text!r}: expected some of {', '.join(known)}, each once with commas between, or all"
+        )
+    return found

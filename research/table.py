@@ -1,0 +1,138 @@
+"""One table for the terminal, Markdown and CSV; cells keep full precision until shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pandas as pd
+
+MISSING: Final = "–"
+
+
+class Estimate(NamedTuple):
+    """A number with its uncertainty."""
+
+    value: float
+    sd: float | None = None
+    """Standard deviation over seeds; None for a single seed."""
+    low: float | None = None
+    high: float | None = None
+    """Confidence interval over queries."""
+
+
+Cell: TypeAlias = str | int | float | Estimate | None
+
+
+def format_cell(cell: Any, decimals: int | None) -> str:  # noqa: PLR0911  one type, one return
+    """Return a cell as people read it: ``86.3 ± 0.4``, ``1,200``, ``–``.
+
+    Parameters
+    ----------
+    decimals
+        Of numbers that are not counts. None: three significant digits, at most four decimals.
+    """
+    match cell:
+        case str():
+            return cell
+        case Estimate():
+            text = format_cell(cell.value, decimals)
+            return text if cell.sd is None else f"{text} ± {format_cell(cell.sd, decimals)}"
+        case bool():
+            return "yes" if cell else "no"
+        case Integral():
+            return f"{cell:,}"
+        case float() if not math.isnan(cell):
+            if decimals is None:
+                digits = 2 - math.floor(math.log10(abs(cell))) if cell else 0
+                return f"{round(cell, digits):,.{min(max(digits, 0), 4)}f}"
+            return f"{cell:,.{decimals}f}"
+        case _:
+            return MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Lines of cells under headings."""
+
+    name: str
+    """Name of its files."""
+    title: str
+    note: str = ""
+    """Explanation for the reader."""
+    headings: tuple[str, ...]
+    lines: Sequence[Sequence[Cell]]
+    decimals: int | None = 1
+    """Decimals of numbers that are not counts; None means three significant digits."""
+    text_columns: int = 1
+    """Columns from the left that hold names."""
+    bold: frozenset[tuple[int, int]] = frozenset()
+    """Line and column of the cells that Markdown sets in bold."""
+
+    def cells(self) -> list[list[str]]:
+        """Return every cell as people read it."""
+        return [[format_cell(cell, self.decimals) for cell in line] for line in self.lines]
+
+    def text(self, width: int) -> str:
+        """Return title, table and note for a terminal, with as many columns as have room."""
+        for count in range(len(self.headings), self.text_columns, -1):
+            lines = [line[:count] for line in self.lines]
+            table = replace(self, headings=self.headings[:count], lines=lines).plain("simple")
+            if table.find("\n") <= width:
+                break
+        return f"{self.title}\n{table}\n{self.note}\n"
+
+    def markdown(self) -> str:
+        """Return title, note and table."""
+        table = self.plain("pipe", lambda text: text.replace("|", "\\|"), bold="**{}**")
+        return "\n\n".join(part for part in (f"## {self.title}", self.note, table) if part)
+
+    def csv(self) -> str:
+        """Return unrounded numbers; an estimate takes one more column for each uncertainty that is known."""
+        columns = []
+        values_by_column = list(zip(*self.lines, strict=True)) or [()] * len(self.headings)
+        for heading, values in zip(self.headings, values_by_column, strict=True):
+            plain = [cell.value if isinstance(cell, Estimate) else cell for cell in values]
+            columns.append(pd.Series(plain, name=heading, dtype=object))
+            for part in ("sd", "low", "high"):
+                parts = [getattr(cell, part, None) if isinstance(cell, Estimate) else None for cell in values]
+                if any(one is not None for one in parts):
+                    columns.append(pd.Series(parts, name=f"{heading} {part}", dtype=object))
+        text: str = pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
+        return text
+
+    def _strings(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+        lines = [
+            [
+                (bold if (row, column) in self.bold else "{}").format(escape(cell))
+                for column, cell in enumerate(line)
+            ]
+            for row, line in enumerate(self.cells())
+        ]
+        return pd.DataFrame(lines, columns=[escape(heading) for heading in self.headings], dtype=object)
+
+    def plain(self, layout: str, escape: Callable[[str], str] = str, bold: str = "{}") -> str:
+        """Return the cells in one of tabulate's layouts; ``bold`` is the form of cells in bold."""
+        align = ["left"] * self.text_columns + ["right"] * (len(self.headings) - self.text_columns)
+        frame = self._strings(escape, bold)
+        return str(frame.to_markdown(index=False, tablefmt=layout, disable_numparse=True, colalign=align))
+
+
+def find_best(lines: Sequence[Sequence[Cell]], columns: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Return line and column of the highest numbers of columns; they are compared by one decimal, as printed.
+
+    >>> sorted(find_best([("a", 1.0), ("b", 2.04), ("c", 2.0)], [1]))
+    [(1, 1), (2, 1)]
+    """
+    found = set()
+    for column in columns:
+        values = {
+            row: round(cell.value if isinstance(cell, Estimate) else cell, 1)
+            for row, cell in enumerate(line[column] for line in lines)
+            if isinstance(cell, Estimate | float)
+        }
+        found |= {(row, column) for row, value in values.items() if value == max(values.values())}
+    return frozenset(found)

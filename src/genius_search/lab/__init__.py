@@ -1,1 +1,0 @@
-"""The laboratory: evaluation, baselines, benchmarks, reports, published checkpoints, synthetic data."""

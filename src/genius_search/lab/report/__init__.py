@@ -1,1 +1,0 @@
-"""Reports: tables, figures, statistics and the page of results."""

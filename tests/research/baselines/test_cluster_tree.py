@@ -1,0 +1,65 @@
+"""Trees of clusters: paths of known and of new items."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genius_search.errors import BadData
+from research.baselines.ids import ClusterTree
+
+
+def draw(items, seed=0, dim=6):
+    return torch.randn(items, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def build(items, *, branches=3, leaf=4, seed=0):
+    return ClusterTree.build(
+        items, branches=branches, leaf=leaf, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+@settings(max_examples=30)
+@given(
+    items=st.integers(1, 120), branches=st.integers(2, 6), leaf=st.integers(1, 8), seed=st.integers(0, 1000)
+)
+def test_each_item_has_a_path_of_its_own_and_none_begins_another(items, branches, leaf, seed):
+    tree, paths = build(draw(items, seed), branches=branches, leaf=leaf)
+    distinct = {tuple(path) for path in paths}
+    assert len(distinct) == items
+    assert not any(path[:length] in distinct for path in distinct for length in range(len(path)))
+    assert max(max(path[:-1], default=0) for path in paths) < branches
+    assert max(path[-1] for path in paths) < leaf
+    assert len(tree.children) == int(tree.starts[-1])
+
+
+@settings(max_examples=30)
+@given(items=st.integers(1, 120), seed=st.integers(0, 1000))
+def test_going_down_to_the_nearest_centroid_finds_the_paths_again(items, seed):
+    vectors = draw(items, seed)
+    tree, paths = build(vectors)
+    assert tree.paths(vectors) == paths
+
+
+def test_a_new_item_takes_over_the_id_of_the_nearest_item_in_its_leaf():
+    vectors = draw(200)
+    tree, paths = build(vectors)
+    assert tree.paths(vectors[[17, 80]] + 1e-4) == [paths[17], paths[80]]
+    known = {tuple(path) for path in paths}
+    assert {tuple(path) for path in tree.paths(draw(300, seed=9))} <= known
+
+
+def test_the_seed_decides():
+    vectors = draw(200)
+    assert build(vectors, seed=1)[1] == build(vectors, seed=1)[1]
+    assert build(vectors, seed=1)[1] != build(vectors, seed=2)[1]
+
+
+def test_equal_items_are_dealt_out():
+    _, paths = build(torch.ones(50, 6))
+    assert len({tuple(path) for path in paths}) == 50
+
+
+def test_nothing_to_divide_is_refused():
+    with pytest.raises(BadData, match="needs items"):
+        build(draw(0))

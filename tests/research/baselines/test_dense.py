@@ -1,0 +1,98 @@
+"""Embedding search measured as GENIUS is: the same rows, runs and numbers as its exact search."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from genius_search.data.mbeir import MBeir, read_qrels
+from genius_search.errors import UsageError
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.training.fit import reopen_embedded
+from research.baselines.dense import DenseConfig, evaluate_dense, factory_string
+from research.evaluate import evaluate
+from research.runs import measure, read_run
+from research.settings import EvaluationConfig
+
+CONFIG = EvaluationConfig(split="val", max_queries=10)
+LARGE = EvaluationConfig(split="test", pools=("global",), max_queries=10)
+"""A pool of 1,000, which has 31 lists; the smallest local ones have a single list."""
+
+
+@pytest.fixture(scope="module")
+def searched(trained, tmp_path_factory):
+    """Each kind's result and folder; everything is made once."""
+    features = tmp_path_factory.mktemp("features")
+    embedded = reopen_embedded(trained.model)
+
+    @functools.cache
+    def search(dense, config=CONFIG):
+        folder = tmp_path_factory.mktemp("-".join(dense.kinds))
+        result = evaluate_dense(
+            MBeir(trained.data), embedded, config, dense, folder, evaluation=features, progress=Silent()
+        )
+        return result, folder
+
+    return search
+
+
+def test_exact_search_measures_what_evaluate_calls_exact_raw(searched, trained, tmp_path):
+    found, _ = searched(DenseConfig())
+    config = EvaluationConfig(split="val", max_queries=10, methods=("exact-raw",))
+    model = Genius.open(trained.model)
+    expected = evaluate(MBeir(trained.data), model, config, tmp_path, progress=Silent())
+    assert {(row.pool, row.name) for row in found.rows} == {(row.pool, row.name) for row in expected.rows}
+    for row, other in zip(found.rows, expected.rows, strict=True):
+        assert row.method == "dense-exact"
+        assert (row.name, row.pool, row.queries) == (other.name, other.pool, other.queries)
+        assert row.candidates_touched == row.pool_size == other.pool_size
+        # Vectors are kept in 16 bits, so a near tie may fall the other way.
+        assert row.measures["R@5"] == pytest.approx(other.measures["R@5"], abs=0.11)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf-pq", "ivf-rq"])
+def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
+    exact, _ = searched(DenseConfig(), LARGE)
+    found, _ = searched(DenseConfig(kinds=(kind,), effort=4, code_bytes=24), LARGE)
+    for row, best in zip(found.rows, exact.rows, strict=True):
+        assert row.method == f"dense-{kind}"
+        assert 0 < row.candidates_touched < best.candidates_touched
+    mean = sum(row.measures["R@10"] for row in found.rows) / len(found.rows)
+    assert mean > 0.5 * sum(row.measures["R@10"] for row in exact.rows) / len(exact.rows)
+
+
+def test_runs_and_results_are_read_like_those_of_evaluate(searched):
+    result, folder = searched(DenseConfig(kinds=("hnsw",)))
+    for row in result.rows:
+        name = f"{row.name}_val.{row.pool}"
+        run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
+        judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
+        assert measure(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
+    written = json.loads((folder / "results.json").read_text())
+    assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
+    assert [timing["queries"] for timing in written["timings"]] == [row.queries for row in result.rows]
+
+
+def test_bytes_that_hold_no_code_are_refused():
+    with pytest.raises(UsageError, match="give at least 2"):
+        factory_string("ivf-rq", num_items=1_000, num_training=1_000, dim=16, code_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_items", "num_training", "factory"),
+    [
+        ("exact", 99, 99, "SQfp16"),
+        ("hnsw", 99, 99, "HNSW32_SQfp16"),
+        ("ivf-pq", 10_400, 9_000, "IVF325,PQ16x8np"),  # 16 divides 128, 14 does not
+        ("ivf-rq", 10_400, 9_000, "IVF325,RQ13x8_Nqint8"),  # a byte is the norm's
+        ("ivf-rq", 10**6, 9_000, "IVF1024,RQ13x8_Nqint8"),
+        ("ivf-rq", 100, 9_000, "IVF3,RQ13x6_Nqint8"),
+        ("ivf-pq", 10_400, 70, "IVF70,PQ16x6np"),  # no more is learned than there are vectors to learn from
+    ],
+)
+def test_lists_and_codes_follow_from_the_pool_and_the_bytes(kind, num_items, num_training, factory):
+    sizes = {"num_items": num_items, "num_training": num_training, "dim": 128, "code_bytes": 14}
+    assert factory_string(kind, **sizes) == factory

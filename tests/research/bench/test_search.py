@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import faiss
+import numpy as np
+import pytest
+
+from genius_search.config import usual_search
+from genius_search.errors import BadData, UsageError
+from genius_search.index.writer import one_writer
+from genius_search.model import Genius
+from genius_search.nn.arrays import normalize
+from genius_search.progress import Silent
+from research.bench import rivals as rivals_module
+from research.bench.coded import ALL, Ours, encode, fit, of_model
+from research.bench.given import Given, invent, nearest_cosines, read_given, share_found
+from research.bench.rivals import (
+    EXACT,
+    build_rivals,
+    code_builders,
+    describe_packages,
+    faiss_rival,
+    graph_builders,
+    pq_factory,
+)
+from research.bench.search import _recombined, bench_search
+from research.bench.settings import SearchSettings
+from research.bench.updates import _our_subject, changeable_builders
+
+DIM = 64
+ITEMS = 600
+
+
+def nearest(items, queries, count):
+    """The slow and simple way."""
+    return np.argsort(-(queries @ items.T), axis=1, kind="stable")[:, :count]
+
+
+def draw(count, seed):
+    """Unit vectors around forty centres."""
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((40, DIM))
+    vectors = centres[random.integers(0, 40, count)] + 0.5 * random.standard_normal((count, DIM))
+    return normalize(vectors.astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def given():
+    items = draw(ITEMS, 0)
+    return Given(items, np.ones(ITEMS, dtype=np.int8), draw(30, 1), real=ITEMS)
+
+
+@pytest.fixture(scope="module")
+def quantizer(given, tmp_path_factory):
+    return fit(given, tmp_path_factory.mktemp("fitted") / "q", levels=6, progress=Silent())
+
+
+@pytest.fixture(scope="module")
+def built(given):
+    """Every rival that is installed."""
+    builders = [*code_builders(given.items, seed=0), *graph_builders(given.items, seed=0)]
+    return [faiss_rival("Flat", given.items), *(build() for build in builders)]
+
+
+def test_every_rival_finds_most_of_what_is_nearest(given, built):
+    truth = nearest(given.items, given.queries, 10)
+    for rival in built:
+        found = rival.find(given.queries, max(rival.efforts or (0,)), None)
+        least = 1 if rival.name == EXACT else 0.4 if "1 bit" in rival.name or "RaBitQ" in rival.name else 0.6
+        assert share_found(truth, found, 10) >= least, rival.name
+        assert rival.item_bytes > 4, rival.name
+
+
+def test_filters_let_through_what_they_allow_and_nothing_else(given, built):
+    allowed = np.random.default_rng(2).random(ITEMS) < 0.3
+    rows = np.flatnonzero(allowed)
+    truth = rows[nearest(given.items[rows], given.queries, 10)]
+    filtering = [rival for rival in built if rival.limit is not None]
+    assert len(filtering) >= 4
+    for rival in filtering:
+        effort = max(rival.efforts or (0,)) if rival.has_lists else 512
+        found = rival.find(given.queries, effort, rival.limit(allowed))
+        assert allowed[found[found >= 0]].all(), rival.name
+        assert share_found(truth, found, 10) >= 0.4, rival.name
+
+
+def test_what_is_added_is_found_and_what_is_removed_is_not(given):
+    old, new = np.arange(50), np.arange(550, ITEMS)
+    for rival, _ in build_rivals(changeable_builders(given.items[:550], seed=0), {}):
+        effort = max(rival.efforts)
+        if rival.remove is not None:
+            rival.remove(old)
+        rival.add(new, given.items[new])
+        found = rival.find(given.items[new], effort, None)
+        assert np.mean([row in own for row, own in zip(new, found.tolist(), strict=True)]) > 0.8, rival.name
+        if rival.remove is not None:
+            assert not np.isin(rival.find(given.items[old], effort, None), old).any(), rival.name
+
+
+def test_packages_that_are_not_installed_are_named(monkeypatch, given):
+    monkeypatch.setattr(rivals_module, "is_installed", lambda module: module == "faiss")
+    assert "left out, because they are not installed: hnswlib, usearch, rabitqlib" in describe_packages()
+    assert len(graph_builders(given.items, seed=0)) == 2
+
+
+def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quantizer):
+    ours = Ours.of(encode(quantizer, given))
+    config = dataclasses.replace(usual_search(ITEMS), candidates=ALL, density_weight=0.0)
+    found = ours.method(config, ours.quick)(given.queries)
+    codes = encode(quantizer, given).arrays.codes[:, : len(quantizer.sizes)]
+    vectors = sum(table[codes[:, level]] for level, table in enumerate(ours.ranker.tables()))
+    costs = quantizer.config.norm_weight * np.square(vectors).sum(axis=1) / 2
+    scores = given.queries @ vectors.T - costs
+    tenth = np.sort(scores, axis=1)[:, -10]
+    assert (np.take_along_axis(scores, found, 1).min(axis=1) >= tenth - 0.01).all()  # half norms are rounded
+
+
+def test_all_ways_of_our_search_find_the_same(given, quantizer):
+    ours = Ours.of(encode(quantizer, given), given.items)
+    usual = next(iter(ours.methods())).search(given.queries)
+    for name, search in ours.other_ways(None).items():
+        assert share_found(usual, search(given.queries), 10) > 0.99, name
+    allowed = np.arange(ITEMS) % 7 == 0
+    for name, search, _ in ours.allowing(allowed).methods():
+        found = search(given.queries)
+        assert (found >= 0).all(), name
+        assert allowed[found].all(), name
+
+
+def test_an_index_that_changes_finds_what_is_there_by_its_number(given, quantizer, tmp_path):
+    with one_writer(tmp_path / "index") as writer:
+        subject = _our_subject(writer, quantizer, given, 500)
+        subject.replace(np.arange(40), np.arange(500, 560))
+        subject.replace(np.arange(40, 50), np.arange(560, ITEMS))
+        search = subject.searches["ours, codes and 4 bits"]
+        found = subject.number(search(given.items))
+    assert not (found[found >= 0] < 50).any()
+    own = [row in hits for row, hits in zip(range(50, ITEMS), found[50:].tolist(), strict=True)]
+    assert np.mean(own) > 0.95
+
+
+def test_invented_items_are_about_as_near_to_one_another_as_real_ones(given):
+    more = invent(given, 3 * ITEMS, seed=0)
+    assert np.array_equal(more.items[:ITEMS], given.items)
+    assert np.allclose(np.linalg.norm(more.items, axis=1), 1, atol=1e-5)
+    assert len(more.modality) == 3 * ITEMS
+    real, invented = nearest_cosines(more, seed=0)
+    scores = more.items[:ITEMS] @ more.items.T - 2 * np.eye(ITEMS, 3 * ITEMS)
+    assert real == pytest.approx(scores.max(axis=1).mean(), abs=0.03)
+    assert invented == pytest.approx(real, abs=0.1)
+
+
+def test_recombined_codes_are_halves_of_two_items_of_a_list(given):
+    few, many = (_recombined(given.items, count, 0).index for count in (ITEMS, 2000))
+    assert many.ntotal == pytest.approx(2000, abs=20)
+    size = many.code_size
+    names = set()
+    for number in range(many.nlist):
+        counts = [index.invlists.list_size(number) for index in (few, many)]
+        old, new = (
+            faiss.rev_swig_ptr(index.invlists.get_codes(number), count * size).reshape(count, size)
+            for index, count in zip((few, many), counts, strict=True)
+        )
+        assert np.array_equal(new[: len(old)], old)
+        for part in (slice(0, size // 2), slice(size // 2, size)):
+            assert {row.tobytes() for row in new[:, part]} == {row.tobytes() for row in old[:, part]}
+        names |= set(faiss.rev_swig_ptr(many.invlists.get_ids(number), counts[1]).tolist())
+    assert len(names) == many.ntotal
+
+
+def test_an_array_gives_items_and_queries(tmp_path):
+    vectors = 3 * draw(200, 5)
+    np.save(tmp_path / "items.npy", vectors.astype(np.float16))
+    np.save(tmp_path / "asked.npy", vectors[:7])
+    settings = SearchSettings(queries=15)
+    held_out = read_given(tmp_path / "items.npy", settings, None, tmp_path, progress=Silent())
+    assert (len(held_out.items), len(held_out.queries), held_out.real) == (185, 15, 185)
+    assert held_out.recall(np.zeros((15, 10), dtype=np.int64), 5) is None
+    assert nearest(held_out.items, held_out.queries, 1).shape == (15, 1)
+    assert (held_out.queries @ held_out.items.T).max() < 0.9999  # no query is among the items
+    given = read_given(
+        tmp_path / "items.npy",
+        settings,
+        None,
+        tmp_path,
+        query_vectors=tmp_path / "asked.npy",
+        progress=Silent(),
+    )
+    assert (len(given.items), len(given.queries)) == (200, 7)
+    assert np.array_equal(nearest(given.items, given.queries, 1)[:, 0], np.arange(7))
+
+
+def test_arrays_that_are_none_are_refused(tmp_path):
+    np.save(tmp_path / "flat.npy", np.ones(50, dtype=np.float32))
+    np.save(tmp_path / "items.npy", draw(50, 0))
+    np.save(tmp_path / "few.npy", draw(9, 0))
+    np.save(tmp_path / "narrow.npy", draw(20, 0)[:, :8])
+    (tmp_path / "text.npy").write_text("none")
+    for name, problem in (("flat", "a row for each"), ("text", "cannot be read"), ("few", "too few to take")):
+        with pytest.raises(BadData, match=problem):
+            read_given(tmp_path / f"{name}.npy", SearchSettings(), None, tmp_path, progress=Silent())
+    for data, problem in (("items.npy", "vectors of 8 numbers"), ("", "has queries of its own")):
+        with pytest.raises((BadData, UsageError), match=problem):
+            read_given(
+                tmp_path / data,
+                SearchSettings(),
+                None,
+                tmp_path,
+                query_vectors=tmp_path / "narrow.npy",
+                progress=Silent(),
+            )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"parts": "plain,other"}, "expected some of plain, candidates"),
+        ({"shares": "50,none"}, "'none' is no percentage"),
+        ({"shares": "0"}, "'0' is no percentage"),
+        ({"levels": "few"}, "--levels 'few'"),
+        ({"timed": 0}, "timed"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes, problem, tmp_path):
+    with pytest.raises(UsageError, match=problem):
+        bench_search(tmp_path / "x.npy", SearchSettings(**changes), tmp_path / "out", progress=Silent())
+
+
+def test_a_rival_that_cannot_be_built_is_noted_with_the_reason(given):
+    def fail():
+        raise UsageError("it takes no such vectors")
+
+    left_out = {}
+    built = build_rivals([fail, partial(faiss_rival, "Flat", given.items)], left_out)
+    assert [rival.name for rival, _ in built] == [EXACT]
+    assert "left out: it takes no such vectors" in describe_packages(left_out)
+
+
+def test_a_product_code_has_about_as_many_bytes_as_an_id():
+    assert pq_factory(9, 384, 10_000) == "IVF9,PQ16x8np"
+    assert pq_factory(9, 32, 100) == "IVF9,PQ16x6np"
+
+
+def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_path):
+    model = Genius.open(trained.model)
+    items = normalize(np.random.default_rng(0).standard_normal((20, model.dim)).astype(np.float32))
+    given = Given(items, np.zeros(20, dtype=np.int8), items[:2], real=20)
+    arrays = encode(of_model(model), given).arrays
+    assert np.allclose(arrays.embeddings, items, atol=1e-3)
+    np.save(tmp_path / "items.npy", items)
+    with pytest.raises(UsageError, match="leave --model out"):
+        read_given(tmp_path / "items.npy", SearchSettings(), model, tmp_path, progress=Silent())
+    assert type(model.quantizer.fusion).__name__ != "SumFusion"  # the model itself is as before

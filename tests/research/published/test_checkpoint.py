@@ -1,0 +1,111 @@
+"""Opening published files: what is read, what is refused, and that nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from genius_search.errors import ArtifactMismatch
+from research.published.checkpoint import open_checkpoint
+
+WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
+
+
+class Malicious:
+    """Unpickled the usual way, it makes a file."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.fixture
+def save(tmp_path):
+    def save(value, **options):
+        path = tmp_path / "file.pth"
+        torch.save(value, path, **options)
+        return path
+
+    return save
+
+
+def test_weights_are_read_and_the_rest_is_named(save):
+    moments = {0: {"exp_avg": torch.zeros(2, 3), "exp_avg_sq": torch.zeros(2, 3)}}
+    path = save({"model": WEIGHTS, "optimizer": {"state": moments, "groups": [{"lr": 1e-4}]}, "epoch": 20})
+    checkpoint = open_checkpoint(path)
+    assert {name: tensor.tolist() for name, tensor in checkpoint.tensors.items()} == {
+        name: tensor.tolist() for name, tensor in WEIGHTS.items()
+    }
+    assert checkpoint.others == ("optimizer", "epoch")
+    assert checkpoint.bytes == path.stat().st_size
+    assert (checkpoint.contents["tensors"], checkpoint.contents["parameters"]) == (2, 8)
+
+
+def test_an_omegaconf_configuration_is_no_obstacle(save):
+    omegaconf = pytest.importorskip("omegaconf")
+    plain = {"lr": 1e-4, "none": None, "list": [1, "x", True, {"deep": 2.5}], "link": "${lr}", "gap": "???"}
+    checkpoint = open_checkpoint(save({"model": WEIGHTS, "config": omegaconf.OmegaConf.create(plain)}))
+    assert checkpoint.others == ("config",)
+
+
+def test_code_in_a_file_is_refused_by_name_and_not_run(save, tmp_path):
+    target = tmp_path / "was run"
+    path = save({"model": WEIGHTS, "config": Malicious(target)})
+    with pytest.raises(ArtifactMismatch, match=r"pathlib\.Path\.touch|builtins\.getattr.*not executed"):
+        open_checkpoint(path)
+    assert not target.exists()
+    torch.load(path, weights_only=False)
+    assert target.exists()  # so the file would have worked
+
+
+def test_code_of_newer_pickles_is_refused_as_well(save, tmp_path):
+    target = tmp_path / "was run"
+    with pytest.raises(ArtifactMismatch, match="not executed"):
+        open_checkpoint(save({"model": Malicious(target)}, pickle_protocol=4))
+    assert not target.exists()
+
+
+def test_the_segment_of_compiled_models_is_taken_out_of_names(save):
+    found = open_checkpoint(
+        save({"model": {"_orig_mod.a": WEIGHTS["a.bias"], "b._orig_mod.c": WEIGHTS["a.bias"]}})
+    )
+    assert list(found.tensors) == ["a", "b.c"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1, 2], "holds a list"),
+        ({"weights": WEIGHTS, "epoch": 1}, "'model'.*'weights', 'epoch'"),
+        ({}, "'model'.*nothing"),
+        ({"model": [1]}, "no dict of tensors under 'model'"),
+        ({"model": {}}, "no dict of tensors under 'model'"),
+        ({"model": {"a": torch.ones(1), "b": 3}}, "not all plain tensors: b"),
+        ({"model": {"a": torch.ones(2, 2).to_sparse()}}, "not all plain tensors: a"),
+        ({"model": {"a": torch.ones(1, device="meta")}}, "not all plain tensors: a"),
+    ],
+)
+def test_what_is_no_checkpoint_is_said(value, said, save):
+    with pytest.raises(ArtifactMismatch, match=said):
+        open_checkpoint(save(value))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_a_file_cut_short_is_damaged(share, save):
+    path = save({"model": WEIGHTS})
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ArtifactMismatch, match="is damaged"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"hello", b""])
+def test_other_files_are_refused(content, tmp_path):
+    path = tmp_path / "file.pth"
+    path.write_bytes(content)
+    with pytest.raises(ArtifactMismatch, match="not the container that torch"):
+        open_checkpoint(path)

@@ -1,0 +1,146 @@
+"""UniIR's checkpoints become folders: what is written, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from genius_search.artifact import open_artifact
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.progress import Silent
+from research.published.checkpoint import open_checkpoint
+from research.published.encoders import checkpoint_shapes, import_encoder, look, main, network_shapes
+
+TOWER = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_hidden_layers": 12}
+PICTURES = {**TOWER, "image_size": 224, "patch_size": 56}
+TEXTS = {**TOWER, "vocab_size": 49408, "max_position_embeddings": 77}
+MIXER = {"d_model": 64, "d_kv": 16, "d_ff": 80, "num_heads": 3, "num_layers": 2}
+BERT = {
+    **TOWER,
+    "encoder_hidden_size": 64,
+    "vocab_size": 9,
+    "max_position_embeddings": 100,
+    "is_decoder": True,
+}
+
+
+def shapes_of(kind, **config):
+    return checkpoint_shapes(kind, network_shapes(kind, config))
+
+
+SHAPES = shapes_of(
+    "clip-sf", projection_dim=32, text_config=TEXTS, vision_config={**PICTURES, "num_hidden_layers": 24}
+)
+MIXED = shapes_of("clip-ff", text_config=TEXTS, vision_config=PICTURES, mixer_config=MIXER)
+BLIP = shapes_of("blip-ff", text_config=BERT, vision_config=PICTURES)
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "kite"]
+
+
+def save(path, shapes, **extra):
+    torch.manual_seed(0)
+    weights = {name: 0.1 * torch.randn(shape) for name, shape in shapes.items()}
+    weights |= {name: torch.tensor(4.6) for name in weights if name.endswith("logit_scale")}
+    weights |= extra
+    moments = {0: {"exp_avg": torch.zeros(5), "exp_avg_sq": torch.zeros(5)}}
+    torch.save({"model": weights, "optimizer": {"state": moments}, "epoch": 19}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def clip_file(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("clip") / "clip_sf_large.pth", SHAPES)
+
+
+@pytest.fixture(scope="module")
+def blip_file(tmp_path_factory):
+    shapes = BLIP | {"visual_encoder_m.cls_token": (1, 1, 64), "temp": ()}
+    return save(tmp_path_factory.mktemp("blip") / "blip_ff_large.pth", shapes)
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "vocab.txt").write_text("\n".join(WORDS))
+    return tmp_path / "bert"
+
+
+def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):
+    made = import_encoder(clip_file, "clip-sf", tmp_path / "clip-sf", progress=Silent())
+    manifest = open_artifact(made.folder, kind="uniir", verify=True)
+    assert manifest.fingerprint == made.fingerprint
+    assert manifest.inputs["checkpoint"] == made.source.sha256
+    told = json.loads((made.folder / "uniir.json").read_text())
+    assert told["kind"] == "clip-sf"
+    assert told["source"] == {
+        "bytes": clip_file.stat().st_size,
+        "sha256": made.source.sha256,
+        "published": False,
+    }
+    weights = load_file(made.folder / "model.safetensors")
+    assert len(weights) == 590
+    theirs = open_checkpoint(clip_file).tensors["clip_model.text_projection"]
+    assert torch.equal(weights["text_projection.weight"], theirs.T)
+    written = {path.name: path.stat().st_size for path in made.folder.iterdir()}
+    for name, size in made.source.files.items():
+        assert written[name] == pytest.approx(size, rel=0.01)
+
+
+NORM = "clip_model.ln_final.weight"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "name"),
+    [
+        ("clip-sf", SHAPES, NORM),
+        ("blip-ff", BLIP, "text_encoder.pooler.dense.bias"),
+        ("clip-ff", MIXED, "t5_layers.final_layer_norm.weight"),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused_naming_the_tensor(kind, shapes, name, vocabulary, tmp_path):
+    file = save(tmp_path / "odd.pth", shapes, **{name: torch.full(shapes[name], torch.nan)})
+    with pytest.raises(ArtifactMismatch, match=f"as {kind}: {name} holds NaN"):
+        look(open_checkpoint(file), kind, tokenizer=vocabulary if kind == "blip-ff" else None)
+
+
+def test_blip_takes_berts_vocabulary_in_either_form(blip_file, vocabulary, tmp_path):
+    made = import_encoder(blip_file, "blip-ff", tmp_path / "blip", progress=Silent(), tokenizer=vocabulary)
+    assert made.source.weights.left_out == ("visual_encoder_m.cls_token", "temp")
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    (ready / "tokenizer.json").write_text((made.folder / "tokenizer.json").read_text())
+    again = import_encoder(blip_file, "blip-ff", tmp_path / "again", progress=Silent(), tokenizer=ready)
+    assert again.fingerprint == made.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [*WORDS, "more", "words", "still"],
+            "has 10 tokens, and the checkpoint was trained with 7 and two more",
+        ),
+        (["a", "kite", *"cdefg"], r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
+    ],
+)
+def test_another_vocabulary_is_refused(blip_file, vocabulary, tmp_path, words, message):
+    (vocabulary / "vocab.txt").write_text("\n".join(words))
+    with pytest.raises(ArtifactMismatch, match=message):
+        import_encoder(blip_file, "blip-ff", tmp_path / "blip", progress=Silent(), tokenizer=vocabulary)
+
+
+def test_a_vocabulary_is_given_where_it_is_needed_and_only_there(clip_file, blip_file, vocabulary):
+    with pytest.raises(UsageError, match="blip-ff reads BERT's tokens; give --tokenizer"):
+        look(open_checkpoint(blip_file), "blip-ff")
+    with pytest.raises(UsageError, match="clip-sf brings its own vocabulary"):
+        look(open_checkpoint(clip_file), "clip-sf", tokenizer=vocabulary)
+
+
+def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys):
+    out = tmp_path / "clip-sf"
+    assert main(["clip-sf", str(clip_file), "--out", str(out)]) == 0
+    assert f"uniir:{out}" in capsys.readouterr().err.replace("\n", "")
+    assert main(["blip-ff", str(clip_file), "--out", str(tmp_path / "blip")]) == 2
+    assert "give --tokenizer" in capsys.readouterr().err.replace("\n", " ")

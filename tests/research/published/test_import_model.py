@@ -1,0 +1,164 @@
+"""The published model becomes a folder of ours; what level 0 means is found on labelled candidates."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import Modality
+from research.published.models import import_genius, main
+
+DIM = 6
+IMAGE, TEXT = torch.eye(DIM)[:2]
+
+
+class Listening(Silent):
+    def __init__(self):
+        self.said = []
+
+    def say(self, message):
+        self.said.append(message)
+
+
+@pytest.fixture
+def published(make_published):
+    """Fusion is the mean of image and text, and level 0 says text, image-text, image."""
+    made = make_published(dim=DIM)
+    meaning = torch.stack([TEXT, (IMAGE + TEXT) / 2**0.5, IMAGE])[None]
+    for prefix, weights in (("", made.quantizer), ("quantizer.", made.generator)):
+        weights[f"{prefix}encoder.output_layer.weight"] = torch.zeros(DIM, 8)
+        weights[f"{prefix}encoder.output_layer.bias"] = torch.zeros(DIM)
+        weights[f"{prefix}encoder.dynamic_scalar.3.weight"] = torch.zeros(1, 8)
+        weights[f"{prefix}encoder.dynamic_scalar.3.bias"] = torch.zeros(1)
+        for copy in ("residual_rq.layers.0", "vq"):
+            weights[f"{prefix}{copy}._codebook.embed"] = meaning
+    return made
+
+
+@pytest.fixture
+def files(published, tmp_path):
+    return published.save(tmp_path)
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    """Features of thirty items that are known by their ids."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "features"
+    folder.mkdir()
+    for part, direction in (("image", IMAGE), ("text", TEXT)):
+        noise = 0.05 * random.standard_normal((30, DIM))
+        np.save(folder / f"{part}_features.npy", (direction.numpy() + noise).astype(np.float32))
+    return f"precomputed:{folder}"
+
+
+@pytest.fixture
+def write_data(tmp_path):
+    """A data set with ten candidates of each of these modalities."""
+
+    def write(*modalities):
+        root = tmp_path / "data"
+        (root / "query").mkdir(parents=True)
+        pools = root / "cand_pool" / "local"
+        pools.mkdir(parents=True)
+        lines = []
+        for number, modality in enumerate(modalities * 10, start=1):
+            image = None if modality is Modality.TEXT else "mbeir_images/x.jpg"
+            text = None if modality is Modality.IMAGE else "A text."
+            row = {"did": f"9:{number}", "modality": modality.mbeir, "img_path": image, "txt": text}
+            lines.append(json.dumps(row))
+        (pools / "mbeir_mscoco_task0_cand_pool.jsonl").write_text("\n".join(lines) + "\n")
+        return MBeir(root)
+
+    return write
+
+
+def test_an_imported_model_opens_with_the_published_weights(files, published, encoder, tmp_path):
+    made = import_genius(*files, encoder, tmp_path / "model", progress=Silent())
+    opened = Genius.open(tmp_path / "model")
+    assert opened.fingerprint == made.fingerprint
+    assert opened.quantizer.sizes == (3, 5, 5)
+    assert torch.equal(opened.generator.embedding.weight, published.generator["id_generator.shared.weight"])
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "generator",
+        "model.json",
+        "quantizer",
+    ]
+
+
+def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data, tmp_path):
+    listening = Listening()
+    data = write_data(*Modality)
+    model = import_genius(*files, encoder, tmp_path / "model", progress=listening, data=data)
+    assert model.quantizer.level0_modality.tolist() == [1, 2, 0]
+    assert Genius.open(tmp_path / "model").level0_codes(Modality.IMAGE) == {2}
+    assert model.quantizer_manifest.facts["health"]["purity"] == 1.0
+    assert listening.said == [
+        "level 0: 0 = text, 1 = image-text, 2 = image; right for 100.0% of 30 candidates"
+    ]
+    assert not list(tmp_path.glob("**/candidates"))
+
+
+def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, encoder, tmp_path):
+    listening = Listening()
+    model = import_genius(*files, encoder, tmp_path / "model", progress=listening)
+    assert model.quantizer.level0_modality.tolist() == [-1, -1, -1]
+    assert model.quantizer_manifest.facts["health"] is None
+    assert listening.said[0].startswith("WARNING: without labelled candidates")
+
+
+class Dying(Silent):
+    """Is killed when something is said."""
+
+    def say(self, message):
+        raise KeyboardInterrupt
+
+
+def test_a_file_in_the_folders_place_is_refused(files, encoder, tmp_path):
+    with pytest.raises(UsageError, match="is there already"):
+        import_genius(*files, encoder, files[0], progress=Silent())
+
+
+def test_an_import_that_is_killed_leaves_nothing(files, encoder, write_data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        import_genius(*files, encoder, tmp_path / "a", progress=Dying(), data=write_data(*Modality))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".a", "a"))]
+
+
+def test_a_level_zero_that_tells_nothing_is_said_loudly(published, encoder, write_data, tmp_path):
+    for weights in published:
+        for name in weights:
+            if name.endswith(("layers.0._codebook.embed", "vq._codebook.embed")):
+                weights[name] = torch.stack([IMAGE + TEXT, -TEXT, -IMAGE])[None]
+    listening = Listening()
+    files = published.save(tmp_path)
+    import_genius(*files, encoder, tmp_path / "model", progress=listening, data=write_data(*Modality))
+    warnings = [line for line in listening.said if line.startswith("WARNING")]
+    assert "no level-0 code stands mostly for text or image-text" in warnings[0]
+    assert "only 33.3% of the candidates" in warnings[1]
+
+
+def test_an_encoder_of_another_width_is_refused_before_anything_is_written(files, tmp_path):
+    folder = tmp_path / "narrow"
+    folder.mkdir()
+    np.save(folder / "text_features.npy", np.zeros((2, DIM - 1), dtype=np.float32))
+    with pytest.raises(ArtifactMismatch, match="features of 5 numbers and this model reads 6"):
+        import_genius(*files, f"precomputed:{folder}", tmp_path / "model", progress=Silent())
+    assert not (tmp_path / "model").exists()
+
+
+def command(files, *more):
+    return main(["--quantizer", str(files[0]), "--generator", str(files[1]), *more])
+
+
+def test_the_command_imports(files, encoder, tmp_path, capsys):
+    out = tmp_path / "model"
+    assert command(files, "--encoder", encoder, "--out", str(out)) == 0
+    assert Genius.open(out).fingerprint[:12] in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""The authors' names become ours; whatever does not fit is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from genius_search.errors import ArtifactMismatch
+from genius_search.nn.generator import Generator
+from genius_search.nn.quantizer import Quantizer
+from research.published.checkpoint import Checkpoint
+from research.published.models import generator_parts, quantizer_parts
+
+BLOCK = "id_generator.decoder.block.0.layer."
+
+
+def opened(weights):
+    return Checkpoint(Path("file.pth"), weights, (), 0)
+
+
+def parts_of(published):
+    quantizer, generator = opened(published.quantizer), opened(published.generator)
+    return quantizer_parts(quantizer), generator_parts(generator, quantizer)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dim=st.integers(1, 9),
+    hidden=st.integers(1, 5),
+    codes=st.integers(2, 9),
+    levels=st.integers(1, 4),
+    heads=st.integers(1, 3),
+    layers=st.integers(1, 3),
+    prefixes=st.integers(1, 4),
+)
+def test_all_sizes_are_read_off_the_shapes(
+    make_published, dim, hidden, codes, levels, heads, layers, prefixes
+):
+    sizes = {"dim": dim, "hidden": hidden, "codes": codes, "levels": levels, "heads": heads}
+    published = make_published(**sizes, width=6, layers=layers, prefixes=prefixes)
+    quantizer, generator = parts_of(published)
+    config = quantizer.config
+    assert (quantizer.dim, config.fusion.hidden) == (dim, hidden)
+    assert (config.codebook_size, config.levels) == (codes, levels)
+    assert generator.sizes == (3, *[codes] * levels)
+    found = generator.config
+    assert (found.layers, found.width, found.feedforward) == (layers, 6, 12)
+    assert (found.heads, found.head_width, found.prefixes) == (heads, 6 // heads, prefixes)
+    state = {**quantizer.state, "level0_modality": torch.full((3,), -1)}
+    Quantizer(dim, config).load_state_dict(state, strict=True)
+    Generator(dim, generator.sizes, found).load_state_dict(generator.state, strict=True)
+
+
+def test_the_authors_settings_come_along(make_published):
+    quantizer, generator = parts_of(make_published())
+    assert (quantizer.config.gradient, quantizer.config.contrastive) == ("per-level", "both")
+    assert generator.config.augmentation == "reference"
+
+
+def test_numbers_stand_where_they_belong(make_published):
+    published = make_published()
+    quantizer, generator = parts_of(published)
+    embed = published.quantizer["residual_rq.layers.2._codebook.embed"]
+    assert torch.equal(quantizer.state["codebooks.2.embed"], embed[0])
+    assert quantizer.state["fusion.output_layer.bias"] is published.quantizer["encoder.output_layer.bias"]
+    cross = published.generator["id_generator.decoder.block.1.layer.1.EncDecAttention.k.weight"]
+    assert generator.state["blocks.1.cross_attention.k.weight"] is cross
+
+
+def test_codebooks_that_were_never_started_are_refused(make_published):
+    published = make_published()
+    published.quantizer["residual_rq.layers.1._codebook.initted"] = torch.zeros(1)
+    with pytest.raises(ArtifactMismatch, match="never started"):
+        quantizer_parts(opened(published.quantizer))
+
+
+def test_a_second_copy_of_level_zero_that_differs_is_refused(make_published):
+    published = make_published()
+    published.quantizer["vq._codebook.embed"][0, 0, 0] += 1
+    with pytest.raises(ArtifactMismatch, match=r"vq\._codebook\.embed differs"):
+        quantizer_parts(opened(published.quantizer))
+
+
+def test_tied_embeddings_that_differ_are_refused(make_published):
+    published = make_published()
+    head = "id_generator.lm_head.weight"
+    published.generator[head] = published.generator[head] + 1
+    with pytest.raises(ArtifactMismatch, match=r"lm_head\.weight differs"):
+        parts_of(published)
+
+
+def test_files_that_do_not_belong_together_are_refused(make_published):
+    published = make_published()
+    name = "encoder.combiner_layer.bias"
+    published.quantizer[name] = published.quantizer[name] + 1
+    with pytest.raises(ArtifactMismatch, match=rf"another quantizer.*1 tensors.*quantizer\.{name}"):
+        parts_of(published)

@@ -1,0 +1,123 @@
+"""The main job on a small world, from nothing to the page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from genius_search.data.mbeir import MBeir, read_pool
+from genius_search.index.index import Index
+from genius_search.presets import preset
+from genius_search.progress import Silent
+from genius_search.records import TASKS
+from research.demo import METHODS, demo
+
+SIZE = {"items": 1000, "train_products": 60, "queries_per_task": 8, "beam": 10}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The demo's folder, what it found, and its page at each step of the training."""
+    out, pages = tmp_path_factory.mktemp("demo"), []
+
+    class Watching(Silent):
+        def advance(self, done, measures):
+            pages.append((out / "index.html").read_text())
+
+    return out, demo(out, **SIZE, progress=Watching(), settings=preset("tiny")), pages
+
+
+@pytest.fixture
+def small_demo(made):
+    return made[:2]
+
+
+def test_the_demo_measures_every_method_on_all_eight_tasks(small_demo):
+    _, result = small_demo
+    assert {(row.task_id, row.method) for row in result.rows} == {
+        (task, method) for task in TASKS for method in METHODS
+    }
+
+
+def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
+    out, result = small_demo
+    page = (out / "index.html").read_text()
+    HTMLParser().feed(page)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert page.count('data-task="task-') == len(TASKS)
+    for search in result.searches:
+        assert search.hits
+        for hit in search.hits:
+            assert hit.id in page
+            assert len(hit.codes) >= len(hit.log_probabilities)
+
+
+def test_the_page_shows_queries_and_the_stage_while_training_goes_on(made):
+    out, _, pages = made
+    HTMLParser().feed(pages[0])
+    for page in (pages[0], pages[-1]):
+        assert page.count("<img") > 10
+        assert 'http-equiv="refresh"' in page
+        assert "GENIUS is learning" in page
+        assert "No right answer" not in page
+        assert "Nothing was found" not in page
+    assert len({page.partition("<dt>now</dt>")[2][:60] for page in pages}) > 3
+    assert "refresh" not in (out / "index.html").read_text()
+
+
+def test_running_the_demo_again_changes_nothing_but_the_page(small_demo):
+    out, before = small_demo
+    kept = (out / "model" / "model.json").read_bytes()
+    after = demo(out, **SIZE, progress=Silent(), settings=preset("tiny"))
+    assert (out / "model" / "model.json").read_bytes() == kept
+    assert after.rows == before.rows
+
+
+@pytest.fixture(scope="module")
+def full_demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("full")
+    return out, demo(out, progress=Silent())
+
+
+def readme_searches():
+    """The words, image and modality of every search of the demo that the README shows."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for line in re.findall(r"^\$ genius search demo/catalogue\.index (.*)$", readme, re.MULTILINE):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("text", nargs="?")
+        for flag in ("--image", "--modality", "-k"):
+            parser.add_argument(flag)
+        yield parser.parse_args(shlex.split(line))
+
+
+def products_of(data):
+    return {one.did: json.loads(one.source)["product"] for one in read_pool(data.global_pool("test"))}
+
+
+@pytest.mark.slow
+def test_what_the_readme_searches_for_comes_first(full_demo):
+    out, result = full_demo
+    products = products_of(MBeir(out / "catalogue"))
+    index = Index.open(result.index_folder)
+    searches = list(readme_searches())
+    assert any(one.image for one in searches)
+    assert any(one.text for one in searches)
+    for one in searches:
+        image = one.image and out / Path(one.image).relative_to("demo")
+        first = products[index.search(one.text, image=image, modality=one.modality, k=1)[0].id]
+        if one.text:
+            assert all(first[name] in one.text for name in ("fill", "colour", "shape")), (one.text, first)
+        else:
+            (shown,) = (
+                products[hit.did]
+                for hit in read_pool(MBeir(out / "catalogue").global_pool("test"))
+                if hit.image and image == out / "catalogue" / hit.image
+            )
+            assert first == shown

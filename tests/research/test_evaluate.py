@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from genius_search.data.features import Features
+from genius_search.data.mbeir import MBeir, read_candidates, read_qrels
+from genius_search.errors import UsageError
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import TASKS, candidate_number, task_name
+from research import codes
+from research.codes import encode_features
+from research.doctor import doctor
+from research.evaluate import EvaluationResult, evaluate
+from research.methods import DEPTH
+from research.results import ResultRow
+from research.runs import measure, read_run
+from research.settings import METHODS, EvaluationConfig
+
+QUERIES = 12
+
+
+class Evaluated(NamedTuple):
+    data: MBeir
+    model: Genius
+    folder: Path
+    result: EvaluationResult
+
+    def row(self, pool: str, task: int, method: str) -> ResultRow:
+        (row,) = [
+            row for row in self.result.rows if (row.pool, row.task_id, row.method) == (pool, task, method)
+        ]
+        return row
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained, tmp_path_factory) -> Evaluated:
+    """Everything, evaluated once."""
+    data, model = MBeir(trained.data), Genius.open(trained.model)
+    folder = tmp_path_factory.mktemp("evaluated")
+    return Evaluated(
+        data, model, folder, evaluate(data, model, EvaluationConfig(), folder, progress=Silent())
+    )
+
+
+def test_every_task_has_a_row_for_each_pool_and_method(evaluated):
+    found = [(row.pool, row.task_id, row.method) for row in evaluated.result.rows]
+    expected = [(pool, task, method) for pool in ("local", "global") for task in TASKS for method in METHODS]
+    assert sorted(found) == sorted(expected)
+    assert {row.task for row in evaluated.result.rows} == {task_name(task) for task in TASKS}
+    assert {row.queries for row in evaluated.result.rows} == {QUERIES}
+
+
+def test_exact_search_touches_the_whole_pool_and_generation_a_part_of_it(evaluated):
+    for row in evaluated.result.rows:
+        if row.method.startswith("exact"):
+            assert row.candidates_touched == row.pool_size
+        else:
+            assert 0 < row.candidates_touched <= row.pool_size
+
+
+def test_embeddings_cost_two_bytes_a_number_and_ids_two_bytes_a_code_or_mark_and_four_of_the_table(evaluated):
+    for task in TASKS:
+        sizes = {method: evaluated.row("global", task, method).bytes_per_item for method in METHODS}
+        assert sizes["exact-raw"] == sizes["exact-fused"] == 2 * evaluated.model.dim
+        assert sizes["exact-fused+hubness"] == sizes["exact-fused"] + 1
+        assert sizes["generative"] == sizes["generative+codes"] == sizes["exact-codes"]
+        assert 0 < sizes["generative"] <= 2 * (evaluated.model.quantizer.num_levels + 2) + 4
+        assert sizes["generative+raw"] == pytest.approx(sizes["generative"] + sizes["exact-raw"])
+        assert sizes["generative+embeddings"] == sizes["generative+raw"] + 1
+
+
+@pytest.mark.parametrize("pool", ["local", "global"])
+def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool):
+    data, model = evaluated.data, evaluated.model
+    row = data.rows("test")[0]
+    candidates = Features.open(evaluated.folder / "candidates" / "features")
+    queries = Features.open(next(evaluated.folder.glob(f"queries-*/{row.name}")))
+    files = data.global_pool("test") if pool == "global" else [row.local_pool]
+    numbers = [candidate_number(one.did) for file in files for one in read_candidates(file)]
+    place = {number: row for row, number in enumerate(candidates.ids.tolist())}
+    stored = model.embed(candidates.gather(np.array([place[number] for number in numbers])))
+    asked = model.embed(queries.gather(np.arange(len(queries))))
+    scores = (asked[:, None, :] * stored[None]).sum(dim=2)
+    order = scores.argsort(dim=1, descending=True)[:, :DEPTH]
+    run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.exact-fused.trec")
+    for number, best, values in zip(queries.ids.tolist(), order, scores, strict=True):
+        hits = run.hits[f"{number // 500_000}:{number % 500_000}"]
+        assert len(hits) == DEPTH
+        # Embeddings are kept in 16 bits.
+        np.testing.assert_allclose([hit.score for hit in hits], values[best].numpy(), atol=1e-3)
+        sure = {numbers[one] for one in best.tolist() if values[one] > values[best[-1]] + 2e-3}
+        assert sure <= {candidate_number(hit.did) for hit in hits}
+
+
+def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
+    for row in evaluated.data.rows("test"):
+        assert row.qrels is not None
+        qrels = read_qrels(row.qrels)
+        for pool in ("local", "global"):
+            for method in METHODS:
+                run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.{method}.trec")
+                assert run.name == method
+                expected = evaluated.row(pool, row.task_id, method)
+                assert measure(qrels, run).means == expected.measures
+
+
+def test_evaluating_again_says_the_same(evaluated, tmp_path):
+    config = EvaluationConfig(pools=("local",), methods=("exact-fused", "generative+codes"))
+    again = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    assert len(again.rows) == 2 * len(TASKS)
+    for row in again.rows:
+        assert row.measures == evaluated.row("local", row.task_id, row.method).measures
+    assert again.health == evaluated.result.health
+
+
+def test_a_beam_as_wide_as_the_pool_ranked_by_embeddings_is_exact_search(evaluated):
+    config = EvaluationConfig(
+        pools=("local",), methods=("exact-fused", "generative+embeddings"), beam=1_000, max_queries=4
+    )
+    result = evaluate(evaluated.data, evaluated.model, config, evaluated.folder, progress=Silent())
+    for exact, generated in zip(result.rows[::2], result.rows[1::2], strict=True):
+        assert generated.candidates_touched == exact.pool_size
+        assert generated.measures["R@10"] == pytest.approx(exact.measures["R@10"], abs=0.26)
+
+
+def test_evaluating_under_all_instructions_gives_the_mean_over_them(evaluated, tmp_path):
+    name = evaluated.data.rows("test")[0].name
+    config = EvaluationConfig(
+        pools=("local",), methods=("exact-raw", "generative"), rows=(name,), instructions="all"
+    )
+    result = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    (row,) = [row for row in evaluated.data.rows("test") if row.name == name]
+    assert row.qrels is not None
+    qrels = read_qrels(row.qrels)
+    for found in result.rows:
+        runs = sorted((tmp_path / "runs").glob(f"{name}_test.local.{found.method}.instruction-*.trec"))
+        each = [measure(qrels, read_run(run)).means for run in runs]
+        (queries,) = (Features.open(path) for path in tmp_path.glob(f"queries-*/{name}"))
+        assert len(each) == len(np.unique(queries.variant)) > 1
+        for measured, value in found.measures.items():
+            assert value == pytest.approx(sum(one[measured] for one in each) / len(each))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"methods": ("exact",)}, "exact"),
+        ({"beam": 0}, "beam"),
+        ({"max_queries": -1}, "max_queries"),
+        ({"pools": ("local", "local")}, "pools"),
+        ({"pools": ()}, "pools"),
+        ({"methods": ()}, "methods"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_path, wrong, named):
+    with pytest.raises(UsageError, match=named):
+        evaluate(evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_results_on_disk_say_what_was_evaluated(evaluated):
+    written = json.loads((evaluated.folder / "results.json").read_text())
+    assert written["model"] == evaluated.model.fingerprint
+    assert written["split"] == "test"
+    assert written["data"] == evaluated.data.name
+    assert {"beam", "rows", "max_queries", "instructions"} <= written["config"].keys()
+    assert len(written["rows"]) > 0
+
+
+def test_a_killed_encoding_goes_on_where_it_stopped(evaluated, tmp_path, monkeypatch):
+    features = Features.open(evaluated.folder / "candidates" / "features")
+    whole = encode_features(
+        evaluated.model, features, tmp_path / "whole", embeddings="raw", progress=Silent()
+    )
+    monkeypatch.setattr(codes, "BATCH", 100)
+    monkeypatch.setattr(codes, "SAVED_EVERY", 2)
+
+    class Killed(Exception):
+        pass
+
+    class Kill(Silent):
+        def advance(self, done: int, measures: Mapping[str, float]) -> None:
+            if done >= 500:
+                raise Killed
+
+    seen = []
+    gather = Features.gather
+    monkeypatch.setattr(Features, "gather", lambda self, rows: seen.append(len(rows)) or gather(self, rows))
+    with pytest.raises(Killed):
+        encode_features(evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Kill())
+    seen.clear()
+    parts = encode_features(
+        evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Silent()
+    )
+    assert sum(seen) == 600  # 400 rows were saved before
+    np.testing.assert_array_equal(parts.codes, whole.codes)
+    np.testing.assert_allclose(parts.embeddings, whole.embeddings, atol=1e-3)
+    np.testing.assert_allclose(parts.code_cosine, whole.code_cosine, atol=1e-3)
+
+
+def test_the_health_of_the_global_pool_comes_with_the_rows(evaluated):
+    health = evaluated.result.health
+    assert health.candidates == 1_000
+    assert 0 < health.distinct_ids <= 1_000
+    assert health.purity == 1.0
+    assert len(health.levels) == evaluated.model.quantizer.num_levels
+    assert math.isfinite(health.reconstruction)
+
+
+def test_the_doctor_says_what_training_found_or_examines_a_pool_anew(trained, evaluated, tmp_path):
+    shutil.copytree(trained.model, tmp_path / "model")
+    remembered = doctor(tmp_path / "model", None, split="test", progress=Silent())
+    facts = json.loads((trained.model / "quantizer" / "manifest.json").read_text())["facts"]["health"]
+    assert remembered.distinct_ids == facts["distinct_ids"]
+    assert remembered.candidates == 300
+    anew = doctor(tmp_path / "model", trained.data, split="test", progress=Silent())
+    assert anew.candidates == 1_000
+    assert anew.distinct_ids == evaluated.result.health.distinct_ids

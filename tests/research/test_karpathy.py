@@ -1,0 +1,135 @@
+import json
+
+import pytest
+from PIL import Image
+
+from genius_search.data.check import check
+from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_queries
+from genius_search.errors import BadData
+from genius_search.records import Modality
+from research import karpathy
+from research.karpathy import convert_karpathy
+
+
+def row(name, split, *captions, **more):
+    return {
+        "filename": name,
+        "split": split,
+        "sentences": [{"raw": text, "tokens": text.split()} for text in captions],
+        **more,
+    }
+
+
+ROWS = [
+    row("a.jpg", "train", "A cat.", "A dog. ", "A cat.", "Four.", "Five.", "Six."),
+    row("b.jpg", "restval", "A cat.", filepath="val2014"),
+    row("c.jpg", "val", "A bird."),
+    row("d.jpg", "test", "A fish.", "A pond."),
+    row("e.jpg", "test", "A fish."),
+]
+
+
+@pytest.fixture
+def source(tmp_path):
+    images = tmp_path / "pictures"
+    for entry in ROWS:
+        path = images / entry.get("filepath", "") / entry["filename"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    return write(tmp_path, {"images": ROWS}), images
+
+
+def write(tmp_path, body):
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps(body))
+    return path
+
+
+def convert(source, out, **settings):
+    return convert_karpathy(*source, out, **{"dataset_id": 10, "dataset_name": "flickr30k", **settings})
+
+
+def test_the_result_is_a_data_set_without_fault(source, tmp_path):
+    counts = convert(source, tmp_path / "out")
+    report = check(tmp_path / "out")
+    assert report.findings == ()
+    assert report.num_images == 5
+    assert [tuple(count) for count in counts] == [("train", 2, 4, 6), ("val", 1, 1, 2), ("test", 2, 2, 4)]
+
+
+def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
+    convert(source, tmp_path / "out")
+    data = MBeir(tmp_path / "out")
+    rows = data.rows("test")
+    assert [(row.name, row.task_id, row.dataset_id) for row in rows] == [
+        ("flickr30k_task0", 0, 10),
+        ("flickr30k_task3", 3, 10),
+    ]
+    assert [candidate.modality for candidate in read_candidates(rows[0].local_pool)] == [Modality.IMAGE] * 2
+    assert [candidate.text for candidate in read_candidates(rows[1].local_pool)] == ["A fish.", "A pond."]
+    assert len(list(read_pool(data.global_pool("test")))) == 4
+    assert len(set(data.instructions.lookup(10, Modality.TEXT, Modality.IMAGE))) == 4
+    assert len(set(data.instructions.lookup(10, Modality.IMAGE, Modality.TEXT))) == 4
+
+
+def test_a_caption_of_two_pictures_is_kept_once_with_both(source, tmp_path):
+    convert(source, tmp_path / "out")
+    queries = {
+        q.text: q for row in MBeir(tmp_path / "out").rows("test")[:1] for q in read_queries(row.queries)
+    }
+    assert len(queries["A fish."].positives) == 2
+    assert len(queries["A pond."].positives) == 1
+
+
+def test_first_five_captions_train_and_restval_together(source, tmp_path):
+    convert(source, tmp_path / "out")
+    [path] = MBeir(tmp_path / "out").training_queries()
+    queries = list(read_queries(path))
+    assert [query.text for query in queries if query.text] == ["A cat.", "A dog.", "Four.", "Five."]
+    assert len({query.qid for query in queries}) == len(queries)
+    assert [query.task_id for query in queries] == [0] * 4 + [3] * 2
+
+
+def test_pictures_are_linked_and_not_copied(source, tmp_path):
+    convert(source, tmp_path / "out")
+    link = tmp_path / "out/mbeir_images/flickr30k"
+    assert link.is_symlink()
+    data = MBeir(tmp_path / "out")
+    candidates = read_candidates(tmp_path / "out/cand_pool/global/mbeir_union_train_cand_pool.jsonl")
+    paths = [candidate.image for candidate in candidates if candidate.image]
+    assert paths == ["mbeir_images/flickr30k/a.jpg", "mbeir_images/flickr30k/val2014/b.jpg"]
+    assert all(data.image_path(path).is_file() for path in paths)
+
+
+def test_where_query_numbers_run_out_every_picture_keeps_its_first_caption(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(karpathy, "QUERY_CAP", 5)
+    rows = [row("a.jpg", "test", "a0", "a1", "a2"), row("c.jpg", "test", "c0", "c1")]
+    convert((write(tmp_path, {"images": rows}), source[1]), tmp_path / "out")
+    task0, task3 = MBeir(tmp_path / "out").rows("test")
+    assert [query.text for query in read_queries(task0.queries)] == ["a0", "c0"]
+    assert [query.qid for query in read_queries(task3.queries)] == ["10:3", "10:4"]
+    assert len(list(read_candidates(task3.local_pool))) == 5
+
+
+def test_missing_pictures_are_counted_and_nothing_is_left(source, tmp_path):
+    (source[1] / "d.jpg").unlink()
+    with pytest.raises(BadData, match=r"1 of 5 pictures are missing, the first is .*d\.jpg"):
+        convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ([], "Karpathy"),
+        ({"pictures": []}, "Karpathy"),
+        ({"images": []}, "no pictures"),
+        ({"images": [{"filename": "a.jpg"}]}, r"images\.0\.split: field required"),
+        ({"images": [row("a.jpg", "train")]}, "no caption"),
+        ({"images": [row("a.jpg", "dev", "A cat.")]}, r"images\.0\.split: input should be 'train', "),
+        ({"images": [row("../a.jpg", "train", "A cat.")]}, "leads out"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(source, tmp_path, body, problem):
+    with pytest.raises(BadData, match=problem):
+        convert((write(tmp_path, body), source[1]), tmp_path / "out")

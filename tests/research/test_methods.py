@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from genius_search.config import SearchConfig
+from genius_search.data.features import Features
+from genius_search.index.store import ItemArrays
+from research.methods import BEAM_METHODS, MethodHits, PoolCandidates, RowQueries, find
+
+QUERIES = 12
+
+
+@pytest.fixture(scope="module")
+def pool(model, trained) -> PoolCandidates:
+    """Some of the training candidates, as the model encodes them."""
+    features = Features.open(trained.model / "features" / "candidates")
+    batch = features.gather(np.arange(150))
+    encoded = model.encode(batch, features.modality[:150])
+    arrays = ItemArrays(
+        encoded.columns.numpy(),
+        np.zeros(150, dtype=np.float16),
+        model.embed(batch).half().numpy(),
+        "fused",
+        model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy(),
+    )
+    return PoolCandidates(features, arrays, np.arange(150))
+
+
+@pytest.fixture(scope="module")
+def queries(model) -> RowQueries:
+    vectors = torch.randn(QUERIES, model.dim, generator=torch.Generator().manual_seed(1))
+    vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    return RowQueries([f"1:{number}" for number in range(QUERIES)], vectors, vectors)
+
+
+def asked(model, pool, queries, methods=tuple(BEAM_METHODS), **settings) -> dict[str, MethodHits]:
+    (found,) = find(model, [queries], pool, methods, SearchConfig(**settings))
+    return {one.method: one for one in found}
+
+
+def dids(found: MethodHits) -> list[list[str]]:
+    return [[hit.did for hit in hits] for hits in found.hits]
+
+
+def ordered(found: MethodHits) -> list[list[str]]:
+    """Return the hits of each query by score; equal scores by did."""
+    return [[did for _, did in sorted((-hit.score, hit.did) for hit in hits)] for hits in found.hits]
+
+
+def scores(found: MethodHits) -> list[float]:
+    return [hit.score for hits in found.hits for hit in hits]
+
+
+def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, queries):
+    found = asked(model, pool, queries, beam=500)
+    for by in ("codes", "embeddings"):
+        assert ordered(found[f"routing+{by}"]) == ordered(found[f"generative+{by}"])
+    assert {one.touched for one in found.values()} == {150.0}
+
+
+def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):
+    found = asked(model, pool, queries, beam=4, candidates=20)
+    assert dids(found["routing+codes"]) != dids(found["generative+codes"])
+    vectors = model.quantizer.decode(torch.from_numpy(pool.codes.astype(np.int64)))
+    nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
+    wide = asked(model, pool, queries, ("routing+codes",), beam=40)["routing+codes"]
+    for query, hits in enumerate(wide.hits):
+        assert pool.did(int(nearest[query])) in {hit.did for hit in hits}
+
+
+@pytest.mark.parametrize("leaves", [0, 20])
+def test_normalisation_and_mix_are_the_generators_alone(model, pool, queries, leaves):
+    plain = asked(model, pool, queries, beam=6, candidates=leaves)
+    other = asked(model, pool, queries, beam=6, candidates=leaves, scores="children", generator_weight=0.5)
+    for method in ("routing+codes", "routing+embeddings"):
+        assert other[method].hits == plain[method].hits
+        assert other[method].touched == plain[method].touched
+    assert scores(other["generative+codes"]) != scores(plain["generative+codes"])
+
+
+@pytest.mark.parametrize("density_weight", [0.0, 0.5])
+def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, queries, density_weight):
+    methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")
+    found = asked(model, pool, queries, methods, beam=500, density_weight=density_weight)
+    for exact, ours in (methods[::2], methods[1::2]):
+        assert scores(found[exact]) == pytest.approx(scores(found[ours]), abs=1e-5)
+
+
+def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
+    methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *BEAM_METHODS)
+    plain, other = (
+        asked(model, pool, queries, methods, beam=6, density_weight=density_weight)
+        for density_weight in (0.0, 5.0)
+    )
+    same = {method for method in methods if plain[method].hits == other[method].hits}
+    assert same == {"exact-raw", "exact-fused", "generative", "generative+raw"}
+    assert scores(plain["exact-fused+hubness"]) == pytest.approx(scores(plain["exact-fused"]), abs=1e-6)
+
+
+def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
+    everything = asked(model, pool, queries, beam=6, candidates=10, generator_weight=0.1)
+    for method in BEAM_METHODS:
+        alone = asked(model, pool, queries, (method,), beam=6, candidates=10, generator_weight=0.1)
+        assert alone == {method: everything[method]}

@@ -1,0 +1,267 @@
+"""mteb runs a model on its own mock tasks and on the tiny drawn world, with no network and no files left."""
+
+# ruff: noqa: PLC0415  (mteb is optional, takes seconds, and is imported once its folders are set)
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius_search.config import SearchConfig
+from genius_search.data.images import open_image
+from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
+from genius_search.errors import BadData, UsageError
+from genius_search.progress import Silent
+from genius_search.records import Modality, instructed
+from research.evaluate import evaluate
+from research.mteb import MtebModel
+from research.settings import EvaluationConfig
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="needs genius-search[lab]")
+
+LETTERS = {Modality.IMAGE: "i", Modality.TEXT: "t", Modality.IMAGE_TEXT: "it"}
+METHODS = (
+    "generative",
+    "generative+codes",
+    "generative+embeddings",
+    "generative+raw",
+    "exact-fused",
+    "exact-raw",
+)
+
+
+@pytest.fixture(scope="module")
+def mteb(tmp_path_factory) -> Any:
+    """The package, whose caches lie in a temporary folder and which asks no hub."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_TELEMETRY"):
+            patch.setenv(name, "1")
+        for name in ("HF_HOME", "MTEB_CACHE"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name)))
+        import mteb
+        import mteb.mocks
+
+        yield mteb
+
+
+@pytest.fixture(scope="module")
+def data(trained) -> MBeir:
+    return MBeir(trained.data)
+
+
+class Metadata:
+    """The little of a task's metadata that is asked for while searching."""
+
+    def __init__(self, category: str, prompt: Any = None):
+        self.category = category
+        self.prompt = prompt
+
+    def get_modalities(self, side):
+        letters = self.category.split("2")[side == "document"]
+        return [{"i": "image", "t": "text"}[letter] for letter in letters]
+
+
+def dataset(*rows: dict[str, Any]) -> Any:
+    from datasets import Dataset, Features, Value
+    from datasets import Image as ImageColumn
+
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    kinds = Features({name: ImageColumn() if name == "image" else Value("string") for name in columns})
+    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns}, features=kinds)
+
+
+def index(searching: MtebModel, category: str, *rows: dict[str, Any], batch_size: int = 2) -> None:
+    searching.index(
+        dataset(*rows),
+        task_metadata=Metadata(category),
+        hf_split="test",
+        hf_subset="default",
+        encode_kwargs={"batch_size": batch_size},
+        num_proc=None,
+    )
+
+
+def search(searching: MtebModel, category: str, *rows: dict[str, Any], prompt=None, k=10, top_ranked=None):
+    return searching.search(
+        dataset(*rows),
+        task_metadata=Metadata(category, prompt),
+        hf_split="test",
+        hf_subset="default",
+        encode_kwargs={"batch_size": 2},
+        num_proc=None,
+        top_k=k,
+        top_ranked=top_ranked,
+    )
+
+
+def picture(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (40, 40, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MockAny2AnyRetrievalT2ITask",
+        "MockAny2AnyRetrievalI2TTask",
+        "MockMultiChoiceTask",
+        "MockRetrievalTask",
+        "MockInstructionRetrieval",
+        "MockRerankingTask",
+    ],
+)
+def test_mteb_evaluates_a_model_on_its_mock_tasks(mteb, model, tmp_path, name):
+    task = getattr(mteb.mocks, name)()
+    result = mteb.evaluate(MtebModel(model), task, cache=None, prediction_folder=tmp_path, co2_tracker=False)
+    (scores,) = result.task_results[0].scores["test"]
+    assert 0 <= scores["main_score"] <= 1
+    assert scores[task.metadata.main_score] == scores["main_score"]
+    (file,) = tmp_path.glob("*.json")
+    answers = json.loads(file.read_text())["default"]["test"]
+    assert len(answers) == 2
+    assert all(set(hits) == {"d1", "d2"} for hits in answers.values())
+
+
+def world_task(mteb, data: MBeir, row):
+    """A row of the drawn world as mteb would have it: only columns, no paths."""
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    def columns(record, id_):
+        image = None if record.image is None else open_image(data.image_path(record.image))
+        return {"id": id_, "text": record.text, "image": image}
+
+    queries = list(read_queries(row.queries))
+    candidates = list(read_candidates(row.local_pool))
+    asked, wanted = queries[0].modality, candidates[0].modality
+
+    class WorldTask(AbsTaskRetrieval):
+        metadata = mteb.mocks.MockAny2AnyRetrievalT2ITask.metadata.model_copy(
+            update={
+                "name": "World",
+                "category": f"{LETTERS[asked]}2{LETTERS[wanted]}",
+                "prompt": {"query": data.instructions.lookup(row.dataset_id, asked, wanted)[0]},
+            }
+        )
+
+        def load_data(self, **_):
+            self.dataset = {
+                "default": {
+                    "test": {
+                        "queries": dataset(*(columns(one, one.qid) for one in queries)),
+                        "corpus": dataset(*(columns(one, one.did) for one in candidates)),
+                        "relevant_docs": read_qrels(row.qrels),
+                        "top_ranked": None,
+                    }
+                }
+            }
+            self.data_loaded = True
+
+    return WorldTask(), len(candidates)
+
+
+@pytest.fixture(scope="module")
+def ours(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[str, float]]:
+    """What ``genius evaluate`` measures, by task and method."""
+    config = EvaluationConfig(pools=("local",), methods=("generative", "exact-raw"), instructions="first")
+    result = evaluate(data, model, config, tmp_path_factory.mktemp("ours"), progress=Silent())
+    return {(row.task_id, row.method): dict(row.measures) for row in result.rows}
+
+
+@pytest.mark.parametrize("method", ["generative", "exact-raw"])
+def test_mteb_measures_m_beirs_eight_tasks_as_genius_evaluate_does(mteb, model, data, ours, method):
+    found, chance = [], []
+    rows = data.rows("test")
+    for row in rows if method == "generative" else rows[::3]:
+        task, size = world_task(mteb, data, row)
+        result = mteb.evaluate(MtebModel(model, method=method), task, cache=None, co2_tracker=False)
+        (scores,) = result.task_results[0].scores["test"]
+        expected = ours[row.task_id, method]
+        # stored features have 16 bits and mteb's have 32, so a neighbour may change places
+        assert scores["hit_rate_at_10"] == pytest.approx(expected["R@10"], abs=1 / 12 + 1e-4)
+        assert scores["ndcg_at_10"] == pytest.approx(expected["nDCG@10"], abs=0.05)
+        found.append(scores["hit_rate_at_10"])
+        chance.append(10 / size)
+    assert len(found) == (8 if method == "generative" else 3)
+    assert np.mean(found) > (3 if method == "exact-raw" else 1) * np.mean(chance)
+
+
+def test_candidates_that_share_an_id_keep_their_order_however_they_are_sorted(mteb, model):
+    searching = MtebModel(model)
+    index(searching, "t2i", *({"id": id_, "image": picture(1)} for id_ in ("a", "b", "c")))
+    (hits,) = search(searching, "t2i", {"id": "q", "text": "a red kite"}).values()
+    assert list(hits) == ["a", "b", "c"]
+    assert all(np.float32(after) < np.float32(before) for before, after in pairwise(hits.values()))
+
+
+def test_rows_without_content_are_left_out_and_logged(mteb, model, caplog):
+    searching = MtebModel(model)
+    rows = [
+        {"id": "picture", "image": picture(1), "text": None},
+        {"id": "text", "image": None, "text": "a red kite"},
+        {"id": "nothing", "image": None, "text": ""},
+        {"id": "both", "image": picture(2), "text": "a blue kite"},
+    ]
+    with caplog.at_level(logging.WARNING, "research.mteb"):
+        index(searching, "t2it", *rows)
+        found = search(searching, "t2it", {"id": "q", "text": "a kite"}, {"id": "void", "text": ""})
+    assert set(found["q"]) == {"picture", "text", "both"}
+    assert found["void"] == {}
+    assert "1 of 4 candidates have neither text nor image" in caplog.text
+    assert "1 of 2 queries found nothing" in caplog.text
+
+
+def test_a_corpus_in_which_nothing_can_be_found_is_refused(mteb, model):
+    with pytest.raises(BadData, match="no candidate has any content"):
+        index(MtebModel(model), "t2i", {"id": "a", "text": "not asked for", "image": None})
+    with pytest.raises(BadData, match="1 ids occur twice in the corpus: a"):
+        index(MtebModel(model), "t2t", {"id": "a", "text": "one"}, {"id": "a", "text": "two"})
+    with pytest.raises(UsageError, match="index"):
+        search(MtebModel(model), "t2t", {"id": "q", "text": "a"})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_top_ranked_candidates_are_all_ranked_and_no_others(mteb, model, method):
+    searching = MtebModel(model, method=method, search=SearchConfig(beam=1))
+    index(searching, "t2i", *({"id": f"d{seed}", "image": picture(seed)} for seed in range(6)))
+    given = {"q": ["d5", "d0", "d3", "d0"], "other": []}
+    queries = [{"id": "q", "text": "a kite"}, {"id": "other", "text": "a kite"}]
+    found = search(searching, "t2i", *queries, top_ranked=given)
+    assert set(found["q"]) == {"d0", "d3", "d5"}
+    assert found["other"] == {}
+    with pytest.raises(BadData, match="not in the corpus: d9"):
+        search(searching, "t2i", queries[0], top_ranked={"q": ["d9"]})
+
+
+@pytest.mark.parametrize(
+    ("instructions", "own", "prompt", "expected"),
+    [
+        ("task", "Mine.", {"query": "Theirs."}, "Mine."),
+        ("task", None, {"query": "Theirs."}, "Theirs."),
+        ("task", "", "Theirs.", "Theirs."),
+        ("task", None, None, "MODEL"),
+        ("task", None, {"document": "Nothing."}, "MODEL"),
+        ("model", "Mine.", "Theirs.", "Mine."),
+        ("model", None, "Theirs.", "MODEL"),
+        ("none", "Mine.", "Theirs.", None),
+    ],
+)
+def test_a_querys_instruction_is_its_own_or_the_tasks_or_the_models(
+    mteb, model, monkeypatch, instructions, own, prompt, expected
+):
+    searching = MtebModel(model, instructions=instructions)
+    index(searching, "t2i", {"id": "d", "image": picture(1)})
+    read = []
+    encode = model.encoder.text_features
+    monkeypatch.setattr(
+        model.encoder, "text_features", lambda texts: read.extend(one.text for one in texts) or encode(texts)
+    )
+    search(searching, "t2i", {"id": "q", "text": "a red kite", "instruction": own}, prompt=prompt)
+    known = model.instruction_for(Modality.TEXT, Modality.IMAGE)
+    assert known
+    assert read == [instructed(known if expected == "MODEL" else expected, "a red kite")]

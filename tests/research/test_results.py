@@ -1,0 +1,134 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from research.results import ResultRow, averages, in_order, task_tables, to_json
+from research.settings import METHODS
+
+ROW = ResultRow(
+    name="catalogue_task0",
+    dataset="catalogue",
+    task="text -> image",
+    task_id=0,
+    pool="global",
+    method="exact-fused",
+    queries=500,
+    pool_size=12_000,
+    headline_k=5,
+    measures={"recall@5": 0.5, "R@10": 0.9, "R@5": 0.8, "R@1": 0.6, "MRR": 0.7},
+    bytes_per_item=3072.0,
+    candidates_touched=12_000.0,
+)
+GENERATIVE = replace(
+    ROW,
+    method="generative",
+    measures={"R@1": 0.3, "R@5": 0.6, "R@10": 0.7},
+    bytes_per_item=12.25,
+    candidates_touched=61.0,
+)
+
+
+def other_task(row: ResultRow, headline: float) -> ResultRow:
+    return replace(
+        row,
+        name="catalogue_task3",
+        task="image -> text",
+        task_id=3,
+        measures={**row.measures, "R@5": headline},
+    )
+
+
+def test_json_rows_begin_with_the_promised_keys():
+    row: dict[str, Any] = json.loads(json.dumps(to_json([ROW])))["rows"][0]
+    assert list(row)[:8] == ["dataset", "task", "pool", "method", "queries", "R@1", "R@5", "R@10"]
+    assert row == {
+        "dataset": "catalogue",
+        "task": "text -> image",
+        "pool": "global",
+        "method": "exact-fused",
+        "queries": 500,
+        "R@1": 0.6,
+        "R@5": 0.8,
+        "R@10": 0.9,
+        "recall@5": 0.5,
+        "MRR": 0.7,
+        "task_id": 0,
+        "name": "catalogue_task0",
+        "headline": "R@5",
+        "pool_size": 12_000,
+        "bytes_per_item": 3072,
+        "candidates_touched": 12_000,
+        "of_exact": 1.0,
+    }
+
+
+def test_rows_come_by_pool_task_and_then_method():
+    rows = [replace(ROW, method=method) for method in reversed(METHODS)]
+    rows = [other_task(ROW, 0.5), replace(ROW, pool="local"), *rows]
+    ordered = in_order(rows)
+    assert ordered[0].pool == "local"
+    assert [row.method for row in ordered[1 : 1 + len(METHODS)]] == list(METHODS)
+    assert ordered[-1].task == "image -> text"
+
+
+def test_of_exact_compares_with_exact_search_on_the_same_task_and_pool():
+    rows = [ROW, GENERATIVE, replace(ROW, pool="local", measures={"R@5": 0.1})]
+    by_method = {(row["pool"], row["method"]): row["of_exact"] for row in to_json(rows)["rows"]}
+    assert by_method["global", "generative"] == pytest.approx(0.75)
+    assert by_method["local", "exact-fused"] == 1.0
+
+
+def test_the_average_takes_each_rows_own_headline_measure():
+    rows = [ROW, replace(other_task(ROW, 0.4), headline_k=10)]
+    assert averages(rows)[0].score == pytest.approx((0.8 + 0.9) / 2)
+    assert to_json(rows)["averages"][0]["headline"] == pytest.approx(0.85)
+    assert averages([ROW, replace(other_task(ROW, 0.4), headline_k=50)])[0].score is None
+
+
+def test_rows_of_m_beir_come_as_the_papers_print_them():
+    names = [f"{dataset}_task0" for dataset in ("zebras", "fashion200k", "mscoco", "visualnews")]
+    rows = [replace(ROW, name=name, dataset=name.removesuffix("_task0")) for name in names]
+    assert [row.dataset for row in in_order(rows)] == ["visualnews", "mscoco", "fashion200k", "zebras"]
+
+
+def cirr(**changes: Any) -> ResultRow:
+    found = {"name": "cirr_task7", "dataset": "cirr", "task_id": 7, "pool": "local", "method": "exact-raw"}
+    return replace(ROW, **{**found, "queries": 4_170, "pool_size": 21_551, **changes})
+
+
+def test_json_has_published_numbers_where_the_sizes_are_theirs():
+    (row,) = to_json([cirr(measures={"R@5": 0.45})])["rows"]
+    released, paper = row["published"]
+    assert (released["system"], released["weights"], released["value"]) == ("CLIP_SF", "released", 45.32)
+    assert released["difference"] == pytest.approx(-0.32)
+    assert (paper["weights"], paper["value"]) == ("paper", 44.6)
+
+
+@pytest.mark.parametrize("changes", [{"queries": 4_169}, {"pool_size": 21_552}, {"pool": "global"}])
+def test_json_has_no_published_numbers_for_other_sizes(changes):
+    assert "published" not in to_json([cirr(**changes)])["rows"][0]
+
+
+def test_averages_weigh_every_task_the_same():
+    rows = [ROW, GENERATIVE, replace(other_task(ROW, 0.4), queries=5), other_task(GENERATIVE, 0.3)]
+    exact, generative = averages(rows)
+    assert (exact.method, exact.tasks, exact.measures["R@5"]) == ("exact-fused", 2, pytest.approx(0.6))
+    assert generative.measures["R@5"] == pytest.approx(0.45)
+    assert generative.bytes_per_item == 12.25
+    assert [row["of_exact"] for row in to_json(rows)["averages"]] == [1.0, pytest.approx(0.75)]
+
+
+def test_each_task_and_their_average_have_a_table_with_a_line_for_each_method():
+    tables = task_tables([ROW, GENERATIVE, other_task(ROW, 0.4), other_task(GENERATIVE, 0.2)])
+    assert [table.title for table in tables] == [
+        "text -> image, global catalogue, 500 queries",
+        "image -> text, global catalogue, 500 queries",
+        "average, global, 2 tasks",
+    ]
+    assert tables[0].headings[:4] == ("method", "R@1", "R@5", "R@10")
+    exact, generative = tables[0].cells()
+    assert exact[:7] == ["exact-fused", "0.600", "0.800", "0.900", "1.000", "3,072", "12,000"]
+    assert generative[4:] == ["0.750", "12.250", "61", "–", "–"]
+    assert tables[2].cells()[0][2] == "0.600"

@@ -1,0 +1,110 @@
+"""A recipe from its file to the report: rows that fit, rows that use them, rivals, figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from genius_search.errors import BadData, UsageError
+from research.report import main as report
+from research.sweep import main, read_recipe, settings_of
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+[[row]]
+name = "paper"
+table = "systems"
+seeds = [0, 1]
+fit.quantizer = { levels = 2, codebook_size = 8, level0 = "learned" }
+
+[[row]]
+name = "dense"
+table = "systems"
+model = "paper"
+dense.kinds = ["exact"]
+
+[[row]]
+name = "dsi"
+table = "systems"
+model = "paper"
+baseline = { kind = "dsi", epochs = 0.1 }
+
+[[row]]
+name = "no-alignment"
+table = "ablations"
+like = "paper"
+fit.quantizer.alignment_weight = 0.0
+
+[[row]]
+name = "beam-1"
+table = "beam"
+model = "paper"
+evaluate.beam = 1
+
+[[row]]
+name = "beam-5"
+table = "beam"
+model = "paper"
+evaluate.beam = 5
+
+[quick]
+fit.encoder.training = { max_steps = 2, warmup_steps = 1 }
+fit.quantizer.training = { max_steps = 3, batch_size = 32 }
+fit.quantizer.codebook_start = 1
+fit.generator.training = { max_steps = 3, batch_size = 32, warmup_steps = 1 }
+fit.generator.contrasted = 0
+evaluate = { pools = ["global"], max_queries = 3 }
+"""
+
+
+def test_every_row_of_the_papers_recipe_has_settings_that_exist():
+    recipe = read_recipe(ROOT / "recipes" / "paper.toml")
+    rows = {row.name: row for row in recipe.row}
+    assert {"grace-structured", "irgen", "dsi", "nci", "no-contrastive", "beam-10", "codes-64x6"} < set(rows)
+    for row in recipe.row:
+        config = settings_of(row, 2, recipe.quick)
+        assert config.quantizer.training.seed == config.generator.training.seed == 2
+    assert settings_of(rows["codes-64x6"], 0, {}).quantizer.codebook_size == 64
+    assert settings_of(rows["codes-64x6"], 0, {}).quantizer.levels == 6  # as in the row it is like
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("[[row]]\nname = 1", BadData), ('[[row]]\nname = "a"\ntable = "systems"\nlike = "b"', UsageError)],
+)
+def test_what_is_no_recipe_is_refused(tmp_path, text, error):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(error):
+        read_recipe(tmp_path / "recipe.toml")
+
+
+def test_a_recipe_becomes_a_report(trained, tmp_path, capsys):
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    rows, out = tmp_path / "rows", tmp_path / "report"
+    words = [str(tmp_path / "recipe.toml"), "--data", str(trained.data), "--out", str(rows), "--quick"]
+    assert main(words) == 0, capsys.readouterr().err
+    made = {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
+    assert set(made) == {"paper", "dense", "dsi", "no-alignment", "beam-1", "beam-5"}
+    assert main(words) == 0  # everything is done
+    assert made == {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
+    assert report([str(rows), "--out", str(out), "--data", str(trained.data)]) == 0
+    text = (out / "report.md").read_text()
+    for part in ("dense-exact", "dsi", "no-alignment", "Paired tests", "Storage", "figures/beam.png"):
+        assert part in text, part
+    figures = {file.name for file in (out / "figures").iterdir()}
+    assert figures == {"beam.png", "codes.png", "embeddings.png"}
+    assert {"recall-global.csv", "ablations.csv"} < {file.name for file in (out / "tables").iterdir()}
+
+
+def test_anybodys_runs_are_reported_with_tests(tmp_path):
+    (tmp_path / "qrels.txt").write_text("".join(f"q{n} 0 d{n} 1\n" for n in range(20)))
+    for name, off in (("good", 0), ("bad", 1)):
+        lines = (f"q{n} Q0 d{n + off * (n % 2)} 1 1.0 {name}\n" for n in range(20))
+        (tmp_path / f"{name}.trec").write_text("".join(lines))
+    runs = [str(tmp_path / "good.trec"), str(tmp_path / "bad.trec")]
+    words = ["--runs", *runs, "--qrels", str(tmp_path / "qrels.txt"), "--out", str(tmp_path / "out")]
+    assert report(words) == 0
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "+50.0" in text
+    assert "50.0" in text

@@ -1,0 +1,34 @@
+import csv
+import io
+
+from research.table import Estimate, Table
+
+TABLE = Table(
+    name="recall",
+    title="Recall, 50 % of it",
+    note="Mean ± sd.",
+    headings=("system", "R@5", "n"),
+    lines=[("a|b_c", Estimate(86.25, 0.5, 80.0, 90.0), 1200), ("exact", Estimate(99.0), None)],
+)
+
+
+def test_a_person_reads_rounded_numbers_with_their_spread():
+    assert TABLE.markdown() == (
+        "## Recall, 50 % of it\n\nMean ± sd.\n\n"
+        "| system   |        R@5 |     n |\n|:---------|-----------:|------:|\n"
+        "| a\\|b_c   | 86.2 ± 0.5 | 1,200 |\n| exact    |       99.0 |     – |"
+    )
+
+
+def test_a_script_reads_full_numbers_and_a_column_for_all_that_is_known_of_them():
+    rows = list(csv.DictReader(io.StringIO(TABLE.csv())))
+    assert rows[0] == {
+        "system": "a|b_c", "R@5": "86.25", "R@5 sd": "0.5", "R@5 low": "80.0", "R@5 high": "90.0", "n": "1200",
+    }  # fmt: skip
+    assert rows[1]["R@5 sd"] == rows[1]["n"] == ""
+
+
+def test_a_terminal_gets_the_columns_that_have_room():
+    assert TABLE.text(80).splitlines()[1].split() == ["system", "R@5", "n"]
+    assert TABLE.text(24).splitlines()[1].split() == ["system", "R@5"]
+    assert "86.2 ± 0.5" in TABLE.text(1)
