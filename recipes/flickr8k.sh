@@ -7,4 +7,4 @@ data=$1
 out=${2:-flickr8k-model}
 
 genius fit "$data" --encoder "precomputed:$data/features/text_features.npy" --preset small --out "$out"
-genius evaluate "$data" --model "$out" --split test --pools global --beam 50 --candidates 1500
+python -m research.evaluate "$data" --model "$out" --split test --pools global --beam 50 --candidates 1500

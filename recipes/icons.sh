@@ -8,5 +8,5 @@ out=${2:-icons-model}
 genius fit "$data" --encoder small --preset small --out "$out" \
   --encoder.network.dim 256 --encoder.network.shortcuts --encoder.network.dropout 0.3 \
   --encoder.words text:wordllama --encoder.training.epochs 24 "${@:3}"
-genius evaluate "$data" --model "$out" --split test --pools global --beam 10 --candidates 2000 \
-  --methods exact-raw,exact-fused,exact-codes,routing+codes,generative,generative+codes,generative+embeddings
+python -m research.evaluate "$data" --model "$out" --split test --pools global --beam 10 --candidates 2000 \
+  --methods exact-raw exact-fused exact-codes routing+codes generative generative+codes generative+embeddings

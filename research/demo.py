@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,8 +33,6 @@ from research.synth.catalogue import draw_catalogue
 SEARCHES_PER_TASK: Final = 4
 SEARCHES_PRINTED: Final = 4
 HITS_SHOWN: Final = 5
-REFRESH_SECONDS: Final = 5
-"""Seconds between two states of the page during training."""
 METHODS: Final = ("exact-fused", "routing+codes", "generative", "generative+codes", "generative+embeddings")
 """Exact search; what distances to codes find, ranked by codes; and what the generator finds,
 in its own order, by codes and by embeddings."""
@@ -101,8 +99,6 @@ def demo(
     )
     data = MBeir(out / "catalogue")
     page = out / "index.html"
-    progress = _ShownProgress(progress, data, page)
-    progress.say(f"{page} shows pictures of the catalogue now, and what is found when training has ended")
     model = fit(data, "small", out / "model", settings or SETTINGS, progress=progress)
     folder = out / "catalogue.index"
     if (folder / "index.json").exists():
@@ -136,58 +132,6 @@ def demo(
         searches=searches,
     )
     return DemoResult(result.rows, result.health, page, folder, searches)
-
-
-class _ShownProgress:
-    """Progress that is also written to the demo's page, beside its queries, until there are results."""
-
-    def __init__(self, progress: Progress, data: MBeir, page: Path) -> None:
-        self._progress = progress
-        self._page = page
-        self._began = time.monotonic()
-        self._written = -float(REFRESH_SECONDS)
-        self._searches = [
-            ShownSearch(
-                task_name(row.task_id),
-                "",
-                query.text,
-                None if query.image is None else data.image_path(query.image),
-                [],
-                (),
-            )
-            for row in data.rows("test")
-            for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)
-        ]
-
-    def begin(self, stage: str, total: int) -> None:
-        """Start a stage, which the page names."""
-        self._progress.begin(stage, total)
-        self._stage, self._total, self._stage_began = stage, total, time.monotonic()
-        self._write(0)
-
-    def advance(self, done: int, measures: Mapping[str, float]) -> None:
-        """Report finished steps, on the page every few seconds."""
-        self._progress.advance(done, measures)
-        if time.monotonic() - self._written >= REFRESH_SECONDS:
-            self._write(done)
-
-    def say(self, message: str) -> None:
-        """Show a message, but not on the page."""
-        self._progress.say(message)
-
-    def _write(self, done: int) -> None:
-        self._written = time.monotonic()
-        spent = self._written - self._stage_began
-        left = f"about {spent / done * (self._total - done):.0f} s" if done else "not known yet"
-        write_page(
-            self._page,
-            title="GENIUS is learning",
-            subtitle="These are some of the queries. Their answers appear here when training has ended.",
-            facts={"now": self._stage, "left of it": left, "so far": f"{self._written - self._began:.0f} s"},
-            rows=[],
-            searches=self._searches,
-            refresh=REFRESH_SECONDS,
-        )
 
 
 def _search(

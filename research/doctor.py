@@ -10,8 +10,8 @@ from typing import Annotated
 
 import tyro
 
-from genius_search.cli.options import JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table, print_text
+from genius_search.cli.options import OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import from_json
 from genius_search.data.mbeir import MBeir
 from genius_search.embed_mbeir import embed_pool
@@ -44,7 +44,7 @@ def doctor(model: Path, data: Path | None, *, split: str, progress: Progress) ->
 
 
 @command
-class Doctor(JsonOption):
+class Doctor:
     """Examine a model's IDs: use of the codes, collisions, purity of the modality level, reconstruction.
 
     Exit status 1 if there is a problem.
@@ -60,36 +60,11 @@ class Doctor(JsonOption):
     """Split of the data set."""
 
     def run(self) -> int:
-        """Examine the IDs and print the report."""
+        """Examine the IDs and print the report as JSON."""
         with TerminalProgress() as progress:
             health = doctor(self.model, self.data, split=self.split, progress=progress)
-        status = 1 if health.problems else 0
-        if self.json:
-            print_json({**dataclasses.asdict(health), "verdict": health.verdict})
-            return status
-        facts: dict[str, object] = {
-            "candidates": health.candidates,
-            "distinct IDs": health.distinct_ids,
-            "collisions": f"{health.collision_rate:.2%} (largest bucket {health.largest_bucket})",
-        }
-        if health.purity is not None:
-            meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
-            facts["level-0 purity"] = f"{health.purity:.2%} ({meaning})"
-        facts["reconstruction"] = f"mean cosine {health.reconstruction:.3f}"
-        print_facts(facts)
-        rows = [
-            (
-                f"{one.level}",
-                f"{one.size}",
-                f"{one.used}",
-                f"{one.perplexity:.0f}",
-                f"{one.largest_share:.1%}",
-            )
-            for one in health.levels
-        ]
-        print_table(("level", "codes", "used", "perplexity", "largest share"), rows)
-        print_text(f"verdict: {health.verdict}")
-        return status
+        print_json({**dataclasses.asdict(health), "verdict": health.verdict})
+        return 1 if health.problems else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from genius_search.records import candidate_number, did_of, task_name
 from genius_search.writing import write_json
 from research.codes import encode_features, examine_items
 from research.command import run
-from research.methods import BY_CODES, FUSED, MethodHits, PoolCandidates, RowQueries, find
+from research.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
 from research.results import ResultRow, print_results, to_json
 from research.runs import Run, filter_to_pool, measure, write_qrels, write_run
 from research.settings import METHODS, EvaluationConfig, Pool
@@ -155,14 +154,6 @@ def evaluate(
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
         raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
-    if model.ids.scheme.tables() is None:
-        if config.methods != METHODS and BY_CODES & set(config.methods):
-            raise UsageError(
-                f"IDs of the scheme {model.ids.name!r} have no code vectors, which the methods "
-                f"{', '.join(BY_CODES & set(config.methods))} need; leave them out"
-            )
-        possible = tuple(method for method in config.methods if method not in BY_CODES)
-        config = dataclasses.replace(config, methods=possible)
     settings = SearchConfig(
         beam=config.beam,
         scores=config.scores,
@@ -237,24 +228,8 @@ def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
             raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
     rows = data.rows(config.split, names=config.rows)
-    without_queries = [] if config.rows else data.rows_without_queries(config.split)
-    if without_queries:
-        raise BadData(
-            f"{data.root}: there are qrels for {without_queries[0]} in split {config.split}, and no queries; "
-            "restore its query file, or name the rows to evaluate (--rows)"
-        )
-    without_qrels = [row for row in rows if row.qrels is None]
-    if without_qrels and data.has_qrels(config.split):
-        name = without_qrels[0].name
-        raise BadData(
-            f"{data.root}: {name} has no qrels, and other rows of split {config.split} have; "
-            f"restore qrels/{config.split}/mbeir_{name}_{config.split}_qrels.txt"
-        )
-    if (
-        config.instructions != "none"
-        and data.instructions.file is None
-        and any(row.name in PAPER_ROWS for row in rows)
-    ):
+    is_mbeir = any(row.name in PAPER_ROWS for row in rows)
+    if config.instructions != "none" and data.instructions.file is None and is_mbeir:
         raise BadData(
             f"{data.instructions_file} is missing, and M-BEIR's queries need instructions; restore it, or "
             "evaluate without any (--instructions none)"
@@ -269,9 +244,9 @@ def embed_queries(
     config: EvaluationConfig,
     folder: Path,
     progress: Progress,
-) -> list[RowQueries]:
-    """Embed the queries of a row, once for each way of instructing them: one way, unless it is ``all``."""
-    found = embed_query_features(
+) -> RowQueries:
+    """Embed the queries of a row, each with one instruction."""
+    ((qids, features),) = embed_query_features(
         data,
         model.encoder if isinstance(model, Genius) else model,
         row,
@@ -281,69 +256,53 @@ def embed_queries(
         seed=config.seed,
         progress=progress,
     )
-    queries = []
-    for qids, features in found:
-        raw = F.normalize(features.total(), dim=-1)
-        queries.append(RowQueries(qids, raw, model.embed(features) if isinstance(model, Genius) else raw))
-    return queries
+    raw = F.normalize(features.total(), dim=-1)
+    return RowQueries(qids, raw, model.embed(features) if isinstance(model, Genius) else raw)
 
 
 def _evaluate_pool(
-    group: list[tuple[EvaluationRow, list[RowQueries]]],
+    group: list[tuple[EvaluationRow, RowQueries]],
     pool: Pool,
     candidates: PoolCandidates,
     answer: Answer,
     config: EvaluationConfig,
     runs: Path,
 ) -> Iterator[list[ResultRow]]:
-    """Yield the results of each of some rows that share a pool; over several instructions, their mean."""
+    """Yield the results of each of some rows that share a pool."""
     runs.mkdir(parents=True, exist_ok=True)
     qrels = {}
-    for row, variants in group:
+    for row, queries in group:
         try:
-            qrels[row.name] = filter_to_pool(read_judgements(row, variants[0].qids), candidates)
+            qrels[row.name] = filter_to_pool(read_judgements(row, queries.qids), candidates)
         except BadData as error:
             where = row.local_pool if pool == "local" else "global pool"
             raise BadData(f"{row.name}, {where}: {error}") from None
         # As they were cut to the pool: with these any TREC tool measures the runs alike.
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", qrels[row.name])
-    answers = answer([queries for _, variants in group for queries in variants], candidates)
-    for row, variants in group:
-        lines: dict[str, list[ResultRow]] = {}
-        for number, queries in enumerate(variants, start=1):
-            for found in next(answers):
-                run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
-                label = f".instruction-{number}" if config.instructions == "all" else ""
-                write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}{label}.trec", run)
-                measures = measure(qrels[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
-                lines.setdefault(found.method, []).append(
-                    ResultRow(
-                        dataset=row.dataset,
-                        name=row.name,
-                        task=task_name(row.task_id),
-                        task_id=row.task_id,
-                        pool=pool,
-                        method=found.method,
-                        queries=measures.queries,
-                        pool_size=len(candidates),
-                        headline_k=row.headline_k,
-                        measures=measures.means,
-                        bytes_per_item=found.bytes_per_item,
-                        candidates_touched=found.touched,
-                    )
+    answers = answer([queries for _, queries in group], candidates)
+    for (row, queries), found_by_methods in zip(group, answers, strict=True):
+        lines: list[ResultRow] = []
+        for found in found_by_methods:
+            run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
+            write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", run)
+            measures = measure(qrels[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
+            lines.append(
+                ResultRow(
+                    dataset=row.dataset,
+                    name=row.name,
+                    task=task_name(row.task_id),
+                    task_id=row.task_id,
+                    pool=pool,
+                    method=found.method,
+                    queries=measures.queries,
+                    pool_size=len(candidates),
+                    headline_k=row.headline_k,
+                    measures=measures.means,
+                    bytes_per_item=found.bytes_per_item,
+                    candidates_touched=found.touched,
                 )
-        yield [_mean(own) for own in lines.values()]
-
-
-def _mean(lines: list[ResultRow]) -> ResultRow:
-    """Return the same row with the mean of each measure."""
-    return dataclasses.replace(
-        lines[0],
-        measures={
-            name: math.fsum(line.measures[name] for line in lines) / len(lines) for name in lines[0].measures
-        },
-        candidates_touched=math.fsum(line.candidates_touched for line in lines) / len(lines),
-    )
+            )
+        yield lines
 
 
 @command
@@ -377,9 +336,7 @@ class Evaluate(DeviceOptions, JsonOption):
         if self.json:
             print_json(result.to_json())
         else:
-            print_results(
-                result.rows, beam=config.beam, scores=config.scores, instructions=config.instructions
-            )
+            print_results(result.rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,11 +47,6 @@ BEAM_METHODS: Final = {
     "generative+embeddings": BeamMethod("generator", "embeddings"),
     "generative+raw": BeamMethod("generator", "embeddings", is_raw=True),
 }
-BY_CODES: Final = frozenset(
-    {"exact-codes"}
-    | {name for name, method in BEAM_METHODS.items() if method.by == "geometry" or method.rerank == "codes"}
-)
-"""Methods that need code vectors, which some ID schemes do not have."""
 FUSED: Final = frozenset(
     {"exact-fused", "exact-fused+hubness", "routing+embeddings", "generative+embeddings"}
 )
@@ -241,7 +236,7 @@ def _exact_methods(
     def code_vectors(rows: slice) -> Tensor:
         codes = pool.codes[rows]
         levels = torch.from_numpy(codes.astype(np.int64)).T
-        tables = model.ids.scheme.tables() or []
+        tables = model.quantizer.tables()
         vectors = sum((table[level] for table, level in zip(tables, levels, strict=False)), torch.zeros(()))
         return append_bias(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
 

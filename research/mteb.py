@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -37,7 +36,6 @@ from research.runs import strictly_decreasing
 Method = Literal[
     "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
 ]
-InstructionSource = Literal["task", "model", "none"]
 RAW: Final = frozenset({"generative+raw", "exact-raw"})
 FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
 BATCH: Final = 32
@@ -105,20 +103,11 @@ def _content(row: Mapping[str, Any]) -> Content:
 
 
 class MemoryPool(PoolCandidates):
-    """Candidates in memory under mteb's ids; the embeddings that a method needs are fused or raw ones.
+    """Candidates in memory under mteb's ids; the embeddings that a method needs are fused or raw ones."""
 
-    Parameters
-    ----------
-    rows
-        the row of each candidate that can be found, by its id.
-    left_out
-        candidates without content, which cannot be found.
-    """
-
-    def __init__(self, arrays: ItemArrays, rows: Mapping[str, int], left_out: Container[str]) -> None:
-        self._arrays, self._left_out = arrays, left_out
-        self._by_id, self._ids = rows, list(rows)
-        self._rows = np.fromiter(rows.values(), dtype=np.int64)
+    def __init__(self, arrays: ItemArrays, ids: Sequence[str]) -> None:
+        self._arrays, self._ids = arrays, ids
+        self._rows = np.arange(len(ids))
 
     def did(self, item: int) -> str:
         """Return the id of the candidate at a place of the pool."""
@@ -128,17 +117,6 @@ class MemoryPool(PoolCandidates):
         """Return the embeddings that were kept."""
         return self.fused(places)
 
-    def part(self, ids: Sequence[str]) -> MemoryPool:
-        """Return a pool of some of the candidates, each once, without those that were left out.
-
-        Raises BadData: an id is not in the corpus.
-        """
-        unknown = [did for did in ids if did not in self._by_id and did not in self._left_out]
-        if unknown:
-            raise BadData(f"{len(unknown)} candidates to rank are not in the corpus: {first_few(unknown)}")
-        rows = {did: self._by_id[did] for did in ids if did in self._by_id}
-        return MemoryPool(self._kept, rows, self._left_out)
-
 
 class MtebModel:
     """A searcher for mteb.
@@ -146,10 +124,9 @@ class MtebModel:
     The corpus is read in batches and kept as IDs; no picture outlives its batch. The modality of the results
     follows from the instruction alone, as in the paper. A candidate without text and image is left out, and
     a query without either finds nothing; both are logged. A beam finds fewer hits than mteb requests (1,000);
-    the rest count as not found.
+    the rest count as not found. A query's instruction is its own, else the task's prompt, else the model's.
 
-    Raises UsageError: the method or the source of instructions is
-    unknown.
+    Raises UsageError: the method is unknown.
 
     Parameters
     ----------
@@ -160,10 +137,6 @@ class MtebModel:
         of each candidate in memory.
     search
         Width of the beam and normalisation of its scores; ``method`` decides how hits are ranked.
-    instructions
-        Source of a query's instruction. ``task``: the query's own, else the task's prompt, else the model's
-        training instruction for such queries and candidates; ``model``: the query's own, else the model's,
-        else the task's; ``none``: no instruction.
     name
         Name in mteb's results; default: ``genius/`` and the folder's name.
     """
@@ -174,12 +147,10 @@ class MtebModel:
         *,
         method: Method = "generative",
         search: SearchConfig | None = None,
-        instructions: InstructionSource = "task",
         name: str | None = None,
     ) -> None:
-        for given, offered in ((method, get_args(Method)), (instructions, get_args(InstructionSource))):
-            if given not in offered:
-                raise UsageError(f"{given!r} is not one of {', '.join(offered)}")
+        if method not in get_args(Method):
+            raise UsageError(f"{method!r} is not one of {', '.join(get_args(Method))}")
         config = checked(search or SearchConfig())
         if config.rerank != "none":
             raise UsageError(
@@ -188,7 +159,6 @@ class MtebModel:
             )
         self.model = model if isinstance(model, Genius) else Genius.open(model)
         self.method = method
-        self.instructions = instructions
         by_name = not isinstance(model, Genius) and not Path(model).is_dir()
         self.name = name or (str(model) if by_name else f"genius/{self.model.folder.resolve().name}")
         self._config = config
@@ -208,11 +178,10 @@ class MtebModel:
                 "revision": self.model.fingerprint[:12],
                 "modalities": ["text"] if reads_texts_only else ["text", "image"],
                 "framework": ["PyTorch"],
-                "use_instructions": self.instructions != "none",
+                "use_instructions": True,
                 "experiment_kwargs": {
                     "method": self.method,
                     **{name: getattr(self._config, name) for name in settings},
-                    "instructions": self.instructions,
                 },
             }
         )
@@ -261,8 +230,7 @@ class MtebModel:
             for name, array in encoded[0]._asdict().items()
             if isinstance(array, np.ndarray)
         }
-        rows = {did: row for row, did in enumerate(ids)}
-        self._pool = MemoryPool(ItemArrays(**arrays, stored=stored), rows, frozenset(left_out))
+        self._pool = MemoryPool(ItemArrays(**arrays, stored=stored), ids)
 
     def search(
         self,
@@ -271,13 +239,9 @@ class MtebModel:
         task_metadata: Any,
         top_k: int,
         encode_kwargs: Mapping[str, Any],
-        top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return query id -> candidate id -> score, best first; called by mteb after :meth:`index`.
-
-        With ``top_ranked`` each query is searched among its own candidates, all of which are ranked.
-        """
+        """Return query id -> candidate id -> score, best first; called by mteb after :meth:`index`."""
         from mteb.types import PromptType  # noqa: PLC0415
 
         if self._pool is None:
@@ -289,21 +253,13 @@ class MtebModel:
         columns = task_metadata.get_modalities(PromptType.query)
         for batch in read_columns(queries, columns, encode_kwargs.get("batch_size", BATCH)):
             found.update({one.id: {} for one in batch})
-            contents = [
-                one for one in batch if not one.is_empty and (top_ranked is None or top_ranked.get(one.id))
-            ]
+            contents = [one for one in batch if not one.is_empty]
             if not contents:
                 continue
             words = [self._text(one, prompt, self._modality) for one in contents]
             features = self._features(contents, "query", words)
             raw, fused = F.normalize(features.total(), dim=-1), self.model.embed(features)
-            if top_ranked is None:
-                found |= self._rank(self._pool, RowQueries([one.id for one in contents], raw, fused), top_k)
-                continue
-            for row, one in enumerate(contents):
-                part = self._pool.part(top_ranked[one.id])
-                alone = RowQueries([one.id], raw[row, None], fused[row, None])
-                found |= self._rank(part, alone, top_k, beam=len(part.table))
+            found |= self._rank(self._pool, RowQueries([one.id for one in contents], raw, fused), top_k)
         empty = sum(not hits for hits in found.values())
         if empty:
             logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
@@ -312,12 +268,7 @@ class MtebModel:
     def _text(self, query: Content, prompt: str | None, target: Modality) -> str:
         """Return the encoder's input: the instruction, a blank, the query's text (UniIR's format)."""
         own = self.model.instruction_for(query.modality, target)
-        sources = {
-            "task": (query.instruction, prompt, own),
-            "model": (query.instruction, own, prompt),
-            "none": (),
-        }
-        return instructed(next(filter(None, sources[self.instructions]), None), query.text)
+        return instructed(query.instruction or prompt or own, query.text)
 
     def _features(
         self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
@@ -336,12 +287,9 @@ class MtebModel:
             torch.tensor([bool(text) for text in texts]),
         )
 
-    def _rank(
-        self, pool: MemoryPool, queries: RowQueries, k: int, *, beam: int = 0
-    ) -> dict[str, dict[str, float]]:
+    def _rank(self, pool: MemoryPool, queries: RowQueries, k: int) -> dict[str, dict[str, float]]:
         """Return the hits of each query, with strictly decreasing scores: sorting them keeps the order."""
-        config = dataclasses.replace(self._config, beam=max(beam, self._config.beam))
-        ((found,),) = find(self.model, [queries], pool, [self.method], config, depth=k)
+        ((found,),) = find(self.model, [queries], pool, [self.method], self._config, depth=k)
         rankings = {}
         for qid, hits in zip(queries.qids, found.hits, strict=True):
             scores = strictly_decreasing([hit.score for hit in hits])

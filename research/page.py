@@ -55,7 +55,6 @@ def write_page(
     facts: Mapping[str, str],
     rows: Sequence[ResultRow],
     searches: Sequence[ShownSearch],
-    refresh: int | None = None,
 ) -> None:
     """Write the page as one HTML file that needs nothing else.
 
@@ -65,8 +64,6 @@ def write_page(
         numbers and names to know before the results.
     rows
         the results of an evaluation; none leaves the scores out.
-    refresh
-        seconds after which a browser reads the page again, if it is not final.
     """
     ordered = in_order(rows)
     tasks: dict[str, list[ShownSearch]] = {}
@@ -93,14 +90,12 @@ def write_page(
             "subtitle": subtitle,
             "facts": facts,
             "searches": searches,
-            "refresh": refresh,
             "tasks": tasks,
             "first": FIRST,
             "headline": HEADLINE,
             "side_by_side": SIDE_BY_SIDE,
-            "rows": ordered,
+            "has_scores": bool(ordered),
             "datasets": {row.dataset for row in ordered},
-            "measures": list(dict.fromkeys(name for row in rows for name in row.measures)),
             "score_tables": [_score_table(own) for own in pools if own],
             "example": [_code(level, *code) for level, code in enumerate(EXAMPLE)],
         },

@@ -60,9 +60,8 @@ def recall_table(systems: Sequence[System], pool: Pool) -> Table:
             average = system.average(pool, method) if system.tasks(pool) == tasks else None
             lines.append((system.title, method, *values, average))
     bold = find_best(lines, range(2, 3 + len(tasks)))
-    for method, name in (
-        COMPARABLE.items() if "published" in first.columns and first["published"].notna().all() else ()
-    ):
+    is_comparable = "published" in first.columns and bool(first["published"].map(bool).all())
+    for method, name in COMPARABLE.items() if is_comparable else ():
         numbers = [next((one.value for one in references(task, pool, method)), None) for task in tasks]
         lines.append((f"{name}, published", method, *numbers, None))
     seeds = sorted({len(system.folders) for system in systems})
@@ -217,9 +216,11 @@ def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawin
     beams = sorted((one for one in systems if one.table == "beam"), key=lambda one: one.rows["beam"].iloc[0])
     if len(beams) > 1:
         parts.append(figures.beam_figure([(int(one.rows["beam"].iloc[0]), one) for one in beams]))
-    for system in main[:1]:
+    for system in main:
         if system.model is not None:
-            parts += figures.code_figures(system.model, system.folders[0], data, title=system.title)
+            drawn = figures.code_figures(system.model, system.folders[0], data, title=system.title)
+            if drawn:
+                return [*parts, *drawn]
     return parts
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import pandas as pd
 from rich.console import Console
@@ -22,7 +22,6 @@ from research.published.numbers import (
     PAPER_BEAM,
     SIZES,
     Reference,
-    RowSize,
     Weights,
     expected_size,
     references,
@@ -36,6 +35,11 @@ HEADLINE: Final = "R@5"
 """The measure that a page emphasises; a row's own is :attr:`ResultRow.headline`."""
 FIRST: Final = ("R@1", "R@5", "R@10")
 """Measures that every JSON row begins with and every short table shows."""
+PAPER_NOTE: Final = (
+    "percent; below ours published numbers and our difference, where queries and pool are as many; "
+    "'released': weights that were published later. Published with a beam of "
+    f"{PAPER_BEAM}, --scores vocabulary, --instructions first"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +108,11 @@ def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
     )
 
 
+def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
+    """Return a sorting key: known names in their order, then the others."""
+    return (names.index(name) if name in names else len(names), name)
+
+
 def averages(rows: Sequence[ResultRow]) -> list[AverageRow]:
     """Return the unweighted mean over tasks for each pool and method (M-BEIR, section 2.9).
 
@@ -144,34 +153,33 @@ def to_json(rows: Sequence[ResultRow]) -> dict[str, Any]:
     """Return ``{"rows": [...], "averages": [...]}``: flat rows for scripts, numbers unrounded."""
     ordered, means = in_order(rows), averages(rows)
 
-    def costs(row: ResultRow | AverageRow) -> dict[str, float | None]:
+    def flat(row: ResultRow | AverageRow, first: Sequence[str], last: Sequence[str]) -> dict[str, Any]:
         return {
-            "bytes_per_item": row.bytes_per_item,
-            "candidates_touched": row.candidates_touched,
+            **{name: getattr(row, name) for name in first},
+            **_first_first(row.measures),
+            **{name: getattr(row, name) for name in (*last, "bytes_per_item", "candidates_touched")},
             "of_exact": of_exact(row, ordered if isinstance(row, ResultRow) else means),
         }
 
     return {
         "rows": [
             {
-                **{name: getattr(row, name) for name in ("dataset", "task", "pool", "method", "queries")},
-                **_first_first(row.measures),
-                **{name: getattr(row, name) for name in ("task_id", "name", "headline", "pool_size")},
-                **costs(row),
-                **_published_json(row),
+                **flat(
+                    row,
+                    ("dataset", "task", "pool", "method", "queries"),
+                    ("task_id", "name", "headline", "pool_size"),
+                ),
+                "published": [one._asdict() for one in published_beside(row)],
             }
             for row in ordered
         ],
-        "averages": [
-            {
-                **{name: getattr(row, name) for name in ("pool", "method", "tasks")},
-                **_first_first(row.measures),
-                "headline": row.score,
-                **costs(row),
-            }
-            for row in means
-        ],
+        "averages": [flat(row, ("pool", "method", "tasks"), ("score",)) for row in means],
     }
+
+
+def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return the measures, those of :data:`FIRST` in front."""
+    return {name: measures[name] for name in FIRST if name in measures} | dict(measures)
 
 
 def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
@@ -208,86 +216,42 @@ def published_beside(row: ResultRow) -> list[Reference]:
     return references(row.name, row.pool, row.method) if is_comparable else []
 
 
-def _published_json(row: ResultRow) -> dict[str, Any]:
-    """Return published numbers in percent and the difference in points, where any may be compared."""
-    found = published_beside(row)
-    if not found or row.score is None:
-        return {}
-    return {
-        "published": [
-            {
-                **{name: value for name, value in one._asdict().items() if name != "misprint" or value},
-                "difference": 100 * row.score - one.value,
-            }
-            for one in found
-        ]
-    }
-
-
-def _first_first(measures: Mapping[str, float]) -> dict[str, float]:
-    """Return the measures, those of :data:`FIRST` in front."""
-    return {name: measures[name] for name in FIRST if name in measures} | dict(measures)
-
-
-def _place(name: str, names: Sequence[str]) -> tuple[int, str]:
-    """Return a sorting key: known names in their order, then the others."""
-    return (names.index(name) if name in names else len(names), name)
-
-
-WEIGHTS: Final[tuple[Weights, ...]] = ("released", "paper")
-LEGEND: Final = (
-    "percent; below ours the published numbers and our difference: exact-raw beside UniIR's CLIP_SF, "
-    "generative beside GENIUS, generative+raw beside GENIUS^R; 'released': weights that were published later"
-)
-
-
 def applies_to(rows: Sequence[ResultRow]) -> bool:
     """Return whether all rows are M-BEIR's."""
     return all(row.name in SIZES for row in rows)
 
 
-def paper_tables(
-    rows: Sequence[ResultRow], *, beam: int, scores: str = "vocabulary", instructions: str = "first"
-) -> list[Table]:
+def paper_tables(rows: Sequence[ResultRow]) -> list[Table]:
     """Return a table for each pool, local first; all rows have to be M-BEIR's.
 
     Its columns are the row, then the methods, those beside which anything is published first; the lines
-    ``released`` and ``paper`` below a row of ours are published numbers with our difference. ``beam``,
-    ``scores`` and ``instructions`` are those of the evaluation: where they differ from those of the published
-    measurements, the note says so.
+    ``released`` and ``paper`` below a row of ours are published numbers with our difference.
     """
     tables = []
     for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
         inside = list(group)
         measured = {row.method for row in inside}
         methods = [method for method in dict.fromkeys((*COMPARABLE, *METHODS)) if method in measured]
-        by_name = {name: list(own) for name, own in groupby(inside, key=lambda row: row.name)}
-        beside = {
-            name: {row.method: published_beside(row) for row in own if row.score is not None}
-            for name, own in by_name.items()
-        }
         lines: list[tuple[str, ...]] = []
-        for name, own in by_name.items():
-            lines += _paper_lines(f"{name} {own[0].headline}", own, beside[name], methods)
+        misprints: dict[str, None] = {}
+        of_rows: list[dict[str, list[Reference]]] = []
+        for name, some in groupby(inside, key=lambda row: row.name):
+            own = list(some)
+            beside = {row.method: published_beside(row) for row in own}
+            lines += _paper_lines(f"{name} {own[0].headline}", own, beside, methods)
+            of_rows.append(beside)
+            misprints |= {
+                f"* {one.misprint}": None for each in beside.values() for one in each if one.misprint
+            }
         means = averages(inside)
-        published_means = _published_means(beside, pool) if means else {}
         if means:
-            lines += _paper_lines(f"average of {len(by_name)} rows", means, published_means, methods)
-        for label, cost in (("bytes/candidate", "bytes_per_item"), ("touched/query", "candidates_touched")):
-            values = [fmean(getattr(row, cost) for row in inside if row.method == one) for one in methods]
-            cells = (f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:.1f}" for value in values)
-            lines.append((label, *cells))
-        found = [*beside.values(), published_means]
-        shown = [one for by_method in found for references in by_method.values() for one in references]
-        notes = _note_on_sizes(inside, beside)
-        if shown:
-            misprints = dict.fromkeys(f"* {one.misprint}" for one in shown if one.misprint)
-            notes += [*_notes_on_settings(inside, beam, scores, instructions), LEGEND, *misprints]
+            label = f"average of {means[0].tasks} rows"
+            lines += _paper_lines(label, means, _published_means(of_rows), methods)
         tables.append(
             Table(
                 name=f"paper-{pool}",
                 title=f"{pool} pool",
-                note="\n".join(notes),
+                note="\n".join([PAPER_NOTE, *misprints]),
                 headings=("row", *methods),
                 lines=lines,
             )
@@ -304,7 +268,7 @@ def _paper_lines(
     """Return our line, and one for each kind of published numbers."""
     percent = {row.method: 100 * row.score for row in rows if row.score is not None}
     lines = [(label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
-    for weights in WEIGHTS:
+    for weights in reversed(get_args(Weights)):
         cells = []
         for method in methods:
             one = next((one for one in published.get(method, ()) if one.weights == weights), None)
@@ -318,67 +282,21 @@ def _paper_lines(
     return lines
 
 
-def _published_means(
-    beside: Mapping[str, Mapping[str, Sequence[Reference]]], pool: Pool
-) -> dict[str, list[Reference]]:
+def _published_means(of_rows: Sequence[Mapping[str, Sequence[Reference]]]) -> dict[str, list[Reference]]:
     """Return published averages over the very rows that are here, where all of them may be compared."""
     found: dict[str, list[Reference]] = {}
     for method in COMPARABLE:
-        misprints = {one.weights: one.misprint for one in references(AVERAGE, pool, method)}
-        for weights in WEIGHTS:
-            same = [one for own in beside.values() for one in own.get(method, ()) if one.weights == weights]
-            if same and len(same) == len(beside):
-                misprint = misprints[weights] if len(same) == len(SIZES) else ""
-                mean = same[0]._replace(value=fmean(one.value for one in same), misprint=misprint)
+        for weights in get_args(Weights):
+            same = [one for own in of_rows for one in own.get(method, ()) if one.weights == weights]
+            if same and len(same) == len(of_rows):
+                mean = same[0]._replace(value=fmean(one.value for one in same), misprint="")
                 found.setdefault(method, []).append(mean)
     return found
 
 
-def _note_on_sizes(
-    rows: Sequence[ResultRow], beside: Mapping[str, Mapping[str, Sequence[Reference]]]
-) -> list[str]:
-    """Return a note if rows have other sizes than the published numbers are for."""
-    others = {
-        row.name: row for row in rows if row.method in COMPARABLE and not beside[row.name].get(row.method)
-    }
-    if not others:
-        return []
-    first = next(iter(others.values()))
-    size = expected_size(first.name, first.pool) or RowSize(0, 0)
-    begin = "No published numbers shown" if len(others) == len(beside) else "Not all published numbers shown"
-    which = "1 row has" if len(others) == 1 else f"{len(others)} rows have"
-    note = (
-        f"{begin}: {which} other sizes than M-BEIR's ({first.name}: {first.queries:,} of {size.queries:,} "
-        f"queries, pool {first.pool_size:,} of {size.pool:,})"
-    )
-    return [note]
-
-
-def _notes_on_settings(rows: Sequence[ResultRow], beam: int, scores: str, instructions: str) -> list[str]:
-    """Return notes on settings that differ from those of the published measurements."""
-    notes = []
-    generated = any(row.method.startswith("generative") for row in rows)
-    if generated and beam != PAPER_BEAM:
-        notes.append(f"generated with a beam of {beam}; the published numbers are for {PAPER_BEAM}")
-    differing = []
-    if instructions != "first":
-        differing.append((f"--instructions {instructions}", "always the first"))
-    if generated and scores != "vocabulary":
-        differing.append((f"--scores {scores}", "scores over the whole vocabulary"))
-    if differing:
-        ours, theirs = (", ".join(words) for words in zip(*differing, strict=True))
-        notes.append(
-            f"measured with {ours}; the authors' code: {theirs} (as `research.published.repro` does)"
-        )
-    return notes
-
-
-def print_results(rows: Sequence[ResultRow], *, beam: int, scores: str, instructions: str) -> None:
+def print_results(rows: Sequence[ResultRow]) -> None:
     """Print M-BEIR's rows in the papers' layout, and other data in a block for each task."""
-    if applies_to(rows):
-        print_tables(paper_tables(rows, beam=beam, scores=scores, instructions=instructions))
-    else:
-        print_tables(task_tables(rows))
+    print_tables(paper_tables(rows) if applies_to(rows) else task_tables(rows))
 
 
 def print_tables(tables: Sequence[Table]) -> None:

@@ -16,7 +16,6 @@ from genius_search.data.mbeir import bad_record, numbered_lines
 from genius_search.errors import BadData
 from genius_search.evaluate import KS, Measures, Qrels, first_few
 from genius_search.evaluate import measure as measure_rankings
-from genius_search.records import did_of, qid_of
 from genius_search.writing import write_file
 
 TREC_COLUMNS: Final = "qid Q0 did rank score name"
@@ -157,17 +156,15 @@ def write_run(path: Path, run: Run) -> None:
     write_file(path, "".join(lines).encode())
 
 
-def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "scores"] = "ranks") -> Run:
+def read_run(path: Path, *, order: Literal["ranks", "scores"] = "ranks") -> Run:
     """Read a TREC run of six columns, or UniIR's of seven, the last of which is the task.
 
     Raises BadRecord: a line has another number of columns, a rank or a score out of ``order``, a score that
-    is not a finite number, a candidate twice in one ranking, another run's name, or with ``hashed`` an id
-    that is not a number. Raises BadData: the file cannot be read or has no ranking.
+    is not a finite number, a candidate twice in one ranking, or another run's name. Raises BadData: the file
+    cannot be read or has no ranking.
 
     Parameters
     ----------
-    hashed
-        The ids are UniIR's whole numbers, as in the run files of GENIUS's authors.
     order
         ``ranks``: the order of the lines, whose ranks must be 1, 2, 3, … and whose scores must not increase.
         ``scores``: trec_eval's order, by score in single precision, equal scores by candidate id, last first;
@@ -182,7 +179,7 @@ def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "score
             raise bad_record(path, line, f"{len(columns)} columns, expected {expected}")
         num_columns = len(columns)
         try:
-            qid, did, rank, score, name = _parse(columns, hashed=hashed)
+            qid, did, rank, score, name = _parse(columns)
             run_name = run_name or name
             ranking = hits.setdefault(qid, {})
             if order == "ranks":
@@ -208,16 +205,9 @@ def read_run(path: Path, *, hashed: bool = False, order: Literal["ranks", "score
     return Run(run_name, single)
 
 
-def _parse(columns: Sequence[bytes], *, hashed: bool) -> tuple[str, str, str, float, str]:
+def _parse(columns: Sequence[bytes]) -> tuple[str, str, str, float, str]:
     """Return query id, candidate id, rank, score and run name of a line."""
     qid, _, did, rank, text, name = (column.decode() for column in columns[:6])
-    if hashed:
-        for number in (qid, did):
-            if not (number.isascii() and number.isdecimal()):
-                raise BadData(
-                    f"id {number!r} is not one of UniIR's whole numbers; read the file without `hashed`"
-                )
-        qid, did = qid_of(int(qid)), did_of(int(did))
     try:
         score = float(text)
     except ValueError:

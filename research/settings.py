@@ -59,9 +59,8 @@ class EvaluationConfig:
     """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
     exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""
 
-    instructions: Literal["hashed", "first", "none", "all"] = "hashed"
-    """Instruction of each query: one of the data set's, chosen by a hash; the first; none; or each in turn,
-    with the mean of the measures."""
+    instructions: Literal["hashed", "first", "none"] = "hashed"
+    """Instruction of each query: one of the data set's, chosen by a hash; the first; or none."""
 
     max_queries: Natural = 0
     """Queries of each row at most, spread evenly; 0 means all."""

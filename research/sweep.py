@@ -164,7 +164,7 @@ def make_row(
         evaluate(data, model, config, folder / EVALUATION, evaluation=place, progress=progress)
         return
     rival = from_json(BaselineConfig, {**row.baseline, "seed": seed, **quick.get("baseline", {})})
-    fitted = fit_baseline(data, model, folder / "baseline", rival, evaluation=place, progress=progress)
+    fitted = fit_baseline(data, model, rival, split=config.split, evaluation=place, progress=progress)
     evaluate_baseline(data, model, fitted, config, folder / EVALUATION, evaluation=place, progress=progress)
 
 
@@ -198,7 +198,8 @@ def sweep(
             plan = fingerprint_of([asdict(row), seed, changes, encoder, str(data.root.resolve())])
             if first is not None and row.fit is not None:
                 share(first, folder)
-            record = {**asdict(row), "seed": seed, "plan": plan}
+            place = [one.name for one in recipe.row].index(row.name)
+            record = {**asdict(row), "seed": seed, "plan": plan, "place": place}
             done = folder / ROW_FILE
             if done.exists() and json.loads(done.read_text())["plan"] == plan:
                 first = first or folder

@@ -125,7 +125,8 @@ def _read_sweep(files: Sequence[Path]) -> Iterator[System]:
     for file in files:
         found = json.loads(file.read_text(encoding="utf-8"))
         records.setdefault(found["name"], []).append((file.parent, found))
-    for name, own in records.items():
+    in_order = sorted(records.items(), key=lambda one: int(one[1][0][1]["place"]))
+    for name, own in in_order:
         folder, row = own[0]
         base = folder.parent.parent / row["model"] / folder.name if row["model"] else folder
         places = [place / EVALUATION for place, _ in own]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import tyro
 from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import Count, Natural, checked
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
@@ -89,29 +88,15 @@ def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: i
             return f"IVF{lists},RQ{code_bytes - NORM_BYTES}x{bits}_Nqint8"
 
 
-class Timing(NamedTuple):
-    """Processor time that one pool took."""
-
-    method: str
-    pool_size: int
-    fit_seconds: float
-    """0 if the index was trained for an earlier pool."""
-    index_seconds: float
-    queries: int
-    ms_per_query: float
-
-
 class DenseResult(NamedTuple):
-    """Rows of the results table, and timings."""
+    """Rows of the results table."""
 
     rows: list[ResultRow]
-    timings: list[Timing]
     about: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as ``genius evaluate`` does, with ``timings`` in place of ``health``."""
-        timings = [timing._asdict() for timing in self.timings]
-        return {**self.about, **to_json(self.rows), "timings": timings}
+        """Return the result as ``research.evaluate`` does."""
+        return {**self.about, **to_json(self.rows)}
 
 
 def evaluate_dense(
@@ -141,7 +126,6 @@ def evaluate_dense(
     config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in kinds))
     encoder, training = embedded.encoder, embedded.features.candidates
     trained: dict[str, Any] = {}
-    timings: list[Timing] = []
 
     def search_pool(
         kind: DenseKind, queries: Sequence[RowQueries], pool: PoolCandidates
@@ -153,22 +137,14 @@ def evaluate_dense(
             dim=training.dim,
             code_bytes=dense.code_bytes,
         )
-        start = time.process_time()
         if factory not in trained:
             vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
             trained[factory] = train_index(factory, np.concatenate(vectors), seed=dense.seed)
-        fitted = time.process_time()
         index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
-        indexed = time.process_time()
         for of_row in queries:
-            start_search = time.process_time()
             found = index.search(of_row.raw.numpy(), DEPTH, effort=dense.effort)
-            seconds, count = time.process_time() - start_search, len(of_row.qids)
-            method, size = f"dense-{kind}", len(pool)
-            times = (fitted - start, indexed - fitted, count, 1000 * seconds / count)
-            timings.append(Timing(method, size, *times))
             hits = [pool.hits(items, scores) for items, scores in zip(found.items, found.scores, strict=True)]
-            yield MethodHits(method, hits, index.item_bytes, found.compared / count)
+            yield MethodHits(f"dense-{kind}", hits, index.item_bytes, found.compared / len(of_row.qids))
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
         # One kind after the other, so that one index at a time is in memory.
@@ -185,7 +161,7 @@ def evaluate_dense(
         "config": dataclasses.asdict(config),
         "dense": {**dataclasses.asdict(dense), "kinds": list(kinds)},
     }
-    result = DenseResult(results, timings, about)
+    result = DenseResult(results, about)
     write_json(folder / RESULTS, result.to_json())
     return result
 
@@ -243,13 +219,6 @@ class Dense(JsonOption):
             print_json(result.to_json())
             return
         print_tables(task_tables(result.rows))
-        lines = [
-            (one.method, f"{one.pool_size:,}", f"{one.fit_seconds:.2f}", f"{one.index_seconds:.2f}",
-             f"{one.queries:,}", f"{one.ms_per_query:.3f}")
-            for one in result.timings
-        ]  # fmt: skip
-        headings = ("method", "candidates", "fit, s", "index, s", "queries", "ms a query")
-        print_table(headings, lines, left=headings[:1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

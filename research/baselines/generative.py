@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,44 +20,40 @@ import torch
 import tyro
 from jaxtyping import Float, Int64
 from pydantic import ConfigDict
-from safetensors.torch import load_file
 from torch import Tensor
 
-from genius_search.artifact import Manifest, open_artifact
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json
-from genius_search.config import (
-    Count,
-    GeneratorConfig,
-    Natural,
-    Positive,
-    SearchConfig,
-    checked,
-    from_json,
-    to_json,
-)
-from genius_search.data import features as features_on_disk
+from genius_search.config import Count, GeneratorConfig, Natural, Positive, SearchConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.data.pairs import Pairs
-from genius_search.embed_mbeir import embed_pool, fingerprint_of_files, instruction_files
-from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
+from genius_search.embed_mbeir import embed_pool
+from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
-from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
-from genius_search.nn.quantizer import Quantizer, encode, fuse
-from genius_search.nn.weights import write_weights
+from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
 from genius_search.records import candidate_number
 from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, Ranking, rank_items
 from genius_search.search.table import IdTable, SearchSegment
-from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.embed import TrainingRecords, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
-from genius_search.writing import ArtifactWriter, make_folder, write_json
-from research.baselines.ids import SCHEMES, IdKind, Irgen, SpelledIds, find_rows, select
+from genius_search.writing import write_json
+from research.baselines.ids import (
+    SCHEMES,
+    Candidates,
+    IdKind,
+    IdScheme,
+    Irgen,
+    ResidualIds,
+    SpelledIds,
+    TrainingSet,
+    find_rows,
+)
 from research.command import run
 from research.evaluate import CANDIDATES, RESULTS, evaluate_pools
 from research.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
@@ -64,12 +61,6 @@ from research.results import ResultRow, print_tables, task_tables
 from research.results import to_json as rows_to_json
 from research.settings import EvaluationConfig
 
-KIND: Final = "id-baseline"
-GENERATOR: Final = "generator.safetensors"
-IDS: Final = "ids"
-WORK: Final = "work"
-SAMPLE: Final = 2000
-"""Items whose IDs the finished decoder has to write."""
 SEARCHED: Final = 500
 """Items that are searched with their own embedding."""
 
@@ -87,9 +78,6 @@ class BaselineConfig:
     """Learn the IDs of the pool that will be searched, too, as many items a step as pairs; without it they
     are computed from the items afterwards, as for items that are added later."""
 
-    split: str = "test"
-    """Split whose pools will be searched."""
-
     epochs: Positive = 20.0
     """Passes over the training queries."""
 
@@ -104,14 +92,10 @@ class BaselineConfig:
         """Whether the IDs are random numbers, so that new items can have none."""
         return self.kind in ("grace-numeric", "grace-string")
 
-
-class Memorization(NamedTuple):
-    """Shares of a sample of known IDs that the decoder writes without a fault."""
-
-    pairs: float
-    """For training queries, the ID of a positive."""
-    items: float | None
-    """For items of the searched pool, their own ID, given their embedding; None without indexing."""
+    @property
+    def method(self) -> str:
+        """Its name in tables and runs."""
+        return self.kind if self.indexing == "yes" else f"{self.kind}-unindexed"
 
 
 class BaselineIndex(NamedTuple):
@@ -129,29 +113,13 @@ class Baseline:
     config: BaselineConfig
     generator: Generator
     scheme: IdScheme
-    memorization: Memorization
-    manifest: Manifest
-
-    def name(self, split: str) -> str:
-        """Return its method in tables and runs, which says whether the items of the split were learned.
-
-        Raises UsageError: they were not, and such IDs cannot be given to new items.
-        """
-        config = self.config
-        is_known = config.indexing == "yes" and config.split == split
-        if not is_known and config.is_numbered:
-            raise UsageError(
-                f"{config.kind} IDs were given to the pools of split {config.split!r} and cannot be given to "
-                f"other items; evaluate that split, or fit again with --split {split}"
-            )
-        return config.kind if is_known else f"{config.kind}-unindexed"
 
     def index(self, items: Candidates) -> BaselineIndex:
         """Return a table of the IDs of the items; without those that can have none."""
         rows = np.arange(len(items.embeddings))
         if self.config.is_numbered and isinstance(self.scheme, SpelledIds):
             rows = np.flatnonzero(self.scheme.knows(items))
-        codes = self.scheme.assign(select(items, rows))
+        codes = self.scheme.assign(items.select(rows))
         return BaselineIndex(IdTable.build(codes, np.zeros(len(codes))), rows)
 
     def search(
@@ -188,16 +156,16 @@ class TrainingData(NamedTuple):
 def fit_baseline(
     data: MBeir,
     model: Genius,
-    folder: Path,
     config: BaselineConfig,
     *,
-    evaluation: Path | None = None,
+    split: str = "test",
+    evaluation: Path,
     progress: Progress,
 ) -> Baseline:
-    """Give IDs and train the decoder, or open the folder if this was done already.
+    """Give IDs and train the decoder, which takes minutes; nothing of it is kept.
 
-    Features of the searched pools are kept in ``evaluation``, by default in the model's folder. Raises
-    UsageError if such IDs cannot be searched without having been learned.
+    Features of the pools of ``split``, which will be searched, are kept in ``evaluation``. Raises UsageError
+    if such IDs cannot be searched without having been learned.
     """
     config = checked(config)
     if config.is_numbered and config.indexing == "no":
@@ -206,65 +174,11 @@ def fit_baseline(
             "indexing on, or take another kind"
         )
     settings = generator_config(model, config)
-    pools = [*data.global_pool(config.split), *data.local_pools_of(config.split), *data.training_pools()]
-    writer = ArtifactWriter(
-        folder,
-        kind=KIND,
-        config={**to_json(config), "generator": to_json(settings)},
-        inputs={
-            "model": model.fingerprint,
-            "pool": fingerprint_of_files(pools),
-            "queries": fingerprint_of_files(data.training_queries()),
-        },
-    )
-    if writer.finished() is not None:
-        return load_baseline(folder, model.quantizer)
-    scheme, training_data = _assign_ids(
-        data, model, evaluation or model.folder / "evaluation", writer.path, config, settings, progress
-    )
-    generator = _train(scheme, training_data, writer.path, config.kind, settings, progress)
-    memorization = _measure(generator, training_data, config.seed)
-    items = "" if memorization.items is None else f", of its own pool {memorization.items:.1%}"
-    progress.say(f"IDs written without a fault: of training queries {memorization.pairs:.1%}{items}")
-    write_weights(writer.path / GENERATOR, generator.state_dict())
-    make_folder(writer.path / IDS)
-    scheme.save(writer.path / IDS)
-    manifest = writer.finish(
-        facts={
-            "dim": model.dim,
-            "sizes": list(scheme.sizes),
-            "shares_codes": scheme.shares_codes,
-            "memorization": memorization._asdict(),
-        },
-        scratch=(WORK,),
-    )
-    return Baseline(config, generator, scheme, memorization, manifest)
-
-
-def load_baseline(folder: Path, quantizer: Quantizer) -> Baseline:
-    """Open a fitted baseline; ``quantizer`` is that of the model that it was fitted on."""
-    manifest = open_artifact(folder, kind=KIND)
-    settings, facts = dict(manifest.config), dict[str, Any](manifest.facts)
-    generator = Generator(
-        facts["dim"],
-        tuple(facts["sizes"]),
-        from_json(GeneratorConfig, settings.pop("generator")),
-        shares_codes=facts["shares_codes"],
-    )
-    generator.load_state_dict(load_file(folder / GENERATOR))
-    config = from_json(BaselineConfig, settings)
-    scheme = SCHEMES[config.kind].load(folder / IDS, quantizer)
-    return Baseline(config, generator.eval(), scheme, Memorization(**facts["memorization"]), manifest)
-
-
-def check_model(baseline: Baseline, model: Genius) -> None:
-    """Raise ArtifactMismatch unless a model is the one that the baseline was fitted on."""
-    wanted = baseline.manifest.inputs["model"]
-    if wanted != model.fingerprint:
-        raise ArtifactMismatch(
-            f"{baseline.manifest.folder} was fitted on model {wanted[:12]}, and {model.folder} is "
-            f"{model.fingerprint[:12]}; name that model, or fit again"
-        )
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        scheme, items = _assign_ids(data, model, work, config, settings, split, evaluation, progress)
+        generator = _train(scheme, items, work, config.kind, settings, progress)
+    return Baseline(config, generator, scheme)
 
 
 def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
@@ -308,81 +222,60 @@ def _read_items(model: Genius, features: Features, files: list[Path], *, with_co
 
 def join(first: Candidates, second: Candidates) -> Candidates:
     """Return the items of both, each once."""
-    if first.numbers is None or second.numbers is None:
-        raise ValueError("items without numbers cannot be joined")
-    new = select(second, np.flatnonzero(find_rows(second.numbers, first.numbers) < 0))
+    new = second.select(np.flatnonzero(find_rows(second.numbers, first.numbers) < 0))
     return Candidates(
         torch.cat([first.embeddings, new.embeddings]),
         np.concatenate([first.codes, new.codes]),
-        np.concatenate([first.numbers, new.numbers]) if new.numbers is not None else None,
-        [*(first.texts or ()), *(new.texts or ())],
+        np.concatenate([first.numbers, new.numbers]),
+        [*first.texts, *new.texts],
     )
-
-
-def _training_features(
-    records: TrainingRecords, model: Genius, evaluation: Path, progress: Progress
-) -> TrainingFeatures:
-    """Return the features that the model was trained on, if it still has them, or embed the records."""
-
-    def open_own(name: str, files: list[Path]) -> Features | None:
-        folder = model.folder / "features" / name
-        try:
-            manifest = open_artifact(folder, kind=features_on_disk.KIND)
-        except ArtifactError:
-            return None
-        inputs = {"records": fingerprint_of_files(files), "encoder": model.encoder.fingerprint}
-        is_same = all(manifest.inputs.get(name) == value for name, value in inputs.items())
-        return Features.open(folder) if is_same else None
-
-    data = records.data
-    candidates = open_own("candidates", data.training_pools())
-    queries = open_own("queries", [*data.training_queries(), *instruction_files(data)])
-    if candidates is not None and queries is not None:
-        return TrainingFeatures(queries, candidates)
-    return embed_training(records, model.encoder, evaluation / "training", progress=progress)
 
 
 def _assign_ids(
     data: MBeir,
     model: Genius,
-    evaluation: Path,
     folder: Path,
     config: BaselineConfig,
     settings: GeneratorConfig,
+    split: str,
+    evaluation: Path,
     progress: Progress,
 ) -> tuple[IdScheme, TrainingData]:
     """Embed everything and fit the ID scheme."""
     with_codes = config.kind == "genius"
     records = TrainingRecords(data)
-    features = _training_features(records, model, evaluation, progress)
+    features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines(), *features)
-    progress.say("reading the items")
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
-    pool = select(trained, np.zeros(0, dtype=np.int64))
+    pool = trained.select(np.zeros(0, dtype=np.int64))
     if config.indexing == "yes":
-        pool = pool_items(data, model, config.split, evaluation, with_codes=with_codes, progress=progress)
+        pool = pool_items(data, model, split, evaluation, with_codes=with_codes, progress=progress)
     everything = join(trained, pool)
+    queries = fuse(model.quantizer, features.queries)
     progress.say(f"giving {config.kind} IDs to {len(everything.embeddings):,} items")
-    make_folder(folder / WORK)
-    kind = SCHEMES[config.kind]
-    training_set = TrainingSet(
-        # IRGen's tokenizer learns from pairs; the other schemes name each item that they know.
-        candidates=trained if issubclass(kind, Irgen) else everything,
-        queries=fuse(model.quantizer, features.queries),
-        query_numbers=features.queries.ids,
-        query_texts=records.texts(),
-        pairs=pairs,
-        quantizer=model.quantizer,
-        training=settings.training,
-        folder=folder / WORK,
-        progress=progress,
-    )
-    scheme = kind.fit(training_set)
+    scheme: IdScheme
+    if config.kind == "genius":
+        scheme = ResidualIds(model.quantizer)
+    else:
+        kind = SCHEMES[config.kind]
+        training_set = TrainingSet(
+            # IRGen's tokenizer learns from pairs; the other schemes name each item that they know.
+            candidates=trained if issubclass(kind, Irgen) else everything,
+            queries=queries,
+            query_numbers=features.queries.ids,
+            query_texts=records.texts(),
+            pairs=pairs,
+            training=settings.training,
+            folder=folder / "ids",
+            progress=progress,
+        )
+        (folder / "ids").mkdir(parents=True, exist_ok=True)
+        scheme = kind.fit(training_set)
     codes = torch.from_numpy(scheme.assign(everything)).long()
-    rows = find_rows(np.asarray(pool.numbers), np.asarray(everything.numbers))
+    rows = find_rows(pool.numbers, everything.numbers)
     return scheme, TrainingData(
         pairs,
-        training_set.queries,
+        queries,
         trained.embeddings,
         codes[: len(trained.embeddings)],
         pool.embeddings,
@@ -448,28 +341,6 @@ def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray,
     return np.array([orders[number][place % items] for number, place in zip(passes, places, strict=True)])
 
 
-@torch.inference_mode()
-def share_written(
-    generator: Generator, embeddings: Float[Tensor, "items dim"], codes: Int64[Tensor, "items levels"]
-) -> float:
-    """Return the share of items whose ID consists of the codes that the decoder finds most probable."""
-    hidden = generator(embeddings, codes)
-    is_right = torch.ones(len(codes), dtype=torch.bool)
-    for level in range(len(generator.sizes)):
-        is_right &= generator.level_logits(hidden[:, level], level).argmax(dim=1) == codes[:, level]
-    return float(is_right.float().mean())
-
-
-def _measure(generator: Generator, data: TrainingData, seed: int) -> Memorization:
-    batch = data.pairs.draw(0, SAMPLE, seed=seed + 1)
-    queries = data.queries[torch.from_numpy(batch.query_rows)].float()
-    pairs = share_written(generator, queries, data.codes[torch.from_numpy(batch.candidate_rows)])
-    if not len(data.pool):
-        return Memorization(pairs, None)
-    rows = torch.from_numpy(draw_items(len(data.pool), min(SAMPLE, len(data.pool)), 0, seed + 1))
-    return Memorization(pairs, share_written(generator, data.pool[rows], data.pool_codes[rows]))
-
-
 class IdFacts(NamedTuple):
     """Quality of the IDs of all candidates."""
 
@@ -483,10 +354,6 @@ class IdFacts(NamedTuple):
     """Candidates without an ID."""
     not_found: float
     """Share of a sample that is not among the first hits for its own embedding."""
-    pairs_known: float
-    """Share of training queries whose positive's ID is written without a fault."""
-    items_known: float | None
-    """Share of the indexed items whose own ID is; None without indexing."""
 
 
 class BaselineResult(NamedTuple):
@@ -497,7 +364,7 @@ class BaselineResult(NamedTuple):
     about: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as ``genius evaluate`` does, with ``ids`` in place of ``health``."""
+        """Return the result as ``research.evaluate`` does, with ``ids`` in place of ``health``."""
         return {**self.about, **rows_to_json(self.rows), "ids": self.ids._asdict()}
 
 
@@ -508,24 +375,20 @@ def evaluate_baseline(
     config: EvaluationConfig,
     folder: Path,
     *,
-    evaluation: Path | None = None,
+    evaluation: Path,
     progress: Progress,
 ) -> BaselineResult:
-    """Measure a baseline as ``genius evaluate`` measures a model; ``folder`` receives runs and results.
+    """Measure a baseline as ``research.evaluate`` measures a model; ``folder`` receives runs and results.
 
-    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count. Features are
-    kept in ``evaluation``, by default in the model's folder. Raises ArtifactMismatch if the baseline was
-    fitted on another model, UsageError if it knows no item of this split and can give none an ID.
+    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
     """
-    check_model(baseline, model)
-    method = baseline.name(checked(config).split)
+    method = baseline.config.method
     config = dataclasses.replace(checked(config), methods=(method,))
-    place = evaluation or model.folder / "evaluation"
     with_codes = baseline.config.kind == "genius"
-    items = pool_items(data, model, config.split, place, with_codes=with_codes, progress=progress)
+    items = pool_items(data, model, config.split, evaluation, with_codes=with_codes, progress=progress)
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
-        index = baseline.index(select(items, find_rows(pool.dids, np.asarray(items.numbers))))
+        index = baseline.index(items.select(find_rows(pool.dids, items.numbers)))
         for of_row in queries:
             rankings = list(baseline.search(index, of_row.fused, beam=config.beam, k=DEPTH))
             hits = [pool.hits(found.items, found.scores) for found in rankings]
@@ -533,14 +396,14 @@ def evaluate_baseline(
             yield [MethodHits(method, hits, index.table.nbytes / len(pool), touched)]
 
     rows, _ = evaluate_pools(
-        data, model, config, answer, folder, evaluation=place, with_codes=False, progress=progress
+        data, model, config, answer, folder, evaluation=evaluation, with_codes=False, progress=progress
     )
     about = {
         "model": model.fingerprint,
-        "baseline": baseline.manifest.fingerprint,
         "data": data.name,
         "split": config.split,
         "config": dataclasses.asdict(config),
+        "baseline": dataclasses.asdict(baseline.config),
     }
     result = BaselineResult(rows, examine_ids(baseline, items, beam=config.beam), about)
     write_json(folder / RESULTS, result.to_json())
@@ -555,7 +418,6 @@ def examine_ids(baseline: Baseline, items: Candidates, *, beam: int) -> IdFacts:
     rows = np.linspace(0, num_items - 1, min(SEARCHED, num_items)).astype(np.int64)
     rankings = baseline.search(index, items.embeddings[torch.from_numpy(rows)], beam=beam, k=DEPTH)
     lost = sum(row not in found.items for row, found in zip(rows, rankings, strict=True))
-    memorization = baseline.memorization
     return IdFacts(
         candidates=num_items,
         levels=index.table.num_levels,
@@ -564,8 +426,6 @@ def examine_ids(baseline: Baseline, items: Candidates, *, beam: int) -> IdFacts:
         largest_bucket=int(sizes.max(initial=0)),
         absent=num_items - len(index.items),
         not_found=lost / max(1, len(rows)),
-        pairs_known=memorization.pairs,
-        items_known=memorization.items,
     )
 
 
@@ -584,7 +444,7 @@ class Generative(JsonOption):
     """Folder of the model, whose encoder, fusion and decoder sizes are used."""
 
     out: Path
-    """Folder of the rival, its runs and its results.json."""
+    """Folder of the runs and results.json."""
 
     rival: Annotated[BaselineConfig, tyro.conf.arg(name="")]
 
@@ -599,8 +459,9 @@ class Generative(JsonOption):
         data, place = MBeir(self.data), self.evaluation or self.model / "evaluation"
         with TerminalProgress() as progress:
             model = Genius.open(self.model)
-            folder = self.out / "baseline"
-            baseline = fit_baseline(data, model, folder, self.rival, evaluation=place, progress=progress)
+            baseline = fit_baseline(
+                data, model, self.rival, split=self.options.split, evaluation=place, progress=progress
+            )
             result = evaluate_baseline(
                 data, model, baseline, self.options, self.out, evaluation=place, progress=progress
             )

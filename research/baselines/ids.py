@@ -7,36 +7,31 @@ are faithful to the papers and where they are adapted.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int16, Int64
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.data.pairs import look_up
+from genius_search.config import TrainingConfig
+from genius_search.data.pairs import Pairs, look_up
 from genius_search.errors import BadData, UsageError
-from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
-from genius_search.nn.weights import write_weights
-from genius_search.records import did_of
+from genius_search.progress import Progress
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
-from genius_search.writing import write_json
 
 IdKind = Literal[
     "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
 ]
 BATCH: Final = 4096
-WEIGHTS: Final = "ids.safetensors"
 
 
 def find_rows(
@@ -53,15 +48,87 @@ def find_rows(
     return np.where(exists, found, -1)
 
 
-def select(candidates: Candidates, rows: Int64[np.ndarray, " rows"]) -> Candidates:
-    """Return some of the candidates."""
-    numbers, texts = candidates.numbers, candidates.texts
-    return Candidates(
-        candidates.embeddings[torch.from_numpy(rows)],
-        candidates.codes[rows],
-        None if numbers is None else numbers[rows],
-        None if texts is None else [texts[row] for row in rows.tolist()],
-    )
+class Candidates(NamedTuple):
+    """Items that get IDs."""
+
+    embeddings: Float[Tensor, "items dim"]
+    """Fused unit vectors, on the CPU."""
+    codes: Int16[np.ndarray, "items levels"]
+    """IDs by the model's quantizer."""
+    numbers: Int64[np.ndarray, " items"]
+    """M-BEIR candidate ids as whole numbers, or −1."""
+    texts: Sequence[str | None]
+    """Texts of the items; None for an item without one."""
+
+    def select(self, rows: Int64[np.ndarray, " rows"]) -> Candidates:
+        """Return some of the candidates."""
+        texts = [self.texts[row] for row in rows.tolist()]
+        return Candidates(
+            self.embeddings[torch.from_numpy(rows)], self.codes[rows], self.numbers[rows], texts
+        )
+
+
+class TrainingSet(NamedTuple):
+    """Training data of an ID scheme."""
+
+    candidates: Candidates
+    queries: Float[Tensor, "queries dim"]
+    """Embeddings of the training queries, 16-bit floats, in the order of their features."""
+    query_numbers: Int64[np.ndarray, " queries"]
+    """The query of each row; a query has a row for each of its instructions."""
+    query_texts: Mapping[int, str]
+    """Texts by number, of the queries that have one."""
+    pairs: Pairs
+    """Draws batches of rows of queries and candidates that belong together."""
+    training: TrainingConfig
+    """Settings for schemes that are trained by gradients; ``training.seed`` seeds every scheme."""
+    folder: Path
+    """For checkpoints and logs."""
+    progress: Progress
+
+
+@runtime_checkable
+class IdScheme(Protocol):
+    """A way to give items IDs."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of codes at each level, at most 32,767."""
+        ...
+
+    @property
+    def shares_codes(self) -> bool:
+        """Whether all levels use one alphabet, so that the generator learns one embedding for each code."""
+        ...
+
+    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the IDs of items, also of items that training did not see.
+
+        Raises UsageError: the scheme cannot give an ID to one of them.
+        """
+        ...
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]] | None:
+        """Return the code vectors of each level, whose sum stands for an item; None without such vectors."""
+        ...
+
+
+class ResidualIds:
+    """The model's own IDs, which its quantizer gave: the control."""
+
+    shares_codes = False
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self._quantizer = quantizer
+        self.sizes = quantizer.sizes
+
+    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
+        """Return the quantizer's codes."""
+        return candidates.codes
+
+    def tables(self) -> list[Float[Tensor, "_ dim"]]:
+        """Return the codebooks."""
+        return self._quantizer.tables()
 
 
 def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np.ndarray, "items levels"]:
@@ -93,7 +160,6 @@ class SpelledIds(ABC):
     """
 
     shares_codes = True
-    has_modality_level = False
 
     def __init__(
         self, end: int, numbers: Int64[np.ndarray, " known"], codes: Int16[np.ndarray, "known levels"]
@@ -112,8 +178,6 @@ class SpelledIds(ABC):
         return self._places(candidates) >= 0
 
     def _places(self, candidates: Candidates) -> Int64[np.ndarray, " items"]:
-        if candidates.numbers is None:
-            return np.full(len(candidates.embeddings), -1)
         return find_rows(candidates.numbers, self._numbers)
 
     def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
@@ -123,7 +187,7 @@ class SpelledIds(ABC):
         codes[places >= 0] = self._codes[places[places >= 0]]
         new = np.flatnonzero(places < 0)
         if len(new):
-            codes[new] = self._assign_new(select(candidates, new))
+            codes[new] = self._assign_new(candidates.select(new))
         return codes
 
     @abstractmethod
@@ -133,37 +197,6 @@ class SpelledIds(ABC):
     def tables(self) -> list[Float[Tensor, "_ dim"]] | None:
         """Return None: the codes have no vectors."""
         return None
-
-    def save(self, folder: Path) -> None:
-        """Write the scheme into a folder that exists."""
-        known = {
-            "end": torch.tensor(self.end),
-            "numbers": torch.from_numpy(self._numbers),
-            "codes": torch.from_numpy(self._codes),
-        }
-        write_weights(folder / WEIGHTS, {**known, **self._tensors()})
-
-    @classmethod
-    def load(cls, folder: Path, quantizer: Quantizer) -> SpelledIds:  # noqa: ARG003  part of the protocol
-        """Read what :meth:`save` wrote."""
-        tensors = load_file(folder / WEIGHTS)
-        known = (int(tensors["end"]), tensors["numbers"].numpy(), tensors["codes"].numpy())
-        return cls(*known, *cls._parts(tensors, folder))
-
-    def _tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors to store beside the known IDs."""
-        return {}
-
-    @staticmethod
-    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:  # noqa: ARG004
-        """Return the further parameters of a stored scheme."""
-        return ()
-
-
-def _numbers_of(candidates: Candidates) -> Int64[np.ndarray, " items"]:
-    if candidates.numbers is None:
-        raise UsageError("this ID scheme needs the M-BEIR ids of the items that it is trained with")
-    return candidates.numbers
 
 
 DIGITS: Final = 10
@@ -200,17 +233,14 @@ class GraceNumeric(SpelledIds):
     @classmethod
     def fit(cls, data: TrainingSet) -> GraceNumeric:
         """Number the candidates in an order that the seed decides."""
-        numbers = _numbers_of(data.candidates)
+        numbers = data.candidates.numbers
         order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(data.training.seed))
         return cls(cls.alphabet, numbers, pad([cls.spell(n) for n in order.tolist()], end=cls.alphabet))
 
     def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
-        known = int(items.numbers[0]) if items.numbers is not None else -1
-        example = f", for example {did_of(known)}" if known >= 0 else ""
         raise UsageError(
-            f"{len(items.embeddings):,} items{example} have no ID: these IDs are numbers that were given to "
-            f"the {len(self._numbers):,} items known in training and cannot be computed from an item. Index "
-            "those items, or train with a scheme whose IDs follow from the item"
+            f"{len(items.embeddings):,} items have no ID: these IDs are numbers that were given to the "
+            f"{len(self._numbers):,} items known in training and cannot be computed from an item"
         )
 
 
@@ -274,7 +304,7 @@ class GraceSemantic(SpelledIds):
         texts = [found[row] or "" for row in rows]
         items = data.candidates
         counts = Counter(
-            word for text in [*(items.texts or ()), *texts] if text for word in _WORD.findall(text.lower())
+            word for text in [*items.texts, *texts] if text for word in _WORD.findall(text.lower())
         )
         if not counts:
             raise BadData(
@@ -284,10 +314,10 @@ class GraceSemantic(SpelledIds):
         parts = (words, texts, data.queries[torch.tensor(rows, dtype=torch.int64)].float())
         unknown = np.zeros((0, CAPTION_WORDS), dtype=np.int16)
         codes = cls(len(words), np.zeros(0, dtype=np.int64), unknown, *parts).assign(items)
-        return cls(len(words), _numbers_of(items), codes, *parts)
+        return cls(len(words), items.numbers, codes, *parts)
 
     def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
-        texts = list(items.texts or [None] * len(items.embeddings))
+        texts = list(items.texts)
         without = [row for row, text in enumerate(texts) if text is None]
         if without and not self._texts:
             raise BadData(
@@ -301,19 +331,6 @@ class GraceSemantic(SpelledIds):
                 texts[row] = self._texts[place]
         codes = [encode_words(text or "", self._vocabulary) for text in texts]
         return pad(codes, end=self.end, levels=CAPTION_WORDS)
-
-    def save(self, folder: Path) -> None:
-        """Write the scheme into a folder that exists."""
-        super().save(folder)
-        write_json(folder / "texts.json", {"words": list(self.words), "texts": list(self._texts)})
-
-    def _tensors(self) -> Mapping[str, Tensor]:
-        return {"embeddings": self._embeddings}
-
-    @staticmethod
-    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:
-        stored = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-        return stored["words"], stored["texts"], tensors["embeddings"]
 
 
 KMEANS_ITERATIONS: Final = 25
@@ -430,7 +447,7 @@ class TreeIds(SpelledIds):
             data.candidates.embeddings, branches=cls.branches, leaf=cls.leaf, generator=generator
         )
         end = max(cls.branches, DIGITS if cls.is_spelled else cls.leaf)
-        return cls(end, _numbers_of(data.candidates), pad([cls._row(path) for path in paths], end=end), tree)
+        return cls(end, data.candidates.numbers, pad([cls._row(path) for path in paths], end=end), tree)
 
     @classmethod
     def _row(cls, path: list[int]) -> list[int]:
@@ -439,14 +456,6 @@ class TreeIds(SpelledIds):
     def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
         rows = [self._row(path) for path in self.tree.paths(items.embeddings)]
         return pad(rows, end=self.end, levels=len(self.sizes))
-
-    def _tensors(self) -> Mapping[str, Tensor]:
-        tree = self.tree
-        return {"vectors": tree.vectors, "starts": tree.starts, "children": tree.children}
-
-    @staticmethod
-    def _parts(tensors: Mapping[str, Tensor], folder: Path) -> tuple[Any, ...]:  # noqa: ARG004
-        return (ClusterTree(tensors["vectors"], tensors["starts"], tensors["children"]),)
 
 
 class GraceStructured(TreeIds):
@@ -580,7 +589,6 @@ class Irgen:
     """Items that k-means starts from."""
 
     shares_codes = False
-    has_modality_level = False
 
     def __init__(self, tokenizer: RetrievalTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -620,19 +628,6 @@ class Irgen:
         )
         return cls(tokenizer)
 
-    @classmethod
-    def load(cls, folder: Path, quantizer: Quantizer) -> Irgen:  # noqa: ARG003  part of the protocol
-        """Read what :meth:`save` wrote."""
-        tensors = load_file(folder / WEIGHTS)
-        books = [tensor for name, tensor in tensors.items() if name.endswith(".embed")]
-        tokenizer = RetrievalTokenizer(books[0].shape[1], levels=len(books), codes=len(books[0]))
-        tokenizer.load_state_dict(tensors)
-        return cls(tokenizer.eval())
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer's weights into a folder that exists."""
-        write_weights(folder / WEIGHTS, self.tokenizer.state_dict())
-
     def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
         """Return the IDs of items."""
         return self.tokenizer.encode(candidates.embeddings).short().numpy()
@@ -642,7 +637,7 @@ class Irgen:
         return self.tokenizer.tables()
 
 
-SCHEMES: Final[Mapping[IdKind, type[IdScheme]]] = {
+SCHEMES: Final[Mapping[IdKind, type[SpelledIds | Irgen]]] = {
     "grace-numeric": GraceNumeric,
     "grace-string": GraceString,
     "grace-semantic": GraceSemantic,
@@ -650,6 +645,5 @@ SCHEMES: Final[Mapping[IdKind, type[IdScheme]]] = {
     "dsi": Dsi,
     "nci": Nci,
     "irgen": Irgen,
-    "genius": ResidualIds,
 }
-"""Schemes by their names."""
+"""Schemes by their names; ``genius`` is the model's own."""

@@ -67,18 +67,6 @@ class Checkpoint:
     bytes: int
     """The size of the file."""
 
-    @property
-    def contents(self) -> dict[str, Any]:
-        """The contents in numbers, for a look before an import."""
-        return {
-            "file": str(self.path),
-            "bytes": self.bytes,
-            "tensors": len(self.tensors),
-            "parameters": sum(tensor.numel() for tensor in self.tensors.values()),
-            "parameter_bytes": sum(tensor.nbytes for tensor in self.tensors.values()),
-            "others": list(self.others),
-        }
-
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a file that ``torch.save`` wrote: weights under ``model``, or nothing but weights.

@@ -150,50 +150,14 @@ class EncoderWeights:
     """Warnings about the weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A checkpoint that fits, and what an import of it would write."""
+class ImportedEncoder(NamedTuple):
+    """A finished folder, the fingerprint of its manifest, and the checkpoint it was made of."""
 
+    folder: Path
+    fingerprint: str
     sha256: str
     published: bool | None
     """Whether it is the authors' own file; None where that file's hash is not known."""
-    weights: EncoderWeights
-    texts: Mapping[str, str]
-    """The small files to be written: settings and vocabulary."""
-
-    @property
-    def files(self) -> dict[str, int]:
-        """Name and bytes of each file to be written; two short descriptions come on top."""
-        weights = sum(tensor.nbytes for tensor in self.weights.weights.values())
-        return {WEIGHTS: weights} | {name: len(text.encode()) for name, text in self.texts.items()}
-
-
-class ImportedEncoder(NamedTuple):
-    """A finished folder, what it was made of, and its manifest's fingerprint."""
-
-    folder: Path
-    source: Source
-    fingerprint: str
-
-
-def look(checkpoint: Checkpoint, kind: EncoderKind, *, tokenizer: Path | None = None) -> Source:
-    """Check every name, shape and number of a checkpoint, and return what an import would write.
-
-    Raises UsageError: BLIP's vocabulary is needed and not given, or given and not needed. Raises
-    ArtifactMissing, ArtifactMismatch: the checkpoint or the vocabulary is not what it should be; the message
-    lists what differs.
-    """
-    is_blip = kind.startswith("blip")
-    if is_blip and tokenizer is None:
-        raise UsageError(
-            f"{kind} reads BERT's tokens; give --tokenizer FOLDER with bert-base-uncased's vocabulary"
-        )
-    if tokenizer is not None and not is_blip:
-        raise UsageError(f"{kind} brings its own vocabulary; leave --tokenizer out")
-    weights = convert(checkpoint, kind)
-    sha256 = file_fingerprint(checkpoint.path)
-    published = sha256 == PUBLISHED[kind] if kind in PUBLISHED else None
-    return Source(sha256, published, weights, _small_files(weights, tokenizer))
 
 
 def import_encoder(
@@ -201,31 +165,39 @@ def import_encoder(
 ) -> ImportedEncoder:
     """Turn a checkpoint into a folder; one that is there already and came from the same file is kept.
 
-    Raises UsageError: as in :func:`look`, or the folder holds something else. Raises ArtifactMissing,
-    ArtifactMismatch: as in :func:`look`.
+    Raises UsageError: BLIP's vocabulary is needed and not given, or given and not needed; or the folder holds
+    something else. Raises ArtifactMissing, ArtifactMismatch: the checkpoint or the vocabulary is not what it
+    should be; the message lists what differs.
     """
+    is_blip = kind.startswith("blip")
+    if is_blip is (tokenizer is None):
+        raise UsageError(
+            f"{kind} reads BERT's tokens; give --tokenizer FOLDER with bert-base-uncased's vocabulary"
+            if is_blip
+            else f"{kind} brings its own vocabulary; leave --tokenizer out"
+        )
     checkpoint = open_checkpoint(file)
     progress.say(f"{file}: {checkpoint.bytes / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
-    source = look(checkpoint, kind, tokenizer=tokenizer)
-    for remark in source.weights.remarks:
+    weights = convert(checkpoint, kind)
+    for remark in weights.remarks:
         progress.say(f"WARNING: {remark}")
-    inputs = {"checkpoint": source.sha256, "texts": fingerprint_of(dict(source.texts))}
+    texts, sha256 = _small_files(weights, tokenizer), file_fingerprint(file)
+    inputs = {"checkpoint": sha256, "texts": fingerprint_of(texts)}
     writer = ArtifactWriter(folder, kind=ARTIFACT, config={"kind": kind}, inputs=inputs)
     manifest = writer.finished()
     if manifest is None:
-        for name, text in source.texts.items():
+        for name, text in texts.items():
             (writer.path / name).write_text(text)
-        progress.say(f"writing {source.files[WEIGHTS] / 1e9:.2f} GB of weights")
-        write_weights(writer.path / WEIGHTS, source.weights.weights, metadata={"format": "pt"})
+        write_weights(writer.path / WEIGHTS, weights.weights, metadata={"format": "pt"})
         description = {
             "format": FORMAT,
             "kind": kind,
-            "source": {"bytes": checkpoint.bytes, "sha256": source.sha256, "published": source.published},
-            "left_out": list(source.weights.left_out),
+            "source": {"bytes": checkpoint.bytes, "sha256": sha256},
         }
-        write_json(writer.path / DESCRIPTION, description)
+        write_json(writer.path / DESCRIPTION, {**description, "left_out": list(weights.left_out)})
         manifest = writer.finish()
-    return ImportedEncoder(folder, source, manifest.fingerprint)
+    published = sha256 == PUBLISHED[kind] if kind in PUBLISHED else None
+    return ImportedEncoder(folder, manifest.fingerprint, sha256, published)
 
 
 def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, str]:
@@ -542,8 +514,8 @@ class ImportEncoder:
                 True: "the file that UniIR's authors published",
                 False: "not the file that UniIR's authors published",
                 None: "whether that is the published file is not known",
-            }[made.source.published]
-            progress.say(f"sha256 {made.source.sha256}: {origin}")
+            }[made.published]
+            progress.say(f"sha256 {made.sha256}: {origin}")
             progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as uniir:{self.out}")
 
 

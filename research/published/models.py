@@ -100,11 +100,6 @@ class Parts(Generic[Config]):
     sizes: tuple[int, ...] = ()
     """Codes of each level, for the generator."""
 
-    @property
-    def bytes(self) -> int:
-        """The size of the weights that will be written."""
-        return sum(tensor.nbytes for tensor in self.state.values())
-
 
 def quantizer_parts(checkpoint: Checkpoint) -> Parts[QuantizerConfig]:
     """Read fusion and codebooks from a stage-1 file.

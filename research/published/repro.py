@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from genius_search.cli.options import JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table, print_text
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMissing, UsageError
-from genius_search.model import MODEL_FILE, Genius
-from genius_search.progress import Progress
+from genius_search.model import Genius
 from genius_search.records import TASKS, Modality
 from research.command import run
 from research.evaluate import evaluate
@@ -26,8 +24,6 @@ from research.published.numbers import (
     PAPER_BEAM,
     SIZES,
     TOLERANCE,
-    CaptionResult,
-    Reference,
     RowSize,
     expected_size,
     format_percent,
@@ -48,15 +44,13 @@ class CaptionSet(NamedTuple):
     """A data set that `research.karpathy` makes from Karpathy's JSON."""
 
     dataset: str
-    dataset_id: int
-    json: str
     size: RowSize
     """Different captions and pictures of the test split."""
 
 
 CAPTION_SETS: Final = {
-    "flickr30k": CaptionSet("flickr30k", 10, "dataset_flickr30k.json", RowSize(5_000, 1_000)),
-    "coco": CaptionSet("mscoco", 9, "dataset_coco.json", RowSize(24_809, 5_000)),
+    "flickr30k": CaptionSet("flickr30k", RowSize(5_000, 1_000)),
+    "coco": CaptionSet("mscoco", RowSize(24_809, 5_000)),
 }
 NAMES: Final = (*SIZES, "all", *CAPTION_SETS)
 
@@ -81,16 +75,12 @@ def picture_folders(rows: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """A published row to reproduce: the files it needs and the numbers it is compared with."""
+    """A published row to reproduce, and the files and folders that it needs, relative to ``data``."""
 
-    name: str
     rows: tuple[str, ...]
     data: Path
-    model: Path | None
     pools: tuple[Pool, ...]
-    """Pools to evaluate: those asked for, or every pool whose files are there (the local one if none is)."""
     files: tuple[str, ...]
-    """Files and folders that the pools need, relative to ``data``."""
     captions: CaptionSet | None = None
 
     @property
@@ -98,91 +88,40 @@ class Reproduction:
         """Files and folders that are not there."""
         return [path for path in self.files if not (self.data / path).exists()]
 
-    @property
-    def has_model(self) -> bool:
-        """True if there is a finished model."""
-        return self.model is not None and (self.model / MODEL_FILE).exists()
 
-    @property
-    def targets(self) -> list[tuple[str, Pool, str, Reference]]:
-        """Row, pool, method and published number of each comparison."""
-        return [
-            (row, pool, method, reference)
-            for pool in self.pools
-            for row in self.rows
-            for method in METHODS
-            for reference in references(row, pool, method)
-        ]
-
-    @property
-    def caption_targets(self) -> list[CaptionResult]:
-        """Published recalls on the caption data set, if it is one."""
-        name = None if self.captions is None else self.captions.dataset
-        return [one for one in CAPTION_RESULTS if one.dataset == name]
-
-    def require(self) -> None:
-        """Raise ArtifactMissing if the model or a file is missing."""
-        problems: list[str] = []
-        if not self.has_model:
-            problems.append(f"no model at {self.model} (it has no {MODEL_FILE})")
-        if self.missing:
-            count = f"{len(self.missing)} of {len(self.files)}"
-            problems.append(f"{count} files are missing in {self.data}, the first is {self.missing[0]}")
-        if problems:
-            raise ArtifactMissing(
-                f"{self.name} cannot be reproduced yet: {'; '.join(problems)}; without --model the "
-                "command lists what is missing, and research/README.md says how to get it"
-            )
-
-
-def plan(name: str, data: Path, model: Path | None, *, pools: Sequence[Pool] = ()) -> Reproduction:
+def plan(name: str, data: Path, pools: Sequence[Pool] = ("local",)) -> Reproduction:
     """Return what reproducing a row of M-BEIR, ``all`` of them, ``flickr30k`` or ``coco`` needs.
 
     Raises UsageError: there is no such row, or it has no such pool.
     """
-    name = {"mscoco": "coco"}.get(name, name)
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-        advice = f"did you mean {near[0]}? All names" if near else "choose one of"
-        raise UsageError(f"there is no row {name!r} to reproduce; {advice}: {', '.join(NAMES)}")
+        raise UsageError(f"there is no row {name!r} to reproduce; choose one of {', '.join(NAMES)}")
     captions = CAPTION_SETS.get(name)
     if captions is not None:
         if "global" in pools:
-            raise UsageError(f"--pools {','.join(pools)}: {name} has one pool; give local, or nothing")
+            raise UsageError(f"{name} has one pool; give --pools local")
         rows: tuple[str, ...] = (f"{captions.dataset}_task0",)
-        local, union = [f"mbeir_images/{captions.dataset}"], None
+        files = [f"mbeir_images/{captions.dataset}"]
     else:
         rows = tuple(SIZES) if name == "all" else (name,)
-        local = [INSTRUCTIONS, *picture_folders(rows)]
-        union = [UNION_POOL, *picture_folders(tuple(SIZES))]
-        all_pools = [row_files(row)[1] for row in SIZES]
-        if not (data / UNION_POOL).exists() and all((data / path).exists() for path in all_pools):
-            union[:1] = all_pools
-    local += [path for row in rows for path in row_files(row)]
-    has_union = union is not None and all((data / path).exists() for path in union)
-    chosen: tuple[Pool, ...] = tuple(pools) or (("local", "global") if has_union else ("local",))
-    files = dict.fromkeys([*local, *((union or []) if "global" in chosen else [])])
+        files = [INSTRUCTIONS, *picture_folders(rows)]
+        if "global" in pools:
+            files += [UNION_POOL, *picture_folders(tuple(SIZES))]
+    files += [path for row in rows for path in row_files(row)]
     return Reproduction(
-        name=name, rows=rows, data=data, model=model, pools=chosen, files=tuple(files), captions=captions
+        rows=rows, data=data, pools=tuple(pools), files=tuple(dict.fromkeys(files)), captions=captions
     )
 
 
-def reproduce(plan: Reproduction, model: Genius, folder: Path, *, progress: Progress) -> list[ResultRow]:
-    """Evaluate the rows as the published numbers were measured.
-
-    The first instruction of each query (as pyserini does), a beam of 50, and the released code's scores.
-    Raises ArtifactMissing if a file that is needed is not there.
-    """
-    plan.require()
-    config = EvaluationConfig(
-        pools=plan.pools,
-        methods=METHODS,
-        rows=plan.rows,
-        beam=PAPER_BEAM,
-        scores=SCORES,
-        instructions=INSTRUCTION_CHOICE,
-    )
-    return in_order(evaluate(MBeir(plan.data), model, config, folder, progress=progress).rows)
+def differing_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Return the rows of exact search that are not within the tolerance of the released CLIP_SF."""
+    return [
+        row
+        for row in in_order(rows)
+        if row.method == "exact-raw" and row.score is not None
+        for one in published_beside(row)
+        if one.weights == "released" and abs(100 * row.score - one.value) > TOLERANCE
+    ]
 
 
 def why_not_compared(plan: Reproduction, rows: Sequence[ResultRow]) -> str | None:
@@ -222,46 +161,52 @@ class Repro(JsonOption):
     out: OptionalFolder = None
     """Folder for features and runs; default: evaluation/ in the model's folder."""
 
-    pools: tuple[Pool, ...] = ()
-    """Default: every pool whose files exist."""
+    pools: tuple[Pool, ...] = ("local",)
+    """Each row's own pool, the union of all pools, or both."""
 
     device: str = "cpu"
     """Device of the model: cpu or cuda."""
 
     def run(self) -> int:
-        """List what a reproduction needs, or reproduce."""
-        needed = plan(self.row, self.data, self.model, pools=self.pools)
+        """List what a reproduction needs, or reproduce as the published numbers were measured.
+
+        That is with the first instruction of each query (as pyserini does), a beam of 50, and the released
+        code's scores.
+        """
+        needed = plan(self.row, self.data, self.pools)
         if self.model is None:
             _print_plan(needed)
             return 0
-        needed.require()
+        if needed.missing:
+            raise ArtifactMissing(
+                f"{len(needed.missing)} of {len(needed.files)} files are missing in {self.data}, the first "
+                f"is {needed.missing[0]}; research/README.md says how to get them"
+            )
+        config = EvaluationConfig(
+            pools=needed.pools,
+            methods=METHODS,
+            rows=needed.rows,
+            beam=PAPER_BEAM,
+            scores=SCORES,
+            instructions=INSTRUCTION_CHOICE,
+        )
         with TerminalProgress() as progress:
             model = Genius.open(self.model, device=self.device)
-            rows = reproduce(needed, model, self.out or self.model / "evaluation", progress=progress)
+            folder = self.out or self.model / "evaluation"
+            rows = in_order(evaluate(MBeir(self.data), model, config, folder, progress=progress).rows)
             reason = why_not_compared(needed, rows)
             if reason:
                 progress.say(reason)
         if self.json:
             print_json({**to_json(rows), "compared": reason is None})
         elif needed.captions is not None:
-            _print_captions(needed, rows, beside=reason is None)
+            _print_captions(needed.captions, rows)
         else:
-            print_results(rows, beam=PAPER_BEAM, scores=SCORES, instructions=INSTRUCTION_CHOICE)
+            print_results(rows)
         differing = differing_rows(rows)
         for row in differing:
             print_text(f"{row.name}, {row.pool}: exact search differs from the released CLIP_SF", error=True)
         return 1 if reason or differing else 0
-
-
-def differing_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Return the rows of exact search that are not within the tolerance of the released CLIP_SF."""
-    return [
-        row
-        for row in in_order(rows)
-        if row.method == "exact-raw" and row.score is not None
-        for one in published_beside(row)
-        if one.weights == "released" and abs(100 * row.score - one.value) > TOLERANCE
-    ]
 
 
 def _print_plan(needed: Reproduction) -> None:
@@ -270,28 +215,30 @@ def _print_plan(needed: Reproduction) -> None:
     for path in needed.files:
         print_text(f"  {'missing' if path in needed.missing else 'there  '}  {path}")
     print_text(f"Published (exact-raw has to lie within {TOLERANCE} of the released weights):")
-    for row, pool, method, reference in needed.targets:
-        misprint = f"; {reference.misprint}" if reference.misprint else ""
-        print_text(
-            f"  {row}, {pool}, {method}: {format_percent(reference.value)} "
-            f"({reference.system}, {reference.weights}{misprint})"
-        )
-    for one in needed.caption_targets:
-        recalls = " / ".join(map(format_percent, one.recalls))
-        print_text(f"  R@1/5/10 {recalls} ({one.system}; trained on {one.trained_on})")
+    for row in needed.rows:
+        for pool in needed.pools:
+            for method in METHODS:
+                for one in references(row, pool, method):
+                    note = f"; {one.misprint}" if one.misprint else ""
+                    number = f"{format_percent(one.value)} ({one.system}, {one.weights}{note})"
+                    print_text(f"  {row}, {pool}, {method}: {number}")
+    if needed.captions is not None:
+        _print_captions(needed.captions, [])
 
 
-def _print_captions(needed: Reproduction, rows: Sequence[ResultRow], *, beside: bool) -> None:
-    """Print our recalls, and the published ones if they are for the same captions and pictures."""
+def _print_captions(captions: CaptionSet, rows: Sequence[ResultRow]) -> None:
+    """Print our recalls and the published ones."""
     ours = [
         (row.method, "(this model)", *(f"{100 * row.measures[f'R@{k}']:.1f}" for k in (1, 5, 10)))
         for row in rows
     ]
     published = [
-        (one.system, one.trained_on, *map(format_percent, one.recalls)) for one in needed.caption_targets
+        (one.system, one.trained_on, *map(format_percent, one.recalls))
+        for one in CAPTION_RESULTS
+        if one.dataset == captions.dataset
     ]
     columns = ("system", "trained on", "R@1", "R@5", "R@10")
-    print_table(columns, ours + (published if beside else []), left=columns[:2])
+    print_table(columns, [*ours, *published], left=columns[:2])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

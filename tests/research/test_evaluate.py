@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +15,6 @@ from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import TASKS, candidate_number, task_name
-from research import codes
-from research.codes import encode_features
 from research.doctor import doctor
 from research.evaluate import EvaluationResult, evaluate
 from research.methods import DEPTH
@@ -132,24 +129,6 @@ def test_a_beam_as_wide_as_the_pool_ranked_by_embeddings_is_exact_search(evaluat
         assert generated.measures["R@10"] == pytest.approx(exact.measures["R@10"], abs=0.26)
 
 
-def test_evaluating_under_all_instructions_gives_the_mean_over_them(evaluated, tmp_path):
-    name = evaluated.data.rows("test")[0].name
-    config = EvaluationConfig(
-        pools=("local",), methods=("exact-raw", "generative"), rows=(name,), instructions="all"
-    )
-    result = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
-    (row,) = [row for row in evaluated.data.rows("test") if row.name == name]
-    assert row.qrels is not None
-    qrels = read_qrels(row.qrels)
-    for found in result.rows:
-        runs = sorted((tmp_path / "runs").glob(f"{name}_test.local.{found.method}.instruction-*.trec"))
-        each = [measure(qrels, read_run(run)).means for run in runs]
-        (queries,) = (Features.open(path) for path in tmp_path.glob(f"queries-*/{name}"))
-        assert len(each) == len(np.unique(queries.variant)) > 1
-        for measured, value in found.measures.items():
-            assert value == pytest.approx(sum(one[measured] for one in each) / len(each))
-
-
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -174,37 +153,6 @@ def test_the_results_on_disk_say_what_was_evaluated(evaluated):
     assert written["data"] == evaluated.data.name
     assert {"beam", "rows", "max_queries", "instructions"} <= written["config"].keys()
     assert len(written["rows"]) > 0
-
-
-def test_a_killed_encoding_goes_on_where_it_stopped(evaluated, tmp_path, monkeypatch):
-    features = Features.open(evaluated.folder / "candidates" / "features")
-    whole = encode_features(
-        evaluated.model, features, tmp_path / "whole", embeddings="raw", progress=Silent()
-    )
-    monkeypatch.setattr(codes, "BATCH", 100)
-    monkeypatch.setattr(codes, "SAVED_EVERY", 2)
-
-    class Killed(Exception):
-        pass
-
-    class Kill(Silent):
-        def advance(self, done: int, measures: Mapping[str, float]) -> None:
-            if done >= 500:
-                raise Killed
-
-    seen = []
-    gather = Features.gather
-    monkeypatch.setattr(Features, "gather", lambda self, rows: seen.append(len(rows)) or gather(self, rows))
-    with pytest.raises(Killed):
-        encode_features(evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Kill())
-    seen.clear()
-    parts = encode_features(
-        evaluated.model, features, tmp_path / "parts", embeddings="raw", progress=Silent()
-    )
-    assert sum(seen) == 600  # 400 rows were saved before
-    np.testing.assert_array_equal(parts.codes, whole.codes)
-    np.testing.assert_allclose(parts.embeddings, whole.embeddings, atol=1e-3)
-    np.testing.assert_allclose(parts.code_cosine, whole.code_cosine, atol=1e-3)
 
 
 def test_the_health_of_the_global_pool_comes_with_the_rows(evaluated):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.errors import BadData, BadRecord
-from genius_search.records import candidate_number, query_number
 from research.runs import Hit, Run, measure, read_run, strictly_decreasing, write_qrels, write_run
 
 RUN = Run(
@@ -143,16 +142,6 @@ def test_uniirs_seventh_column_is_passed_over(tmp_path: Path):
     path = tmp_path / "run.txt"
     path.write_text("9:1 Q0 9:7 1 0.8 mbeir_k50 7\n9:1 Q0 9:3 2 0.8 mbeir_k50 7\n")
     assert read_run(path) == Run("mbeir_k50", {"9:1": [Hit("9:7", 0.8), Hit("9:3", 0.8)]})
-
-
-def test_the_authors_hashed_ids_become_m_beirs(tmp_path: Path):
-    path = tmp_path / "run.txt"
-    qid, dids = query_number("9:1"), [candidate_number("9:7"), candidate_number("0:3")]
-    path.write_text("".join(f"{qid} Q0 {did} {rank} 1.0 k50 7\n" for rank, did in enumerate(dids, 1)))
-    assert read_run(path, hashed=True) == Run("k50", {"9:1": [Hit("9:7", 1.0), Hit("0:3", 1.0)]})
-    path.write_text("9:1 Q0 9:7 1 1.0 k50 7\n")
-    with pytest.raises(BadRecord, match=r":1: id '9:1' is not one of UniIR's whole numbers"):
-        read_run(path, hashed=True)
 
 
 def test_in_the_order_of_scores_a_run_is_what_trec_eval_makes_of_it(tmp_path: Path):

@@ -20,18 +20,24 @@ from genius_search import Index, SearchHit
 from genius_search.cli.document import help_of
 from genius_search.index.adding import Added
 from genius_search.model import Genius
-from research.sweep import jobs_of, read_recipe
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "genius_search"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("research/*.md"),
+    ]
+)
 TEXTS = sorted(
     path
     for path in [
         *(path for path in ROOT.glob("*") if path.is_file() and path.name != ".git"),
         *(
             path
-            for folder in (".ci", "src", "tests", "docs", "recipes", "benchmarks")
+            for folder in (".ci", "src", "research", "tests", "docs", "recipes", "benchmarks")
             for path in (ROOT / folder).rglob("*")
         ),
     ]
@@ -131,16 +137,6 @@ def test_every_command_that_is_shown_can_be_parsed():
     problems = json.loads(python("-c", PARSE, input=json.dumps([words for _, words in shown])))
     assert len(shown) > 100
     assert [found for found in zip(shown, problems, strict=True) if found[1] is not None] == []
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_every_command_of_the_papers_recipe_can_be_parsed(quick):
-    jobs = jobs_of(read_recipe(ROOT / "recipes" / "paper.toml"), quick=quick)
-    commands = [words for job in jobs for words in job.filled(Path("data"), Path("rows"))]
-    for words, problem in zip(
-        commands, json.loads(python("-c", PARSE, input=json.dumps(commands))), strict=True
-    ):
-        assert problem is None, words
 
 
 def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parsed():

@@ -15,6 +15,8 @@ import pytest
 from genius_search.errors import EXTRAS
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("docs/notebooks/*.ipynb"))
+PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+"""Notebooks use the laboratory of the clone."""
 RUN = """
 import ast, json, sys
 
@@ -55,7 +57,7 @@ def test_a_notebook_runs(notebook, tmp_path):
     done = subprocess.run(  # noqa: S603  in a process of its own, where types are not checked
         [sys.executable, "-c", RUN, notebook],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": PATH},
         check=False,
         capture_output=True,
         text=True,

@@ -36,7 +36,8 @@ class Evaluate(DeviceOptions, JsonOption):
     """Folder of a model, instead of an index."""
 
     out: OptionalFolder = None
-    """With --model: folder of the index that is made; default: evaluation.index in the model's folder."""
+    """With --model: folder of the index that is made; default: one in evaluation/ in the
+    model's folder."""
 
     split: str = "test"
     """Split of the data set."""
@@ -68,7 +69,7 @@ class Evaluate(DeviceOptions, JsonOption):
                 found = evaluate_index(index, data, config, progress=progress)
             elif self.model is not None:
                 model = Genius.open(self.model, device=self.device, download=self.download)
-                folder = self.out or self.model / "evaluation.index"
+                folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
                 found = evaluate_model(model, data, folder, config, progress=progress)
             if found.left_out:
                 progress.say(f"{found.left_out:,} queries are left out: their answers are not in the index")

@@ -1,7 +1,7 @@
 """Health of IDs: code usage, collisions, purity of the modality level, reconstruction.
 
 Quantizers that collapse unnoticed in training are the most common complaint about generative retrieval, so
-this report is computed during training, stored with the model, and printed by ``genius doctor``.
+this report is computed during training, stored with the model, and printed by ``python -m research.doctor``.
 """
 
 from __future__ import annotations

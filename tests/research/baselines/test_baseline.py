@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -13,17 +12,16 @@ import pytest
 import torch
 
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from research.baselines.generative import (
     BaselineConfig,
-    check_model,
     draw_items,
     evaluate_baseline,
     fit_baseline,
     generator_config,
-    load_baseline,
+    main,
     pool_items,
 )
 from research.runs import read_run
@@ -34,35 +32,27 @@ UNSEEN = ("grace-structured", "irgen")
 
 
 class Place(NamedTuple):
-    """Data, model, a folder for the features of the pools, and one for rivals."""
+    """Data, model, and a folder for the features of the pools."""
 
     data: MBeir
     model: Genius
     evaluation: Path
-    rivals: Path
 
-    def fit(self, kind, *, folder=None, **settings):
+    def fit(self, kind, **settings):
         config = BaselineConfig(kind=kind, epochs=0.1, batch_size=32, **settings)
-        folder = folder or self.rivals / kind
-        return fit_baseline(
-            self.data, self.model, folder, config, evaluation=self.evaluation, progress=Silent()
-        )
+        return fit_baseline(self.data, self.model, config, evaluation=self.evaluation, progress=Silent())
 
     def items(self, kind):
+        with_codes = kind == "genius"
         return pool_items(
-            self.data,
-            self.model,
-            "test",
-            self.evaluation,
-            with_codes=kind == "genius",
-            progress=Silent(),
+            self.data, self.model, "test", self.evaluation, with_codes=with_codes, progress=Silent()
         )
 
 
 @pytest.fixture(scope="module")
 def place(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rivals")
-    return Place(MBeir(trained.data), Genius.open(trained.model), folder / "evaluation", folder)
+    return Place(MBeir(trained.data), Genius.open(trained.model), folder / "evaluation")
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +72,10 @@ def test_search_finds_items_of_the_pool_each_once_best_first(place, fitted, kind
         assert found.touched >= 7
 
 
-@pytest.mark.parametrize("kind", UNSEEN)
-def test_without_indexing_the_pool_gets_its_ids_afterwards(place, fitted, kind):
-    assert fitted[kind].name("test") == f"{kind}-unindexed"
-    assert fitted[kind].memorization.items is None
-    if kind == "grace-structured":
-        assert not fitted[kind].scheme.knows(place.items(kind)).any()
+def test_without_indexing_the_pool_gets_its_ids_afterwards(place, fitted):
+    assert fitted["irgen"].config.method == "irgen-unindexed"
+    assert fitted["genius"].config.method == "genius"
+    assert not fitted["grace-structured"].scheme.knows(place.items("grace-structured")).any()
 
 
 def test_items_whose_number_was_never_learned_cannot_be_found(place, fitted):
@@ -99,25 +87,20 @@ def test_items_whose_number_was_never_learned_cannot_be_found(place, fitted):
         place.fit("grace-string", indexing="no")
 
 
-def test_the_seed_decides_and_what_is_done_is_opened(place, tmp_path):
-    first, again = (place.fit("dsi", folder=tmp_path / name) for name in "ab")
+def test_the_seed_decides(place):
+    first, again = (place.fit("dsi") for _ in range(2))
     weights, others = (one.generator.state_dict().values() for one in (first, again))
     assert all(torch.equal(one, two) for one, two in zip(weights, others, strict=True))
     items = place.items("dsi")
     np.testing.assert_array_equal(first.scheme.assign(items), again.scheme.assign(items))
-    opened = place.fit("dsi", folder=tmp_path / "a")
-    assert opened.manifest == first.manifest
-    loaded = load_baseline(tmp_path / "a", place.model.quantizer)
-    np.testing.assert_array_equal(loaded.scheme.assign(items), first.scheme.assign(items))
 
 
 def test_runs_and_results_are_those_of_an_evaluation(place, fitted, tmp_path):
-    baseline = fitted["grace-numeric"]
     config = EvaluationConfig(rows=("catalogue_task0",), beam=5)
     result = evaluate_baseline(
         place.data,
         place.model,
-        baseline,
+        fitted["grace-numeric"],
         config,
         tmp_path,
         evaluation=place.evaluation,
@@ -131,14 +114,16 @@ def test_runs_and_results_are_those_of_an_evaluation(place, fitted, tmp_path):
     assert result.ids.distinct_ids == result.ids.candidates
     run = read_run(tmp_path / "runs" / "catalogue_task0_test.local.grace-numeric.trec")
     assert max(map(len, run.hits.values())) == 5  # beams; every ID stands for one item
-    assert (tmp_path / "runs" / "catalogue_task0_test.local.qrels").exists()
 
 
-def test_a_rival_of_another_model_is_refused(place, fitted):
-    other = copy.copy(place.model)
-    other.fingerprint = "f" * 64
-    with pytest.raises(ArtifactMismatch, match="fit again"):
-        check_model(fitted["irgen"], other)
+@pytest.mark.parametrize("kind", ["grace-string", "nci"])
+def test_the_program_trains_and_measures(place, tmp_path, capsys, kind):
+    words = [str(place.data.root), "--model", str(place.model.folder), "--kind", kind, "--epochs", "0.1"]
+    words += ["--out", str(tmp_path), "--evaluation", str(place.evaluation), "--json"]
+    assert main([*words, "--options.pools", "global", "--options.max-queries", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["method"] for row in found["rows"]} == {kind}
+    assert len(found["rows"]) == 8
 
 
 def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(place, fitted):
