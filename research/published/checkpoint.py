@@ -10,13 +10,11 @@ never read.
 from __future__ import annotations
 
 import re
-import zipfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -76,76 +74,31 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if not path.is_file():
         raise ArtifactMissing(f"no checkpoint at {path}; give a file that torch.save wrote (.pth)")
-    body = read_container(path)
-    if not isinstance(body, Mapping):
-        raise ArtifactMismatch(f"{path} holds a {type(body).__name__}, expected a checkpoint: a dict")
-    if body and all(isinstance(value, Tensor) for value in body.values()):
+    try:
+        with torch.serialization.safe_globals(list(_ALLOWED)):
+            body = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
+        raise ArtifactMismatch(
+            f"{path} is damaged, not what torch.save writes, or asks for code to be run; it was not "
+            f"executed. Fetch it again from its publisher ({str(error).strip() or type(error).__name__})"
+        ) from None
+    if isinstance(body, Mapping) and body and all(isinstance(value, Tensor) for value in body.values()):
         body = {WEIGHTS: body}
-    weights = body.get(WEIGHTS)
-    if not isinstance(weights, Mapping) or not weights:
+    weights = body.get(WEIGHTS) if isinstance(body, Mapping) else None
+    if not isinstance(weights, Mapping) or not all(map(_is_plain, weights.values())) or not weights:
         raise ArtifactMismatch(
-            f"{path} has no dict of tensors under {WEIGHTS!r}, expected the weights there; it holds "
-            f"{', '.join(map(repr, list(body)[:_SHOWN])) or 'nothing'}"
+            f"{path} has no dict of plain tensors under {WEIGHTS!r}, expected weights there"
         )
-    wrong = [str(name) for name, value in weights.items() if not (isinstance(name, str) and _is_plain(value))]
-    if wrong:
-        raise ArtifactMismatch(f"{path}: its weights are not all plain tensors: {', '.join(wrong[:_SHOWN])}")
-    names = [".".join(part for part in name.split(".") if part != COMPILED) for name in weights]
-    if repeated := [name for name, count in Counter(names).items() if count > 1]:
-        raise ArtifactMismatch(
-            f"{path}: without {COMPILED!r} these names come twice: {', '.join(repeated[:_SHOWN])}"
-        )
-    tensors = dict(zip(names, (value.detach() for value in weights.values()), strict=True))
+    tensors = {
+        ".".join(part for part in name.split(".") if part != COMPILED): value.detach()
+        for name, value in weights.items()
+    }
     others = tuple(str(name) for name in body if name != WEIGHTS)
     return Checkpoint(path, tensors, others, path.stat().st_size)
 
 
-def read_container(path: Path) -> Any:
-    """Read what ``torch.save`` put into a file: tensors, which stay in the file, numbers, texts, containers.
-
-    Raises ArtifactMismatch: the file is something else, damaged, or asks for code to be run; nothing of it
-    was run.
-    """
-    refused: list[str] = []
-    body = None
-    with torch.serialization.safe_globals(list(_ALLOWED)):
-        try:
-            _check_packing(path)
-            refused = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
-            if not refused:
-                body = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except UnpicklingError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise ArtifactMismatch(
-                f"{path} holds what weights-only loading refuses; the file was not executed ({reason})"
-            ) from None
-        except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ArtifactMismatch(
-                f"{path} is damaged, or not the container that torch.save writes; fetch it again ({reason})"
-            ) from None
-    if refused:
-        raise ArtifactMismatch(
-            f"{path} asks for {', '.join(refused)}, which tensors do not need and which could run code; the "
-            "file was not executed. Fetch it again from its publisher, or a file with nothing but tensors"
-        )
-    return body
-
-
-def _check_packing(path: Path) -> None:
-    """Refuse what was packed again with compression: mapped, its tensors would be other numbers."""
-    with zipfile.ZipFile(path) as container:
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in container.infolist()):
-            raise ValueError("it was packed again with compression")
-
-
 def _is_plain(value: object) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.device.type == "cpu"
-        and not value.is_quantized
-    )
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def check_names(

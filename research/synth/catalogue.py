@@ -31,10 +31,10 @@ from genius_search.cli.terminal import print_facts
 from genius_search.data.mbeir import Layout
 from genius_search.errors import UsageError
 from genius_search.records import TASKS, Candidate, Modality, Query
+from genius_search.writing import write_json
 from research.command import run
 from research.mbeir_files import write_candidates, write_qrels, write_queries
 from research.synth import wordings
-from research.synth.folder import concatenate, copy_instructions, draw_once
 from research.synth.pictures import NUM_LOOKS, SHIFT, Pose, draw, font_file, save
 from research.synth.world import (
     NUM_CODES,
@@ -275,20 +275,36 @@ def draw_catalogue(
     ):
         if not low <= value <= high:
             raise UsageError(f"{name} is {value:,}; give a number from {low:,} to {high:,}")
-    settings = {"train_products": train_products, "queries_per_task": queries_per_task}
-    plan = {"catalogue": VERSION, "items": items, "seed": seed, **settings}
-
-    def write(root: Path) -> dict[str, Any]:
-        font_file()
-        worlds = _plan_splits(items, seed, train_products, queries_per_task)
-        return {
-            "products": {rows.split: len(rows.codes) for rows in worlds},
-            "candidates": {rows.split: rows.num_candidates for rows in worlds},
-            "queries": {rows.split: sum(map(len, rows.requests.values())) for rows in worlds},
-            "pictures": _write(root, worlds, workers),
-        }
-
-    return {"folder": out, "items": items, "seed": seed, **draw_once(out, DATASET, plan, write)}
+    plan = {
+        "catalogue": VERSION,
+        "items": items,
+        "seed": seed,
+        "train_products": train_products,
+        "queries_per_task": queries_per_task,
+    }
+    about = out / "catalogue.json"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if about.is_file() and json.loads(about.read_text())["plan"] == plan:
+            return {"folder": out, **json.loads(about.read_text())["counts"], "drawn": False}
+        raise UsageError(f"{out} holds something else than this catalogue; give another folder, or remove it")
+    font_file()
+    worlds = _plan_splits(items, seed, train_products, queries_per_task)
+    # Not `writing.new_folder`, which waits for the disk at every file: these can be drawn again.
+    partial_folder = out.parent / f".{out.name}.partial"
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    counts = {
+        "items": items,
+        "seed": seed,
+        "products": {rows.split: len(rows.codes) for rows in worlds},
+        "candidates": {rows.split: rows.num_candidates for rows in worlds},
+        "queries": {rows.split: sum(map(len, rows.requests.values())) for rows in worlds},
+        "pictures": _write(partial_folder, worlds, workers),
+    }
+    write_json(partial_folder / about.name, {"plan": plan, "counts": counts})
+    if out.exists():
+        out.rmdir()
+    partial_folder.rename(out)
+    return {"folder": out, **counts, "drawn": True}
 
 
 def _plan_splits(items: int, seed: int, train_products: int, queries_per_task: int) -> list[SplitRows]:
@@ -339,7 +355,9 @@ def _draw(root: Path, seed: int, picture: Picture) -> None:
 
 
 def _write_texts(root: Path, worlds: list[SplitRows]) -> None:
-    copy_instructions(DATASET, root)
+    target = root / "instructions" / "query_instructions.tsv"
+    target.parent.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("catalogue_instructions.tsv"), target)
     layout = Layout(root)
     for rows in worlds:
         split = rows.split
@@ -356,7 +374,8 @@ def _write_texts(root: Path, worlds: list[SplitRows]) -> None:
             first_pools.append(first)
             for other in others:
                 shutil.copyfile(first, other)
-        concatenate(layout.union_pool(split), first_pools)
+        layout.union_pool(split).parent.mkdir(parents=True, exist_ok=True)
+        layout.union_pool(split).write_bytes(b"".join(path.read_bytes() for path in first_pools))
         for task in TASKS:
             name = f"{DATASET}_task{task}_{split}"
             write_queries(layout.queries(split, name), rows.queries(task))

@@ -124,9 +124,9 @@ def test_missing_pictures_are_counted_and_nothing_is_left(source, tmp_path):
         ([], "Karpathy"),
         ({"pictures": []}, "Karpathy"),
         ({"images": []}, "no pictures"),
-        ({"images": [{"filename": "a.jpg"}]}, r"images\.0\.split: field required"),
+        ({"images": [{"filename": "a.jpg"}]}, "Karpathy"),
         ({"images": [row("a.jpg", "train")]}, "no caption"),
-        ({"images": [row("a.jpg", "dev", "A cat.")]}, r"images\.0\.split: input should be 'train', "),
+        ({"images": [row("a.jpg", "dev", "A cat.")]}, "Karpathy"),
         ({"images": [row("../a.jpg", "train", "A cat.")]}, "leads out"),
     ],
 )

@@ -76,35 +76,24 @@ def test_the_segment_of_compiled_models_is_taken_out_of_names(save):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    "value",
     [
-        ([1, 2], "holds a list"),
-        ({"weights": WEIGHTS, "epoch": 1}, "'model'.*'weights', 'epoch'"),
-        ({}, "'model'.*nothing"),
-        ({"model": [1]}, "no dict of tensors under 'model'"),
-        ({"model": {}}, "no dict of tensors under 'model'"),
-        ({"model": {"a": torch.ones(1), "b": 3}}, "not all plain tensors: b"),
-        ({"model": {"a": torch.ones(2, 2).to_sparse()}}, "not all plain tensors: a"),
-        ({"model": {"a": torch.ones(1, device="meta")}}, "not all plain tensors: a"),
+        [1, 2],
+        {"weights": WEIGHTS, "epoch": 1},
+        {"model": {}},
+        {"model": {"a": torch.ones(1), "b": 3}},
+        {"model": {"a": torch.ones(2, 2).to_sparse()}},
     ],
 )
-def test_what_is_no_checkpoint_is_said(value, said, save):
-    with pytest.raises(ArtifactMismatch, match=said):
+def test_what_is_no_checkpoint_is_said(value, save):
+    with pytest.raises(ArtifactMismatch, match="no dict of plain tensors under 'model'"):
         open_checkpoint(save(value))
 
 
-@pytest.mark.parametrize("share", [0.2, 0.9])
-def test_a_file_cut_short_is_damaged(share, save):
+def test_a_damaged_file_and_any_other_are_refused(save, tmp_path):
     path = save({"model": WEIGHTS})
     content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ArtifactMismatch, match="is damaged"):
-        open_checkpoint(path)
-
-
-@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"hello", b""])
-def test_other_files_are_refused(content, tmp_path):
-    path = tmp_path / "file.pth"
-    path.write_bytes(content)
-    with pytest.raises(ArtifactMismatch, match="not the container that torch"):
-        open_checkpoint(path)
+    for wrong in (content[: len(content) // 2], b"version https://git-lfs.github.com/spec/v1", b""):
+        path.write_bytes(wrong)
+        with pytest.raises(ArtifactMismatch, match="is damaged"):
+            open_checkpoint(path)
