@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -78,36 +77,12 @@ class Run:
     >>> run = Run("generative", {"9:1": [Hit("9:7", -0.5), Hit("9:3", -2.0)]})
     >>> run.hits["9:1"][0].did
     '9:7'
-
-    Raises BadData: a candidate is twice in one ranking, a score is not finite or is above the score before
-    it.
     """
 
     name: str
     """The method; the last column of the file."""
     hits: Mapping[str, Sequence[Hit]]
     """Query id -> ranking, which is empty if nothing was found."""
-
-    def __post_init__(self) -> None:
-        for qid, ranking in self.hits.items():
-            problem = _problem(ranking)
-            if problem:
-                raise BadData(f"run {self.name!r}, query {qid}: {problem}")
-
-
-def _problem(ranking: Sequence[Hit]) -> str | None:
-    """Return why hits are not a ranking, if they are not."""
-    seen: set[str] = set()
-    for hit in ranking:
-        if hit.did in seen:
-            return f"candidate {hit.did} is twice in the ranking"
-        seen.add(hit.did)
-        if not math.isfinite(hit.score):
-            return f"the score of candidate {hit.did} is {hit.score}, expected a finite number"
-    for before, after in pairwise(ranking):
-        if after.score > before.score:
-            return f"candidate {after.did} scores {after.score}, above {before.score} of the one before it"
-    return None
 
 
 def strictly_decreasing(

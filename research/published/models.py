@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.cli.options import DeviceOptions, OptionalFile, OptionalFolder, command
+from genius_search.cli.options import DeviceOptions, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, to_json
 from genius_search.data.features import Features
-from genius_search.data.mbeir import Instructions, MBeir, read_candidates
+from genius_search.data.mbeir import MBeir, read_candidates
 from genius_search.embed import embed
 from genius_search.embed_mbeir import candidate_row
 from genius_search.encoders.base import Encoder, load_encoder
@@ -272,16 +272,6 @@ UNKNOWN: Final = (
 )
 
 
-def read_published(
-    quantizer: Checkpoint, generator: Checkpoint
-) -> tuple[Parts[QuantizerConfig], Parts[GeneratorConfig]]:
-    """Check every name and shape, and that the two files belong together; tensors stay in the files.
-
-    Raises ArtifactMismatch: the message lists what differs.
-    """
-    return quantizer_parts(quantizer), generator_parts(generator, quantizer)
-
-
 def import_genius(
     quantizer: Path,
     generator: Path,
@@ -290,7 +280,6 @@ def import_genius(
     *,
     progress: Progress,
     data: MBeir | None = None,
-    instructions: Path | None = None,
     device: str = "cpu",
     download: bool = False,
 ) -> Genius:
@@ -304,14 +293,13 @@ def import_genius(
     encoder
         The spec of the encoder whose features the model was trained on, for example ``uniir:FOLDER``.
     data
-        Labelled candidates, a few of which show the meaning of level 0's codes.
-    instructions
-        M-BEIR's ``query_instructions.tsv``; default: the data set's, if there is one.
+        Labelled candidates, a few of which show the meaning of level 0's codes; and instructions, so that a
+        search may omit them.
     """
     usable(device)
     files = {QUANTIZER: open_checkpoint(quantizer), GENERATOR: open_checkpoint(generator)}
-    quantizer_part, generator_part = read_published(*files.values())
-    known = Instructions.read(instructions) if instructions else (data.instructions if data else None)
+    quantizer_part = quantizer_parts(files[QUANTIZER])
+    generator_part = generator_parts(files[GENERATOR], files[QUANTIZER])
     sources = {name: file_fingerprint(file.path) for name, file in files.items()}
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already; a model needs a new or an empty folder")
@@ -325,7 +313,7 @@ def import_genius(
         sample = _sample(data, opened, Path(scratch) / "candidates", progress=progress) if data else None
         ours = _import_quantizer(sources, quantizer_part, sample, work, progress=progress, device=device)
         decoder = _import_generator(sources, generator_part, ours, work, device=device)
-        Genius.finish(work, opened, ours, decoder, known_instructions(known) if known else [])
+        Genius.finish(work, opened, ours, decoder, known_instructions(data.instructions) if data else [])
     return Genius.open(folder, device=device, download=download)
 
 
@@ -382,7 +370,7 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
     if not chosen:
         raise BadData(f"{data.root} has no candidates, which level 0 needs; leave --data out")
     identity = [(each.did, each.modality.mbeir, each.text, each.image) for each in chosen]
-    features = embed(
+    return embed(
         (candidate_row(data, candidate) for candidate in chosen),
         encoder,
         folder,
@@ -391,13 +379,6 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
         progress=progress,
         skip_bad_images=True,
     )
-    if features.left_out:
-        first = features.left_out[0]
-        progress.say(
-            f"{len(features.left_out)} of {len(chosen)} candidates have no readable image and do not vote "
-            f"on level 0, first {first.file}: {first.reason}"
-        )
-    return features
 
 
 def _describe_level0(health: Health | None, sample: Features | None) -> list[str]:
@@ -406,11 +387,7 @@ def _describe_level0(health: Health | None, sample: Features | None) -> list[str
         return [UNKNOWN]
     meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
     lines = [f"level 0: {meaning}; right for {health.purity:.1%} of {health.candidates:,} candidates"]
-    present = set(np.unique(sample.modality).tolist())
-    absent = [modality.value for modality in Modality if modality.code not in present]
-    if absent:
-        lines.append(f"WARNING: no candidate shows which level-0 code stands for {' or '.join(absent)}")
-    lost = [one.value for one in Modality if one.value not in (*absent, *health.level0_modality)]
+    lost = [one.value for one in Modality if one.value not in health.level0_modality]
     if lost:
         lines.append(f"WARNING: no level-0 code stands mostly for {' or '.join(lost)}")
     if health.purity is not None and health.purity < LOW_PURITY:
@@ -443,9 +420,6 @@ class ImportGenius(DeviceOptions):
     data: OptionalFolder = None
     """Data set in M-BEIR's layout; a few of its candidates show which modality each level-0 code means."""
 
-    instructions: OptionalFile = None
-    """query_instructions.tsv, so that a search may omit the instruction; default: the data set's."""
-
     def run(self) -> None:
         """Import the model."""
         with TerminalProgress() as progress:
@@ -456,7 +430,6 @@ class ImportGenius(DeviceOptions):
                 self.out,
                 progress=progress,
                 data=None if self.data is None else MBeir(self.data),
-                instructions=self.instructions,
                 device=self.device,
                 download=self.download,
             )

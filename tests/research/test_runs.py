@@ -1,4 +1,3 @@
-import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,20 +96,6 @@ def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_f
         assert {name: values[key] for key, name in names.items()} == pytest.approx(
             {name: ours[name] for name in names.values()}
         )
-
-
-@pytest.mark.parametrize(
-    ("ranking", "problem"),
-    [
-        ([Hit("9:1", 1.0), Hit("9:1", 0.5)], "candidate 9:1 is twice"),
-        ([Hit("9:1", 0.5), Hit("9:2", 1.0)], "9:2 scores 1.0, above 0.5"),
-        ([Hit("9:1", math.nan)], "expected a finite number"),
-        ([Hit("9:1", math.inf)], "expected a finite number"),
-    ],
-)
-def test_what_cannot_be_a_ranking_is_not_a_run(ranking: list[Hit], problem: str):
-    with pytest.raises(BadData, match=f"run 'exact', query 9:5: .*{problem}"):
-        Run("exact", {"9:5": ranking})
 
 
 @pytest.mark.parametrize(
