@@ -54,7 +54,7 @@ def test_an_omegaconf_configuration_is_no_obstacle(save):
 def test_code_in_a_file_is_refused_by_name_and_not_run(save, tmp_path):
     target = tmp_path / "was run"
     path = save({"model": WEIGHTS, "config": Malicious(target)})
-    with pytest.raises(ArtifactMismatch, match=r"pathlib\.Path\.touch|builtins\.getattr.*not executed"):
+    with pytest.raises(ArtifactMismatch, match="not executed"):
         open_checkpoint(path)
     assert not target.exists()
     torch.load(path, weights_only=False)
