@@ -79,8 +79,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             body = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
         raise ArtifactMismatch(
-            f"{path} is damaged, not what torch.save writes, or asks for code to be run; it was not "
-            f"executed. Fetch it again from its publisher ({str(error).strip() or type(error).__name__})"
+            f"{path} is damaged, not what torch.save writes, or asks for code to be run; it was not executed "
+            f"({type(error).__name__} of torch's weights-only reader). Fetch it again from its publisher"
         ) from None
     if isinstance(body, Mapping) and body and all(isinstance(value, Tensor) for value in body.values()):
         body = {WEIGHTS: body}
