@@ -79,7 +79,6 @@ class Evaluate(DeviceOptions, JsonOption):
         lines = []
         for one in found.rows:
             numbers = (f"{one.measures[name]:.3f}" for name in SHOWN)
-            lines.append((one.row, one.task, one.method, f"{one.queries:,}", *numbers, f"{one.touched:,.0f}"))
-        print_table(
-            ("row", "task", "method", "queries", *SHOWN, "scored"), lines, left=("row", "task", "method")
-        )
+            lines.append((one.row, one.method, f"{one.queries:,}", *numbers, f"{one.touched:,.0f}"))
+        columns = ("row", "method", "queries", *SHOWN, "scored")
+        print_table(columns, lines, left=columns[:2])
