@@ -15,8 +15,6 @@ from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationErr
 
 from genius_search.errors import UsageError
 
-EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
-"""CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 Level0 = Literal["learned", "assigned", "classifier", "none"]
 Settings = TypeVar("Settings")
 
@@ -37,17 +35,9 @@ Momentum = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallEncoderConfig:
-    """Kind and sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
+    """Sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-
-    kind: EncoderKind = added_in_0_2("clip-sf")
-    """Which of UniIR's four architectures to imitate. -sf gives image and text features, to be summed; -ff
-    gives one vector from layers over the tokens of both, a baseline. blip- trains with a momentum copy."""
-
-    count_padding: bool = added_in_0_2(default=False)
-    """Only for -ff: attend to padding, missing images and missing texts, as the authors' code does (except
-    that blip-ff never attends to padding)."""
 
     dim: Size = 128
     """Width of the features."""
@@ -66,30 +56,6 @@ class SmallEncoderConfig:
 
     image_width: Size = 512
     """Width of the layers that read pictures."""
-
-    outlines: bool = added_in_0_2(default=False)
-    """Describe the outlines of pictures too, so that patterns hide shapes less."""
-
-    shortcuts: bool = added_in_0_2(default=False)
-    """Add a linear map around the layers of either modality, so that what is alike before training, in
-    pictures or in words, stays alike."""
-
-    dropout: Annotated[float, Ge(0), Le(0.9)] = added_in_0_2(0.0)
-    """Share of the numbers between layers that are left out in training."""
-
-    def __post_init__(self) -> None:
-        if self.count_padding and not self.is_joint:
-            raise UsageError(f"count_padding is for clip-ff and blip-ff, not for {self.kind}")
-
-    @property
-    def is_joint(self) -> bool:
-        """True if the encoder gives one joint vector for image and text (feature fusion)."""
-        return self.kind in ("clip-ff", "blip-ff")
-
-    @property
-    def has_momentum(self) -> bool:
-        """True if the encoder is trained with a momentum copy, as BLIP is."""
-        return self.kind in ("blip-sf", "blip-ff")
 
 
 @dataclass(frozen=True, kw_only=True)

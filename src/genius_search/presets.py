@@ -8,37 +8,16 @@ from typing import Final, Literal
 from pydantic import ConfigDict
 
 from genius_search.config import (
-    Count,
     FusionConfig,
     GeneratorConfig,
-    Momentum,
-    Natural,
     NonNegative,
     Positive,
     QuantizerConfig,
-    Share,
     SmallEncoderConfig,
     TrainingConfig,
     added_in_0_2,
 )
 from genius_search.errors import UsageError
-
-
-@dataclass(frozen=True, kw_only=True)
-class MomentumConfig:
-    """Training of the blip kinds with a momentum copy of the network (M-BEIR, section 3.5)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    # The authors use 0.995 and 57,960 pairs, for runs of many thousands of steps.
-    decay: Momentum = 0.95
-    """Decay of the moving average that the copy follows."""
-
-    queue: Count = 4096
-    """Number of pairs from earlier batches to contrast with."""
-
-    softness: Share = 0.4
-    """Weight of the copy's similarities in the targets; it grows from 0 during the first epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +27,7 @@ class EncoderConfig:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     network: SmallEncoderConfig = SmallEncoderConfig()
-    """Kind and sizes."""
-
-    momentum: MomentumConfig = MomentumConfig()
-    """Only for the kinds blip-sf and blip-ff."""
+    """Sizes."""
 
     temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
@@ -59,31 +35,12 @@ class EncoderConfig:
     # Deviation 31: the paper's encoder learns from pairs alone.
     word_weight: NonNegative = added_in_0_2(0.0)
     """Weight of two more losses: an image predicts the words of the texts that it is paired with, and a few
-    of its words find it. So single words and short queries are learned from whole captions. Only for the kind
-    clip-sf."""
-
-    words: str = added_in_0_2("")
-    """Static embeddings whose vocabulary and word vectors are used instead of learned ones: text:wordllama or
-    text:FOLDER. Words that no training text has are then near to those that mean the same. For -sf only."""
-
-    pictures: str = added_in_0_2("")
-    """Pretrained network (CLIP, SigLIP, or of images alone such as DINOv2), by folder or by name on the hub,
-    whose features the encoder reads instead of descriptions of pictures. It is not trained, and copied into
-    the model. For -sf only."""
-
-    patience: Natural = added_in_0_2(0)
-    """Search queries of the split val exactly after every epoch, if there are any. Stop after so many epochs
-    that rank their answers no higher, and keep the best state; 0 measures nothing and keeps the last."""
+    of its words find it. So single words and short queries are learned from whole captions."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
     )
     """Training settings."""
-
-    def __post_init__(self) -> None:
-        for name in ("words", "pictures"):
-            if getattr(self, name) and self.network.is_joint:
-                raise UsageError(f"{name} is for clip-sf and blip-sf, not for {self.network.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +63,7 @@ class FitConfig:
     """Stage 2."""
 
 
-PresetName = Literal["tiny", "small", "base", "paper", "reference"]
+PresetName = Literal["tiny", "small", "paper"]
 
 
 def preset(name: str) -> FitConfig:
@@ -150,7 +107,6 @@ _TINY = FitConfig(
 # Deviation 7: small and base follow a slower average and revive fewer codes than the released code.
 _SMALL = FitConfig(
     encoder=EncoderConfig(
-        network=SmallEncoderConfig(outlines=True),
         word_weight=1.0,
         training=replace(EncoderConfig.training, epochs=12.0),
     ),
@@ -185,57 +141,8 @@ _SMALL = FitConfig(
 )
 
 
-_BASE = FitConfig(
-    encoder=replace(
-        _SMALL.encoder, network=SmallEncoderConfig(dim=256, outlines=True, shortcuts=True, dropout=0.3)
-    ),
-    quantizer=replace(
-        _SMALL.quantizer,
-        kmeans_samples=32768,
-        fusion=replace(_SMALL.quantizer.fusion, hidden=1024),
-        training=TrainingConfig(batch_size=1024, learning_rate=5e-4, epochs=20.0),
-    ),
-    generator=replace(
-        _SMALL.generator,
-        contrasted=0,  # not measured
-        layers=3,
-        width=256,
-        feedforward=1024,
-        head_width=64,
-        prefixes=16,
-        training=TrainingConfig(batch_size=1024, learning_rate=1e-3, epochs=30.0, warmup_steps=200),
-    ),
-)
-
-
-_REFERENCE = FitConfig(
-    quantizer=QuantizerConfig(
-        gradient="per-level",
-        contrastive="both",
-        kmeans_iterations=1000,
-        training=TrainingConfig(
-            epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
-        ),
-    ),
-    generator=GeneratorConfig(
-        augmentation="reference",
-        training=TrainingConfig(
-            epochs=31.0,
-            batch_size=1024,
-            beta2=0.98,
-            epsilon=1e-6,
-            weight_decay=1e-4,
-            warmup_steps=500,
-            precision="bf16",
-        ),
-    ),
-)
-
-
 PRESETS: Final = {
     "tiny": _TINY,
     "small": _SMALL,
-    "base": _BASE,
     "paper": FitConfig(),
-    "reference": _REFERENCE,
 }

@@ -224,7 +224,6 @@ class TrainEncoder(DeviceOptions, StageOptions):
                 self.settings,
                 progress=progress,
                 device=self.device,
-                download=self.download,
             )
             self._say_next(progress, folder, "quantizer")
 

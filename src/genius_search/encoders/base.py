@@ -175,7 +175,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
         )
     match kind:
         case "small":
-            return _load_small(Path(place).expanduser(), device=device)
+            from genius_search.encoders.small import load_small  # noqa: PLC0415
+
+            return load_small(Path(place).expanduser(), device=device)
         case "clip" | "siglip":
             from genius_search.encoders.pretrained import ClipEncoder  # noqa: PLC0415
 
@@ -195,17 +197,6 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
                 ("small", "clip", "siglip", "precomputed", "text", "uniir"), load_encoder
             )
             return find_part("encoders", kind, built_in)(place, download=download, device=device)
-
-
-def _load_small(folder: Path, *, device: str) -> Encoder:
-    from genius_search.encoders.small_texts import StoredSmall, open_folder  # noqa: PLC0415  lazily, as said
-
-    opened = open_folder(folder)
-    if device == "cpu" and not opened.config.is_joint:
-        return StoredSmall(opened)
-    from genius_search.encoders.small import load_small  # noqa: PLC0415
-
-    return load_small(folder, device=device)
 
 
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -20,20 +20,22 @@ from PIL import Image
 from torch import Tensor, nn
 
 from genius_search.artifact import MANIFEST, Manifest, open_artifact, read_json
-from genius_search.config import EncoderKind
 from genius_search.encoders.base import (
     Encoder,
     ImageInput,
     JointInput,
+    TextInput,
     need_transformers,
 )
-from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
+from genius_search.encoders.batches import BatchEncoder, decoded_images, in_batches
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder, check_settings, load_image_processor
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.weights import load_weights
 
+EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
+"""CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 ARTIFACT: Final = "uniir"
 """The folder's kind in its manifest."""
 DESCRIPTION: Final = "uniir.json"
@@ -333,10 +335,26 @@ class BlipScoreFusion(_UniirEncoder[BlipTowers], BatchEncoder):
         return self._network.text(self._tokens(texts))
 
 
-class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion], BatchJointEncoder):
+class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion]):
     """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
 
-    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+    needs_pixels: bool = True
+    batch_size: int = 64
+
+    @torch.inference_mode()
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together."""
+        return in_batches(self._encode, items, size=self.batch_size, dim=self.dim)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of images without a text."""
+        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of texts without an image."""
+        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+
+    def _encode(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
         """Return the vectors of a batch of items; a missing image is a blank one, a missing text empty."""
         images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
         blank = torch.zeros(1, 3, self._network.side, self._network.side, device=self._device)

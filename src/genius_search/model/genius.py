@@ -31,7 +31,7 @@ from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality
 from genius_search.search.fast import NumpyGenerator, NumpySearch
-from genius_search.search.find import quick_reader, quick_search
+from genius_search.search.find import quick_search
 from genius_search.search.rank import CodeRanker
 
 if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that NumPy does not know
@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that
     from genius_search.nn.ids import IdScheme, TrainedIds
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
     from genius_search.search.decoder import Decoder, GeometricDecoder
-    from genius_search.search.read import CompiledReader
 
 
 class Genius:
@@ -408,11 +407,6 @@ class Genius:
             return as_floats(
                 self.quantizer.fusion(*(torch.from_numpy(part).to(device) for part in (image, text)))
             )
-
-    @cached_property
-    def reader(self) -> CompiledReader | None:
-        """Gives in one step what encoder and :meth:`fuse` make of a text; None if there is none for them."""
-        return quick_reader(self.encoder, self.codebooks)
 
     def encode(
         self,

@@ -102,9 +102,7 @@ def _fit(
 ) -> Genius:
     if encoder == "small":
         records = TrainingRecords(data)
-        embedded = train_encoder(
-            records, folder, config.encoder, progress=progress, device=device, download=download
-        )
+        embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)

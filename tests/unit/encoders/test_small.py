@@ -13,9 +13,14 @@ from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, from_json
 from genius_search.encoders.base import Encoder, ImageInput, knows_words, load_encoder
-from genius_search.encoders.descriptors import DESCRIPTOR_SIZE, OUTLINE_SIZE, describe
-from genius_search.encoders.small import create_small, load_small, train_tokenizer
-from genius_search.encoders.small_texts import pair_rows
+from genius_search.encoders.small import (
+    DESCRIPTOR_SIZE,
+    create_small,
+    describe,
+    load_small,
+    pair_rows,
+    train_tokenizer,
+)
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
 from .conftest import KEY, images_of, texts_of
@@ -185,8 +190,9 @@ def test_edges_tell_directions_and_colours_tell_colours():
     same_shape = F.cosine_similarity(upright[edges], other[edges], dim=0)
     other_shape = F.cosine_similarity(upright[edges], lying[edges], dim=0)
     assert same_shape > 0.95 > 0.5 > other_shape
-    same_colours = (upright[-128:] - lying[-128:]).norm()
-    assert same_colours < 0.5 * (upright[-128:] - other[-128:]).norm()
+    colours = slice(-576 - 128, -576)  # before the outlines
+    same_colours = (upright[colours] - lying[colours]).norm()
+    assert same_colours < 0.5 * (upright[colours] - other[colours]).norm()
 
 
 def test_outlines_see_a_shape_through_its_stripes():
@@ -195,23 +201,10 @@ def test_outlines_see_a_shape_through_its_stripes():
         ImageDraw.Draw(picture).ellipse(box, fill="green")
     for row in range(0, 64, 6):
         ImageDraw.Draw(striped).line((0, row, 63, row), fill="white", width=3)
-    found = describe([plain, striped, other], outlines=True)
-    assert found.shape == (3, DESCRIPTOR_SIZE + OUTLINE_SIZE)
-    assert torch.equal(found[:, :DESCRIPTOR_SIZE], describe([plain, striped, other]))
-    outlines, edges = (F.normalize(part) for part in (found[:, -OUTLINE_SIZE:], found[:, :OUTLINE_SIZE]))
+    found = describe([plain, striped, other])
+    outlines, edges = (F.normalize(part) for part in (found[:, -576:], found[:, :576]))
     assert outlines[0] @ outlines[1] > edges[0] @ edges[1] + 0.1
     assert outlines[0] @ outlines[1] > outlines[0] @ outlines[2] + 0.1
-
-
-def test_an_encoder_with_outlines_is_saved_and_opened(tmp_path):
-    config = SmallEncoderConfig(dim=8, vocabulary=300, outlines=True)
-    encoder = create_small(config, ["a striped disc"], seed=0)
-    encoder.save(tmp_path)
-    again = load_small(tmp_path)
-    assert again.config == config
-    pictures = [noise(0), noise(1)]
-    assert torch.equal(again.encode_images(pictures), encoder.encode_images(pictures))
-    assert describe([], outlines=True).shape == (0, encoder.network.num_descriptors)
 
 
 def test_an_absent_picture_is_refused_by_its_id(encoder):

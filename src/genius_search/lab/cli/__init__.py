@@ -18,7 +18,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "bench speed": "genius_search.lab.cli.bench:Speed",
         "bench quality": "genius_search.lab.cli.bench:Quality",
         "bench search": "genius_search.lab.cli.bench:Search",
-        "export onnx": "genius_search.lab.cli.export:Onnx",
     },
     "Published checkpoints": {
         "repro": "genius_search.lab.cli.repro:Repro",

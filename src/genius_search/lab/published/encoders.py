@@ -30,7 +30,6 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.config import EncoderKind
 from genius_search.encoders.clip_tokens import END, START, VOCABULARY, stored_tokenizer
 from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import (
@@ -45,6 +44,7 @@ from genius_search.encoders.uniir import (
     BlipFusion,
     BlipTowers,
     ClipFusion,
+    EncoderKind,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.lab.published.checkpoint import (

@@ -1,1 +1,0 @@
-"""Trained models as ONNX files: written by ``export``, run by ONNX Runtime in ``run``."""
