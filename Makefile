@@ -47,8 +47,7 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/lab/results-published.md anew
-	$(BIN)/python -m genius_search.cli.document > docs/cli.md
+docs: $(VENV)/dev  ## Write docs/openapi.json and docs/lab/results-published.md anew
 	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
 	$(BIN)/genius repro --list > docs/lab/results-published.md
 

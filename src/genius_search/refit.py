@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from genius_search.artifact import fingerprint_of
-from genius_search.embed import embed
 from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, open_pool, stamp_of
 from genius_search.index.refit import carry_encoder
@@ -32,6 +31,7 @@ from genius_search.nn.ids import RESIDUAL
 from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
 from genius_search.training.codebooks import draw_ids, move_vectors
+from genius_search.training.features import embed
 from genius_search.training.fit import check_folder
 from genius_search.writing import ArtifactWriter
 

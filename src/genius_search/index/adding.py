@@ -25,7 +25,6 @@ from genius_search.data.features import FeatureBatch, LeftOut
 from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
 from genius_search.data.mbeir import read_pool
-from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
@@ -36,6 +35,7 @@ from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
 from genius_search.records import Candidate, Modality, candidate_number, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual
+from genius_search.training.features import FeatureRow, encode_shard
 from genius_search.writing import make_folder, write_atomically
 
 CHUNK: Final = 4096

@@ -9,9 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import USUAL_SEARCH, FitConfig, SearchConfig, preset
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
-from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.lab import short_queries
@@ -23,9 +22,9 @@ from genius_search.lab.short_queries import QuerySetResult
 from genius_search.lab.synth.catalogue import draw_catalogue
 from genius_search.model import Genius
 from genius_search.nn.health import Health
-from genius_search.presets import FitConfig, preset
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Query, task_name
+from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit
 
 SEARCHES_PER_TASK: Final = 4

@@ -33,7 +33,6 @@ from genius_search.nn.folded import (
 )
 from genius_search.nn.stored import dim_of, settings_of, sizes_of
 from genius_search.nn.weights import load_weights, write_weights
-from genius_search.registry import find_part
 from genius_search.writing import ArtifactWriter
 
 CODE_ROW_STD: Final = 2.08
@@ -362,14 +361,6 @@ class Generator(nn.Module):
             nn.init.normal_(block.wo.weight, std=config.feedforward**-0.5)
 
 
-def make_generator(
-    dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
-) -> Generator:
-    """Construct an untrained generator of the configured kind."""
-    make = find_part("generators", config.kind, {"t5": Generator})
-    return make(dim, sizes, config, shares_codes=shares_codes)
-
-
 class TrainedGenerator(NamedTuple):
     """A generator and the manifest of its folder."""
 
@@ -396,7 +387,7 @@ def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
     make = partial(
-        make_generator,
+        Generator,
         dim_of(manifest),
         sizes_of(manifest),
         settings_of(GeneratorConfig, manifest),

@@ -29,7 +29,6 @@ from genius_search.nn.stored import dim_of, settings_of
 from genius_search.nn.sums import nearest_sums
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.records import NUM_MODALITIES
-from genius_search.registry import find_part
 from genius_search.writing import ArtifactWriter
 
 if TYPE_CHECKING:
@@ -401,11 +400,6 @@ class Quantizer(nn.Module):
         return assign(residual.detach(), self.books[level].embed)
 
 
-def make_quantizer(dim: int, config: QuantizerConfig) -> Quantizer:
-    """Construct an untrained quantizer of the configured kind."""
-    return find_part("quantizers", config.kind, {"residual": Quantizer})(dim, config)
-
-
 class TrainedQuantizer(NamedTuple):
     """A quantizer and the manifest of its folder."""
 
@@ -438,7 +432,7 @@ def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health
 def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
     """Load a quantizer from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
-    make = partial(make_quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
+    make = partial(Quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
     quantizer = load_weights(folder / WEIGHTS, make, change=_take_sample)
     return TrainedQuantizer(quantizer.to(device).eval(), manifest)
 

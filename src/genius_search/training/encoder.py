@@ -14,19 +14,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import checked, to_json
+from genius_search.config import EncoderConfig, checked, to_json
 from genius_search.data.features import FeatureBatch, Shard
 from genius_search.data.mbeir import Instructions
 from genius_search.data.pairs import Pairs
-from genius_search.embed import transform
 from genius_search.encoders.base import Encoder, ImageInput, TextInput
 from genius_search.encoders.small import PADDING, SmallEncoder, SmallNetwork, create_small, load_small
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
-from genius_search.presets import EncoderConfig
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
-from genius_search.training.embed import Embedded, TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.features import (
+    Embedded,
+    TrainingFeatures,
+    TrainingRecords,
+    embed_training,
+    transform,
+)
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 

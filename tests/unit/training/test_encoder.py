@@ -10,15 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import SmallEncoderConfig
+from genius_search.config import SmallEncoderConfig, preset
 from genius_search.data.features import ABSENT, FeatureBatch, Shard
 from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
-from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query, format_text, instructed
-from genius_search.training.embed import TrainingRecords, embed_training
 from genius_search.training.encoder import (
     MOST_WORDS,
     EncoderStep,
@@ -28,6 +26,7 @@ from genius_search.training.encoder import (
     train_encoder,
     words_of_images,
 )
+from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.loop import Step
 
 STEPS = 4

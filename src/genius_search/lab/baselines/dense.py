@@ -27,7 +27,7 @@ from genius_search.lab.methods import DEPTH, MethodHits, PoolCandidates, RowQuer
 from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.settings import DenseConfig, DenseKind, EvaluationConfig, choose
 from genius_search.progress import Progress
-from genius_search.training.embed import Embedded
+from genius_search.training.features import Embedded
 from genius_search.writing import write_json
 
 BATCH: Final = 65_536

@@ -25,7 +25,6 @@ from genius_search.data import features as features_on_disk
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.data.pairs import Pairs
-from genius_search.embed_mbeir import embed_pool, fingerprint_of_files, instruction_files
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.lab.baselines.ids import SCHEMES, Irgen, SpelledIds, find_rows, select
 from genius_search.lab.evaluate import CANDIDATES, RESULTS, evaluate_pools
@@ -44,7 +43,14 @@ from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, Ranking, rank_items
 from genius_search.search.table import IdTable, SearchSegment
-from genius_search.training.embed import TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.features import (
+    TrainingFeatures,
+    TrainingRecords,
+    embed_pool,
+    embed_training,
+    fingerprint_of_files,
+    instruction_files,
+)
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter, make_folder, write_json

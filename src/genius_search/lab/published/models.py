@@ -21,11 +21,9 @@ import torch
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, to_json
+from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, preset, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import Instructions, MBeir, read_candidates
-from genius_search.embed import embed
-from genius_search.embed_mbeir import candidate_row
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.lab.published.checkpoint import (
@@ -43,9 +41,9 @@ from genius_search.nn.generator import Generator, TrainedGenerator, write_genera
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, write_quantizer
-from genius_search.presets import preset
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
+from genius_search.training.features import candidate_row, embed
 from genius_search.training.fit import absolute_spec, known_instructions
 from genius_search.training.quantizer import settle
 from genius_search.writing import ArtifactWriter, new_folder

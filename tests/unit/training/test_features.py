@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from genius_search import embed as stage
 from genius_search.data.features import Features
 from genius_search.data.images import SHORTEST_SIDE, open_image
-from genius_search.embed import FeatureRow, embed, transform
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
-from genius_search.errors import ArtifactMismatch, BadData, BadImage
+from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
+from genius_search.training import features as stage
+from genius_search.training.features import FeatureRow, embed, transform
 
 DIM = 3
 
@@ -347,41 +345,3 @@ def test_what_several_queries_have_is_encoded_once():
         alone = features_of(Encoder(), [content])
         np.testing.assert_array_equal(together.image[row], alone.image[0])
         np.testing.assert_array_equal(together.text[row], alone.text[0])
-
-
-def test_shards_that_another_writer_took_away_are_an_error_and_never_a_folder_without_them(tmp_path):
-    class Overtaken(Encoder):
-        def text_features(self, texts):
-            if self.seen == [f"text {n}" for n in range(4)]:
-                run(text_rows(10), Encoder(), tmp_path / "f")
-            return super().text_features(texts)
-
-    with pytest.raises(ArtifactMismatch, match="removed"):
-        run(text_rows(10), Overtaken(), tmp_path / "f")
-    assert Features.open(tmp_path / "f").ids.tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_shard_that_vanished_is_an_error(tmp_path, number):
-    class Vanishing(Silent):
-        def advance(self, done, _):
-            if done == 9:
-                shutil.rmtree(tmp_path / ".f.partial" / f"shard-{number:06d}")
-
-    with pytest.raises(ArtifactMismatch, match="of 10 records, in 2 of 3 shards"):
-        embed(
-            text_rows(10),
-            Encoder(),
-            tmp_path / "f",
-            inputs={"records": "r"},
-            expected=10,
-            progress=Vanishing(),
-        )
-    assert not (tmp_path / "f").exists()
-
-
-def test_shards_of_other_records_are_not_taken_for_these(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(text_rows(7), Encoder(fail_after=6), tmp_path / "f")
-    with pytest.raises(ArtifactMismatch, match="the records changed"):
-        run(text_rows(3), Encoder(), tmp_path / "f")

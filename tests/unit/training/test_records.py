@@ -10,13 +10,12 @@ import pytest
 
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.data.pairs import Pairs
-from genius_search.embed_mbeir import count_lines, query_row
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.precomputed import PrecomputedEncoder, open_precomputed
 from genius_search.errors import BadData
 from genius_search.progress import Silent
 from genius_search.records import Modality, query_number
-from genius_search.training.embed import TrainingRecords, embed_training
+from genius_search.training.features import TrainingRecords, count_lines, embed_training, query_row
 
 
 def write_lines(path, rows):
