@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -108,6 +109,14 @@ def test_the_paper_preset_has_the_papers_numbers():
 @given(config=st.builds(FitConfig, encoder=encoders, quantizer=quantizers, generator=generators))
 def test_settings_survive_a_round_trip_through_toml(config):
     assert read_toml(to_toml(config), name="settings", preset_name="tiny") == config
+
+
+def test_the_settings_of_the_released_code_can_be_read():
+    recipe = Path(__file__).parents[2] / "recipes" / "reference.toml"
+    config = read_toml(recipe.read_text(), name=recipe.name)
+    assert config.quantizer.gradient == "per-level"
+    assert config.generator.training.epochs == 31
+    assert config.generator.width == preset("paper").generator.width
 
 
 def test_an_unknown_preset_lists_the_known_ones():

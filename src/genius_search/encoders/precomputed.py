@@ -1,14 +1,13 @@
 """`precomputed:PATH`: features computed elsewhere, in plain ``.npy`` files, looked up by id.
 
-PATH is a folder, or one file in it:
+PATH is a folder, or one of the files in it:
 
 - ``text_features.npy`` and ``image_features.npy``, two-dimensional; either may be absent. Queries and
   candidates share them, unless ``query_text_features.npy``, ``candidate_image_features.npy`` and so on are
   there, which come first.
-- beside ``X_features.npy`` its ids, one per row, in the first that exists of ``X_features_ids.npy``,
-  ``X_ids.npy``, ``query_ids.npy`` or ``candidate_ids.npy`` (for a file with that prefix) and ``ids.npy``: ids
-  as text (``"9:12"``), or M-BEIR's integers. Without one, row ``r`` (from 0) is number ``r + 1`` of its data
-  set, for queries and candidates alike.
+- beside ``X_features.npy`` its ids, one per row, in ``X_ids.npy`` or ``ids.npy``: ids as text (``"9:12"``),
+  or M-BEIR's integers. Without one, row ``r`` (from 0) is number ``r + 1`` of its data set, for queries and
+  candidates alike.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class FeatureFile:
         Raises
         ------
         BadData
-            A row is marked as missing, or holds NaN or infinity.
+            A row is marked as missing.
         """
         if self.present is not None and not self.present[rows].all():
             absent = np.flatnonzero(~self.present[rows])
@@ -96,17 +95,6 @@ class FeatureFile:
                 "modality; are the features of another data set?"
             )
         features: np.ndarray = self.features[rows].astype(np.float32)
-        # A sum is finite where every term is, and much faster to compute than a flag per number.
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = features.sum()
-        if not np.isfinite(total):
-            broken = np.flatnonzero(~np.isfinite(features).all(axis=1)).tolist()
-            if broken:
-                key = keys[broken[0]]
-                raise BadData(
-                    f"{self.file}, row {rows[broken[0]]} ({key.role} {key.id}) holds NaN or infinity; "
-                    "compute it again"
-                )
         return features
 
 
@@ -164,7 +152,7 @@ class PrecomputedEncoder:
         ArtifactMissing
             No file holds this part of this role.
         BadData
-            Ids have no row, a row is marked as missing, or holds NaN or infinity.
+            Ids have no row, or a row is marked as missing.
         UsageError
             An id is empty: the content is new.
         """
@@ -188,19 +176,17 @@ class PrecomputedEncoder:
                 features[here] = file.read(rows[known], [keys[place] for place in here])
                 left, ids = left[~known], ids[~known]
             if len(left):
-                first = files[0]
-                where = first.ids_file or first.file
-                others = f" and {len(files) - 1} other files" if len(files) > 1 else ""
-                problem = (
-                    f"{name_items(keys, left)} not among the ids in {where}{others} ({len(left):,} of "
-                    f"{len(places):,} looked up together)"
-                )
-                if first.ids is None:
-                    problem += (
-                        f". Its {len(first.features)} rows are number 1 and on of any data set; if they do "
-                        f"not follow the ids' numbers, put the ids beside it, as {_ids_names(where)[0]}"
+                hint = ""
+                if files[0].ids is None:
+                    hint = (
+                        "; its rows are number 1 and on of any data set: if they do not follow the ids' "
+                        "numbers, put the ids beside it, as ids.npy"
                     )
-                raise BadData(problem)
+                where = files[0].ids_file or files[0].file
+                raise BadData(
+                    f"{name_items(keys, left)} not among the ids in {where} ({len(left):,} of "
+                    f"{len(places):,} looked up), which has {len(files[0].features)} rows{hint}"
+                )
         return features
 
     def files_of(self, part: str, key: ItemKey) -> Sequence[FeatureFile]:
@@ -220,7 +206,7 @@ class PrecomputedEncoder:
 
 
 def open_precomputed(path: Path) -> PrecomputedEncoder:
-    """Open the features of a folder; a file stands for what its name says, beside the others of its folder.
+    """Open the features of a folder, or of the folder of one of their files.
 
     Raises
     ------
@@ -228,13 +214,9 @@ def open_precomputed(path: Path) -> PrecomputedEncoder:
         No features are at the path.
     BadData
         A file is not what it should be, or files do not fit together.
-    UsageError
-        The path is no ``.npy`` file, or its name does not say what it holds.
     """
     if not path.exists():
         raise ArtifactMissing(f"precomputed:{path}: no such file or folder")
-    if not path.is_dir() and path.suffix != ".npy":
-        raise UsageError(f"precomputed:{path} is neither a folder nor a .npy file")
     folder = path if path.is_dir() else path.parent
     files = {
         Held(role, part): file
@@ -243,20 +225,9 @@ def open_precomputed(path: Path) -> PrecomputedEncoder:
         for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
         if (file := folder / name).is_file()
     }
-    if not path.is_dir():
-        bare = path.name.removeprefix("query_").removeprefix("candidate_")
-        part = next((part for part in PARTS if bare.startswith(part)), None)
-        if part is None or path.name.endswith("_embed.npy"):
-            raise UsageError(
-                f"precomputed:{path}: the file's name must start with text or image, to say what it holds; "
-                "for example text_features.npy. The authors' published features are published:PATH"
-            )
-        for role in [role for role in ROLES if path.name.startswith(f"{role}_")] or ROLES:
-            files[Held(role, part)] = path
-    if not files:
+    if not files or (path.is_file() and path not in files.values()):
         raise ArtifactMissing(
-            f"{folder} has neither text_features.npy nor image_features.npy; features that GENIUS's or "
-            "UniIR's authors published (*_IT_dict.pt, *_embed.npy) are opened by published:PATH"
+            f"{path} holds neither text_features.npy nor image_features.npy, nor is it one of them"
         )
     opened = {file: _open_features(file) for file in dict.fromkeys(files.values())}
     return PrecomputedEncoder(path, {held: [opened[file]] for held, file in files.items()})
@@ -264,7 +235,8 @@ def open_precomputed(path: Path) -> PrecomputedEncoder:
 
 def _open_features(file: Path) -> FeatureFile:
     features = map_features(file)
-    ids_file = next((file.parent / name for name in _ids_names(file) if (file.parent / name).is_file()), None)
+    names = (f"{file.stem.removesuffix('_features')}_ids.npy", "ids.npy")
+    ids_file = next((file.parent / name for name in names if (file.parent / name).is_file()), None)
     if ids_file is None:
         return FeatureFile(file=file, features=features)
     ids = map_array(ids_file)
@@ -279,12 +251,6 @@ def _open_features(file: Path) -> FeatureFile:
         listed, counts = np.unique(ids, return_counts=True)
         raise BadData(f"{ids_file} has the id {listed[counts > 1][0]} more than once")
     return FeatureFile(file=file, features=features, ids=values, rows=rows, ids_file=ids_file)
-
-
-def _ids_names(features: Path) -> list[str]:
-    kind = features.stem.removesuffix("_features")
-    roles = [f"{role}_ids.npy" for role in ROLES if kind.startswith(f"{role}_")]
-    return [f"{features.stem}_ids.npy", f"{kind}_ids.npy", *roles, "ids.npy"]
 
 
 def map_array(file: Path) -> Array:

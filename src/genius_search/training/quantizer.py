@@ -178,8 +178,8 @@ class QuantizerStep:
         if collapsed and self.config.collapse == "refuse":
             raise TrainingFailed(
                 f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
-                "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or raise "
-                'quantizer.contrastive_weight; quantizer.collapse = "allow" goes on all the same'
+                "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or "
+                'raise quantizer.contrastive_weight; quantizer.collapse = "allow" goes on all the same'
             )
         measures = {
             "collision_rate": health.collision_rate,

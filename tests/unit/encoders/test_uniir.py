@@ -3,7 +3,6 @@
 # ruff: noqa: PLC0415  transformers is imported where it is needed
 
 import copy
-import json
 import shutil
 
 import numpy as np
@@ -16,7 +15,7 @@ from genius_search.encoders.base import Encoder, JointEncoder, load_encoder
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.uniir import middle_square
-from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.errors import ArtifactMissing
 from genius_search.lab.published.encoders import import_encoder
 from genius_search.progress import Silent
 
@@ -110,16 +109,6 @@ def copy_of(folder, place):
     return place / "copy"
 
 
-@pytest.mark.parametrize("tower", ["text_config", "vision_config"])
-def test_settings_with_plain_gelu_are_refused(folder, tmp_path, tower):
-    copy = copy_of(folder, tmp_path)
-    settings = json.loads((copy / "config.json").read_text())
-    settings[tower]["hidden_act"] = "gelu"
-    (copy / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ArtifactMismatch, match=f"hidden_act 'gelu' in {tower}.*'quick_gelu'"):
-        load_encoder(f"uniir:{copy}")
-
-
 def test_a_text_is_read_up_to_its_first_end(model, encoder):
     text = "a kite <|endoftext|> and what comes after"
     assert token_rows([text])[0].tolist().count(END) == 2
@@ -149,32 +138,7 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(encoder, model, 
     assert load_encoder(f"uniir:{other.folder}").fingerprint != encoder.fingerprint
 
 
-@pytest.mark.parametrize("name", ["uniir.json", "manifest.json", "model.safetensors", "tokenizer.json"])
-def test_a_folder_that_lacks_a_file_is_refused_naming_it(folder, tmp_path, name):
-    copy = copy_of(folder, tmp_path)
-    (copy / name).unlink()
-    with pytest.raises(ArtifactMissing, match=name):
-        load_encoder(f"uniir:{copy}")
-
-
-def test_an_ordinary_clip_folder_is_refused(tmp_path):
+def test_a_folder_that_was_not_imported_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(
-        ArtifactMissing, match=r"lacks uniir\.json and manifest\.json; make it with .genius import"
-    ):
+    with pytest.raises(ArtifactMissing):
         load_encoder(f"uniir:{tmp_path}")
-
-
-@pytest.mark.parametrize(
-    ("told", "message"),
-    [
-        ({"format": 2, "kind": "clip-sf"}, "format 2, this version reads 1"),
-        ({"format": 1, "kind": "clip-xl"}, "kind 'clip-xl'; uniir: knows clip-sf, clip-ff, blip-sf, blip-ff"),
-        ([], "format None"),
-    ],
-)
-def test_another_format_or_kind_is_refused(folder, tmp_path, told, message):
-    copy = copy_of(folder, tmp_path)
-    (copy / "uniir.json").write_text(json.dumps(told))
-    with pytest.raises(ArtifactMismatch, match=message):
-        load_encoder(f"uniir:{copy}")

@@ -17,7 +17,6 @@ from genius_search.encoders.base import (
     TextInput,
     load_encoder,
 )
-from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.lab.published.embeddings import PublishedEncoder, PublishedJointEncoder, open_features
 from genius_search.records import candidate_number, query_number
@@ -292,14 +291,6 @@ def test_an_id_that_is_no_m_beir_id_is_named(tmp_path, identifier):
     write_uniir(tmp_path, "cirr_task7_test", [query_number("9:1")])
     with pytest.raises(BadData, match=f"id '{identifier}'"):
         opened(tmp_path).joint_features([joint("query", "9:1"), joint("query", identifier)])
-
-
-def test_the_products_precomputed_encoder_names_the_kind_that_opens_published_files(tmp_path):
-    write_uniir(tmp_path, "cirr_task7_test", [query_number("8:1")])
-    with pytest.raises(ArtifactMissing, match="published:PATH"):
-        open_precomputed(tmp_path)
-    with pytest.raises(UsageError, match="published:PATH"):
-        open_precomputed(tmp_path / "mbeir_cirr_task7_test_embed.npy")
 
 
 def test_nothing_and_a_folder_without_published_features_are_refused(tmp_path):
