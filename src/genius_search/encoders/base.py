@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64
 
 from genius_search.errors import UsageError, need_packages
 from genius_search.nn.arrays import AnyArray
-from genius_search.registry import find_part
+from genius_search.registry import find_encoder
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -193,10 +193,8 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return load_uniir(Path(place).expanduser(), device=device)
         case _:
-            built_in = dict.fromkeys(
-                ("small", "clip", "siglip", "precomputed", "text", "uniir"), load_encoder
-            )
-            return find_part("encoders", kind, built_in)(place, download=download, device=device)
+            opened: Encoder = find_encoder(kind)(place, download=download, device=device)
+            return opened
 
 
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:

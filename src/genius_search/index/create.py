@@ -267,7 +267,6 @@ def _batches(
             features.modality[rows],
             embeddings=manifest.embeddings,
             bits=manifest.embedding_bits,
-            numbers=np.full(len(rows), -1),
         )
         yield items, arrays
         progress.advance(start + len(rows), {})

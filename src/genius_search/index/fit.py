@@ -466,7 +466,6 @@ def _batches(model: Genius, snapshot: Snapshot, features: Features, progress: Pr
             features.modality[rows],
             embeddings=snapshot.manifest.embeddings,
             bits=snapshot.manifest.embedding_bits,
-            numbers=np.full(len(rows), -1),
         )
         yield list(islice(items, len(rows))), arrays
         progress.advance(start + len(rows), {})

@@ -69,9 +69,7 @@ def _encode(
     for number, start in enumerate(starts, start=1):
         rows = slice(start, min(start + BATCH, len(features)))
         batch = features.gather(np.arange(rows.start, rows.stop))
-        encoded = encode_batch(
-            model, batch, features.modality[rows], embeddings=embeddings, numbers=features.ids[rows]
-        )
+        encoded = encode_batch(model, batch, features.modality[rows], embeddings=embeddings)
         for name, array in encoded._asdict().items():
             if isinstance(array, np.ndarray):
                 if name not in files:

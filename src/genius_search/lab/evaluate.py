@@ -22,7 +22,7 @@ from genius_search.encoders.base import Encoder
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData, UsageError
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.lab.codes import encode_features, examine_items
-from genius_search.lab.methods import BY_CODES, FUSED, MethodHits, PoolCandidates, RowQueries, find
+from genius_search.lab.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
 from genius_search.lab.results import ResultRow, to_json
 from genius_search.lab.runs import Run, filter_to_pool, write_qrels, write_run
 from genius_search.lab.runs import evaluate as measure
@@ -149,14 +149,6 @@ def evaluate(
     unknown = [method for method in config.methods if method not in METHODS]
     if unknown:
         raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
-    if model.ids.scheme.tables() is None:
-        if config.methods != METHODS and BY_CODES & set(config.methods):
-            raise UsageError(
-                f"IDs of the scheme {model.ids.name!r} have no code vectors, which the methods "
-                f"{', '.join(BY_CODES & set(config.methods))} need; leave them out"
-            )
-        possible = tuple(method for method in config.methods if method not in BY_CODES)
-        config = dataclasses.replace(config, methods=possible)
     settings = SearchConfig(
         beam=config.beam,
         scores=config.scores,

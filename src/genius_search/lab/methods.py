@@ -241,8 +241,8 @@ def _exact_methods(
     def code_vectors(rows: slice) -> Tensor:
         codes = pool.codes[rows]
         levels = torch.from_numpy(codes.astype(np.int64)).T
-        tables = model.ids.scheme.tables() or []
-        vectors = sum((table[level] for table, level in zip(tables, levels, strict=False)), torch.zeros(()))
+        tables = model.quantizer.tables()
+        vectors = sum((table[level] for table, level in zip(tables, levels, strict=True)), torch.zeros(()))
         return append_bias(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
 
     return {

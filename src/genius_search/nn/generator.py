@@ -194,10 +194,7 @@ class Generator(nn.Module):
     The vocabulary is T5's three special tokens, then the codes of level 0, level 1, and so on: code c of
     level l is row ``offsets[l] + c``.
 
-    Other packages can register a subclass (:mod:`genius_search.registry`). It is also constructed on the
-    "meta" device, to compare its size with that of its file. A subclass that computes its
-    logits differently must also have a method ``decoding()`` that returns a
-    :class:`genius_search.search.decoder.T5Decoder` for search.
+    It is also constructed on the "meta" device, to compare its size with that of its file.
 
     Parameters
     ----------
@@ -368,9 +365,9 @@ class TrainedGenerator(NamedTuple):
     manifest: Manifest
 
     @property
-    def folded(self) -> FoldedGenerator | None:
-        """The weights for searching; None if the generator is of another package."""
-        return self.generator.folded() if type(self.generator) is Generator else None
+    def folded(self) -> FoldedGenerator:
+        """The weights for searching."""
+        return self.generator.folded()
 
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:

@@ -185,9 +185,7 @@ class Codebook(nn.Module):
 class Quantizer(nn.Module):
     """Fusion and codebooks: turns features into unit embeddings and IDs.
 
-    Other packages can register a subclass (:mod:`genius_search.registry`). It is constructed from ``dim`` and
-    ``config``, also on the "meta" device to compare its size with that of its file, and may override how
-    codes, embeddings or losses are computed.
+    It is also constructed on the "meta" device, to compare its size with that of its file.
     """
 
     level0_modality: Tensor
@@ -407,11 +405,9 @@ class TrainedQuantizer(NamedTuple):
     manifest: Manifest
 
     @property
-    def codebooks(self) -> Codebooks | None:
-        """Copies of the weights that searching needs; None if the quantizer is of another package."""
+    def codebooks(self) -> Codebooks:
+        """Copies of the weights that searching needs."""
         own = self.quantizer
-        if type(own) is not Quantizer:
-            return None
         weights = {name: as_array(weight).copy() for name, weight in own.state_dict().items()}
         return Codebooks(own.dim, own.config, weights)
 

@@ -24,7 +24,7 @@ from genius_search.training.features import Embedded, TrainingFeatures, Training
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
 
-FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "ids", "generator", "evaluation")
+FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "evaluation")
 """Contents of a model's folder beside ``model.json``."""
 
 

@@ -27,6 +27,7 @@ from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.data.pairs import Pairs
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.lab.baselines.ids import SCHEMES, Irgen, SpelledIds, find_rows, select
+from genius_search.lab.baselines.schemes import Candidates, IdScheme, TrainingSet
 from genius_search.lab.evaluate import CANDIDATES, RESULTS, evaluate_pools
 from genius_search.lab.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
 from genius_search.lab.results import ResultRow
@@ -34,7 +35,6 @@ from genius_search.lab.results import to_json as rows_to_json
 from genius_search.lab.settings import BaselineConfig, EvaluationConfig
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
-from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
 from genius_search.nn.quantizer import Quantizer, encode, fuse
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress

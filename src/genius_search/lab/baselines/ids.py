@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from genius_search.data.pairs import look_up
 from genius_search.errors import BadData, UsageError
+from genius_search.lab.baselines.schemes import Candidates, IdScheme, ResidualIds, TrainingSet
 from genius_search.lab.settings import IdKind
-from genius_search.nn.ids import Candidates, IdScheme, ResidualIds, TrainingSet
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
 from genius_search.nn.weights import write_weights

@@ -13,7 +13,7 @@ from genius_search.config import TrainingConfig
 from genius_search.data.pairs import Batch
 from genius_search.errors import BadData, UsageError
 from genius_search.lab.baselines.ids import CAPTION_WORDS, SCHEMES, select
-from genius_search.nn.ids import Candidates, IdScheme, TrainingSet
+from genius_search.lab.baselines.schemes import Candidates, IdScheme, TrainingSet
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.search.table import IdTable

@@ -1,11 +1,6 @@
-"""Schemes that give items their IDs: the protocol, and the residual quantizer as the scheme that is built in.
+"""Schemes that give items their IDs: the protocol, and the residual quantizer as one of them.
 
-A scheme turns embeddings (and texts, where it uses them) into rows of codes. ``genius fit --ids NAME`` trains
-one after the quantizer, whose fusion network makes the embeddings; then the generator learns to write its
-codes. A model folder keeps it in ``ids/`` with its name; an index made with the model searches its codes.
-
-To add a scheme, write a class with the members of :class:`IdScheme` and declare it as an entry point of the
-group ``genius_search.id_schemes`` (:mod:`genius_search.registry`). How known schemes fit in:
+A scheme turns embeddings (and texts, where it uses them) into rows of codes:
 
 - *Spelled IDs* (GRACE's captions and numbers, DSI's digits) share one alphabet over all levels
   (``shares_codes``). Rows of codes have one length, so shorter IDs are padded with an end code, which is the
@@ -13,7 +8,6 @@ group ``genius_search.id_schemes`` (:mod:`genius_search.registry`). How known sc
 - *Trees* (DSI, NCI, GRACE's structured IDs) cluster the training candidates in :meth:`~IdScheme.fit` and send
   later items down the tree to the nearest centroids in :meth:`~IdScheme.assign`.
 - *Learned tokenizers* (IRGen) train on ``TrainingSet.pairs``; their checkpoints go to ``TrainingSet.folder``.
-  They may return code vectors (:meth:`~IdScheme.tables`), which then order the results of a search.
 - *IDs unrelated to the item* (GRACE's numbers) know training candidates by ``Candidates.numbers`` and
   raise :class:`~genius_search.errors.UsageError` for others.
 """
@@ -25,20 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int16, Int64, Integer
 from torch import Tensor
-from torch.nn import functional as F
 
-from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import TrainingConfig
-from genius_search.errors import ArtifactMismatch
-from genius_search.nn.columns import NUM_EXTRA_COLUMNS
-from genius_search.nn.density import NormAndDensity
-from genius_search.nn.quantizer import EncodedItems, Quantizer
+from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
-from genius_search.registry import find_part
-from genius_search.writing import ArtifactWriter
 
 if TYPE_CHECKING:
     from genius_search.data.pairs import Pairs
@@ -163,73 +149,3 @@ class ResidualIds:
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
         """Return the codebooks."""
         return self._quantizer.tables()
-
-
-SCHEMES: Final[Mapping[str, type[IdScheme]]] = {RESIDUAL: ResidualIds}
-
-
-class TrainedIds(NamedTuple):
-    """A scheme by its name, and the manifest of its folder; the residual quantizer needs none."""
-
-    name: str
-    scheme: IdScheme
-    manifest: Manifest | None = None
-
-
-def residual_ids(quantizer: Quantizer) -> TrainedIds:
-    """Return the scheme that every model has unless it was trained with another."""
-    return TrainedIds(RESIDUAL, ResidualIds(quantizer))
-
-
-def write_ids(writer: ArtifactWriter, name: str, scheme: IdScheme) -> TrainedIds:
-    """Finish the folder of a scheme."""
-    scheme.save(writer.path)
-    return TrainedIds(name, scheme, writer.finish(facts={"sizes": list(scheme.sizes)}))
-
-
-def load_ids(folder: Path, quantizer: Quantizer) -> TrainedIds:
-    """Open the scheme in a finished folder.
-
-    Raises
-    ------
-    UsageError
-        no installed package has a scheme of its name.
-    ArtifactMismatch
-        its codes are not those that the generator learned.
-    """
-    manifest = open_artifact(folder, kind=KIND)
-    name = str(manifest.config["scheme"])
-    scheme = find_part("id_schemes", name, SCHEMES).load(folder, quantizer)
-    if list(scheme.sizes) != manifest.facts["sizes"]:
-        raise ArtifactMismatch(
-            f"{folder}: the scheme {name!r} has {scheme.sizes} codes, but was stored with "
-            f"{manifest.facts['sizes']}; install the version of its package that the model was trained with"
-        )
-    return TrainedIds(name, scheme, manifest)
-
-
-def apply_scheme(
-    scheme: IdScheme,
-    encoded: EncodedItems,
-    numbers: Int64[np.ndarray, " items"] | None = None,
-    texts: Sequence[str | None] | None = None,
-) -> EncodedItems:
-    """Replace the quantizer's IDs of items by those of a scheme; see :class:`Candidates`."""
-    if isinstance(scheme, ResidualIds):
-        return encoded
-    rows = scheme.assign(Candidates(encoded.embeddings, encoded.codes.numpy(), numbers, texts))
-    codes, tables = torch.from_numpy(rows.astype(np.int64)), scheme.tables()
-    if tables is None:
-        return encoded._replace(
-            codes=codes,
-            code_cosine=torch.ones(len(codes)),
-            norm_and_density=torch.zeros(len(codes), NUM_EXTRA_COLUMNS, dtype=torch.int16),
-        )
-    vectors = torch.stack([table.cpu()[codes[:, level]] for level, table in enumerate(tables)]).sum(dim=0)
-    return encoded._replace(
-        codes=codes,
-        code_cosine=F.cosine_similarity(encoded.embeddings, vectors, dim=-1),
-        norm_and_density=NormAndDensity(tables, has_modality_level=scheme.has_modality_level)
-        .columns(codes)
-        .cpu(),
-    )
