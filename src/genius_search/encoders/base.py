@@ -26,8 +26,6 @@ class ItemKey(NamedTuple):
 
     role: Literal["query", "candidate"]
     id: str
-    split: str | None = None
-    """The split of a query where it is known; each split numbers its queries anew."""
 
 
 class TextInput(NamedTuple):

@@ -234,7 +234,7 @@ def _read_pairs(source: Path) -> list[Pair]:
             query.text,
             None if query.image is None else data.image_path(query.image),
             query.positives,
-            ItemKey("query", query.qid, "train"),
+            ItemKey("query", query.qid),
         )
         for path in data.training_queries()
         for query in read_queries(path)

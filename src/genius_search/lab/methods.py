@@ -242,7 +242,7 @@ def _exact_methods(
         codes = pool.codes[rows]
         levels = torch.from_numpy(codes.astype(np.int64)).T
         tables = model.quantizer.tables()
-        vectors = sum((table[level] for table, level in zip(tables, levels, strict=True)), torch.zeros(()))
+        vectors = sum((table[level] for table, level in zip(tables, levels, strict=False)), torch.zeros(()))
         return append_bias(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
 
     return {

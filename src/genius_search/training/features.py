@@ -340,12 +340,12 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
 
 
 def query_row(
-    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int, *, split: str
+    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int
 ) -> FeatureRow:
     """Return a query's row with one instruction."""
     return FeatureRow(
         id=query_number(query.qid),
-        key=ItemKey("query", query.qid, split),
+        key=ItemKey("query", query.qid),
         modality=query.modality,
         image=None if query.image is None else data.image_path(query.image),
         text=instructed(instruction, query.text),
@@ -455,7 +455,7 @@ def embed_queries(
         variants = [[choose(query, target) for query in queries]]
     features = embed(
         (
-            query_row(data, query, target, instruction, variant, split=row.split)
+            query_row(data, query, target, instruction, variant)
             for variant, texts in enumerate(variants)
             for query, instruction in zip(queries, texts, strict=True)
         ),
@@ -580,7 +580,7 @@ class TrainingRecords:
                 wanted = modalities[code]
                 offered = instructions_for(self.data.instructions, query, wanted) or (None,)
                 for variant, instruction in enumerate(offered):
-                    yield query_row(self.data, query, wanted, instruction, variant, split="train")
+                    yield query_row(self.data, query, wanted, instruction, variant)
 
     def num_rows(self) -> int:
         """Return about how many rows :meth:`rows` yields."""

@@ -35,7 +35,7 @@ def edit(file: Path, **changes) -> None:
     [
         ({"max_tokens": 2 * 10**9}, "max_tokens = 2000000000"),
         ({"dim": 10**9}, "dim = "),
-        ({"text_width": 10**6, "image_width": 10**6}, "does not hold"),
+        ({"text_width": 10**6, "image_width": 10**6}, "describe a network"),
         ({"unheard_of": 1}, "unheard_of"),
     ],
 )
