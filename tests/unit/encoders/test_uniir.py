@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
-from genius_search.encoders.base import Encoder, JointEncoder, load_encoder
+from genius_search.encoders.base import load_encoder
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.uniir import middle_square
@@ -66,11 +65,6 @@ def test_the_middle_square_is_torchvisions_to_the_pixel(originals, size):
     assert torch.equal(originals.normalised(square), originals.crop(picture))
 
 
-def test_half_a_pixel_is_rounded_to_the_even_side():
-    picture = Image.fromarray(np.arange(231, dtype=np.uint8)[None].repeat(224, axis=0)).convert("RGB")
-    assert middle_square(picture, side=224).getpixel((0, 0)) == (4, 4, 4)
-
-
 def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs):
     from transformers import AutoTokenizer, CLIPModel
 
@@ -85,23 +79,6 @@ def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs)
     torch.testing.assert_close(clip.image_features(pictures), encoder.image_features(pictures))
     texts = texts_of(TEXTS[:3])
     torch.testing.assert_close(clip.text_features(texts), encoder.text_features(texts), atol=1e-5, rtol=1e-4)
-
-
-def test_it_is_an_encoder_and_no_joint_one(encoder, folder):
-    assert isinstance(encoder, Encoder)
-    assert not isinstance(encoder, JointEncoder)
-    assert encoder.spec == f"uniir:{folder}"
-    assert encoder.needs_pixels
-
-
-def test_plain_gelu_gives_clearly_other_features(originals, model, encoder, photographs):
-    plain = originals.clip_sf(activation=nn.GELU).eval()
-    plain.load_state_dict(model.state_dict())
-    with torch.inference_mode():
-        texts = plain.clip_model.encode_text(token_rows(TEXTS))
-        images = plain.clip_model.encode_image(torch.stack([originals.crop(p) for p in photographs]))
-    assert (encoder.text_features(texts_of(TEXTS)) - texts).abs().max() > 0.01
-    assert (encoder.image_features(images_of(photographs)) - images).abs().max() > 0.01
 
 
 def copy_of(folder, place):

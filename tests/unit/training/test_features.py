@@ -113,15 +113,6 @@ def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(t
     assert len(other.seen) == 5
 
 
-def test_shards_of_another_encoder_are_not_continued(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
-    other = Encoder()
-    other.fingerprint = "fake-2"
-    run(text_rows(10), other, tmp_path / "f")
-    assert len(other.seen) == 10
-
-
 def test_a_picture_and_a_text_are_encoded_once_in_a_shard(tmp_path, pictures):
     rows = [
         FeatureRow(
@@ -163,15 +154,6 @@ def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_pat
     assert [(row.id, row.file) for row in features.left_out] == [(1, str(pictures[1])), (5, str(pictures[5]))]
     assert all(row.reason for row in features.left_out)
     assert Features.open(tmp_path / "f").left_out == features.left_out
-
-
-def test_a_whole_shard_of_bad_pictures_is_left_out(tmp_path, pictures):
-    for path in pictures[:4]:
-        path.write_bytes(b"not a picture")
-    features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
-    assert features.ids.tolist() == [4, 5]
-    assert features.gather(np.arange(2)).image[:, 2].tolist() == [80, 100]
-    assert len(features.left_out) == 4
 
 
 def test_nothing_to_embed_is_bad_data(tmp_path, pictures):
@@ -280,34 +262,6 @@ def test_a_joint_vector_stands_in_the_text_slot(tmp_path, pictures, needs_pixels
     assert batch.has_text.all()
     assert not batch.has_image.any()
     assert batch.total().tolist() == [[n, n % 3 != 1, 0 if n % 3 == 0 else n] for n in range(6)]
-
-
-def test_a_picture_and_text_are_read_together_once_in_a_shard(tmp_path, pictures):
-    rows = [
-        FeatureRow(
-            id=n,
-            key=ItemKey("query", str(n)),
-            modality=Modality.IMAGE_TEXT,
-            image=pictures[0],
-            text=f"{n // 2}",
-        )
-        for n in range(4)
-    ]
-    encoder = Joint()
-    features = run(rows, encoder, tmp_path / "f")
-    assert len(encoder.seen) == 2
-    assert features.gather(np.arange(4)).text[:, 1].tolist() == [1, 1, 1, 1]
-    looked_up = Joint(needs_pixels=False)
-    run(rows, looked_up, tmp_path / "g")
-    assert len(looked_up.seen) == 4
-
-
-def test_a_joint_encoder_leaves_out_what_has_a_bad_picture(tmp_path, pictures):
-    pictures[2].write_bytes(b"not a picture")
-    features = run(mixed_rows(pictures), Joint(), tmp_path / "f", skip_bad_images=True)
-    assert features.ids.tolist() == [0, 1, 3, 4, 5]
-    assert features.gather(np.arange(5)).text[:, 0].tolist() == [0, 1, 3, 4, 5]
-    assert [row.id for row in features.left_out] == [2]
 
 
 def test_queries_in_memory_get_what_rows_would(tmp_path, pictures):
