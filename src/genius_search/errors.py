@@ -68,7 +68,6 @@ EXTRAS: Final = {
         "lab": "faiss mteb",
         "serve": "fastapi httpx prometheus_client starlette uvicorn",
         "hf": "ftfy sentence_transformers sentencepiece transformers",
-        "onnx": "onnx onnxruntime onnxscript",
         "photos": "pillow_heif textual_image",
         "words": "model2vec wordllama",
         "cluster": "pyarrow ray",
