@@ -44,7 +44,7 @@ class Place(NamedTuple):
     rivals: Path
 
     def fit(self, kind, *, folder=None, **settings):
-        config = BaselineConfig(kind=kind, epochs=0.1, batch_size=32, **settings)
+        config = BaselineConfig(kind=kind, epochs=0.4, batch_size=32, **settings)
         folder = folder or self.rivals / kind
         return fit_baseline(
             self.data, self.model, folder, config, evaluation=self.evaluation, progress=Silent()
@@ -123,7 +123,7 @@ def test_the_seed_decides_and_what_is_done_is_opened(place, tmp_path):
 def test_it_learns(fitted, read_losses):
     for baseline in fitted.values():
         losses = read_losses(baseline.manifest.folder)
-        assert min(losses) < losses[0]
+        assert losses[-1] < losses[0]
 
 
 def test_an_id_is_known_when_every_code_of_it_comes_out_first(place, fitted):
