@@ -12,16 +12,15 @@ from typing import Final, NamedTuple
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import TerminalProgress, print_table, print_text
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import USUAL_SEARCH, FitConfig, SearchConfig, preset
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
-from genius_search.embed_mbeir import choose_instruction
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.nn.health import Health
-from genius_search.presets import FitConfig, preset
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Query, task_name
+from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit
 from research.command import run
 from research.evaluate import evaluate

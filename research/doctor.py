@@ -14,11 +14,11 @@ from genius_search.cli.options import OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import from_json
 from genius_search.data.mbeir import MBeir
-from genius_search.embed_mbeir import embed_pool
 from genius_search.errors import ArtifactMissing
 from genius_search.model import Genius
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
+from genius_search.training.features import embed_pool
 from research.codes import encode_features, examine_items
 from research.command import run
 

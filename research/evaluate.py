@@ -19,8 +19,6 @@ from genius_search.config import SearchConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
 from genius_search.data.pairs import look_up
-from genius_search.embed_mbeir import count_lines, embed_pool
-from genius_search.embed_mbeir import embed_queries as embed_query_features
 from genius_search.encoders.base import Encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS
@@ -29,6 +27,8 @@ from genius_search.model import Genius
 from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
+from genius_search.training.features import count_lines, embed_pool
+from genius_search.training.features import embed_queries as embed_query_features
 from genius_search.writing import write_json
 from research.codes import encode_features, examine_items
 from research.command import run

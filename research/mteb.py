@@ -209,8 +209,7 @@ class MtebModel:
             features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
             kinds = [one.modality for one in contents]
             codes = np.array([kind.code for kind in kinds], dtype=np.int8)
-            no_numbers = np.full(len(contents), -1)
-            encoded.append(encode_batch(self.model, features, codes, embeddings=stored, numbers=no_numbers))
+            encoded.append(encode_batch(self.model, features, codes, embeddings=stored))
             ids += [one.id for one in contents]
             modalities += kinds
         if not ids:

@@ -20,7 +20,7 @@ from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import UsageError
 from genius_search.progress import Progress
-from genius_search.training.embed import Embedded, TrainingRecords, embed_training
+from genius_search.training.features import Embedded, TrainingRecords, embed_training
 from genius_search.training.fit import absolute_spec, reopen_embedded
 from genius_search.writing import write_json
 from research.baselines.faiss_index import (

@@ -28,7 +28,6 @@ from genius_search.config import Count, GeneratorConfig, Natural, Positive, Sear
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.data.pairs import Pairs
-from genius_search.embed_mbeir import embed_pool
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
@@ -39,7 +38,7 @@ from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, Ranking, rank_items
 from genius_search.search.table import IdTable, SearchSegment
-from genius_search.training.embed import TrainingRecords, embed_training
+from genius_search.training.features import TrainingRecords, embed_pool, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
 from genius_search.writing import write_json

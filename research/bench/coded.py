@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 
 from genius_search.config import SearchConfig, usual_search
-from genius_search.errors import UsageError
 from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
@@ -73,9 +72,6 @@ def fit(given: Given, folder: Path, *, levels: int = LEVELS, progress: Progress)
 
 def of_model(model: Genius) -> Quantizer:
     """Return a trained model's codebooks, for embeddings that are fused already."""
-    tables = model.ids.scheme.tables()
-    if tables is None or len(tables) != len(model.quantizer.sizes):
-        raise UsageError(f"{model.folder} has IDs of another kind; this compares those of a quantizer")
     quantizer: Quantizer = copy.deepcopy(model.quantizer)
     quantizer.fusion = SumFusion()
     return quantizer

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir, read_judgements
-from genius_search.embed_mbeir import embed_pool, embed_queries
 from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
+from genius_search.training.features import embed_pool, embed_queries
 from research.bench.settings import SearchSettings
 
 BLOCK: Final = 65_536

@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.cli.options import OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import EncoderKind
 from genius_search.encoders.clip_tokens import END, START, VOCABULARY, stored_tokenizer
 from genius_search.encoders.texts import read_tokenizer
 from genius_search.encoders.uniir import (
@@ -49,6 +48,7 @@ from genius_search.encoders.uniir import (
     BlipFusion,
     BlipTowers,
     ClipFusion,
+    EncoderKind,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.weights import write_weights

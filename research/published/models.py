@@ -24,11 +24,16 @@ from torch import Tensor
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.cli.options import DeviceOptions, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, checked, to_json
+from genius_search.config import (
+    FusionConfig,
+    GeneratorConfig,
+    QuantizerConfig,
+    TrainingConfig,
+    checked,
+    to_json,
+)
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates
-from genius_search.embed import embed
-from genius_search.embed_mbeir import candidate_row
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
@@ -38,9 +43,9 @@ from genius_search.nn.generator import Generator, TrainedGenerator, write_genera
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, write_quantizer
-from genius_search.presets import preset
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
+from genius_search.training.features import candidate_row, embed
 from genius_search.training.fit import absolute_spec, known_instructions
 from genius_search.training.quantizer import settle
 from genius_search.writing import ArtifactWriter, new_folder
@@ -56,6 +61,27 @@ from research.published.checkpoint import (
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 
+RELEASED_QUANTIZER: Final = QuantizerConfig(
+    gradient="per-level",
+    contrastive="both",
+    kmeans_iterations=1000,
+    training=TrainingConfig(
+        epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
+    ),
+)
+"""Settings of the authors' released code; ``recipes/reference.toml`` has them for `genius fit`."""
+RELEASED_GENERATOR: Final = GeneratorConfig(
+    augmentation="reference",
+    training=TrainingConfig(
+        epochs=31.0,
+        batch_size=1024,
+        beta2=0.98,
+        epsilon=1e-6,
+        weight_decay=1e-4,
+        warmup_steps=500,
+        precision="bf16",
+    ),
+)
 QUANTIZER_FILE: Final = "rq_clip_large.pth"
 GENERATOR_FILE: Final = "GENIUS_t5small.pth"
 TOLERATED: Final = (re.compile(r"contra_projector\..*"), re.compile(r"(quantizer\.)?clip_model\..*"))
@@ -150,7 +176,7 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> Parts[Gene
 
 def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfig]:
     """Read sizes off the shapes; a missing tensor, which is reported later, counts as the published one."""
-    reference = preset("reference").quantizer
+    reference = RELEASED_QUANTIZER
     projection = "encoder.text_projection_layer.weight"
     levels = [int(match[1]) for name in tensors if (match := _LEVEL.match(name))]
     return _size(tensors, projection, 1, PUBLISHED_DIM), dataclasses.replace(
@@ -162,7 +188,7 @@ def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfi
 
 
 def _generator_sizes(tensors: Mapping[str, Tensor]) -> GeneratorConfig:
-    reference = preset("reference").generator
+    reference = RELEASED_GENERATOR
     blocks = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
     first = "id_generator.decoder.block.0.layer."
     width = _size(tensors, SHARED, 1, reference.width)

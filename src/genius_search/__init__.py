@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from genius_search.config import SearchConfig
+    from genius_search.config import FitConfig, SearchConfig, preset
     from genius_search.errors import GeniusError
     from genius_search.index.adding import NewItem
     from genius_search.index.filters import Filter
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.index.requests import SearchPart, SearchRequest
     from genius_search.model import Genius
-    from genius_search.presets import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
     from genius_search.training.fit import fit
 
@@ -48,7 +47,7 @@ __all__ = [
 _HOMES = {
     "Candidate": "genius_search.records",
     "Filter": "genius_search.index.filters",
-    "FitConfig": "genius_search.presets",
+    "FitConfig": "genius_search.config",
     "Genius": "genius_search.model",
     "GeniusError": "genius_search.errors",
     "Hits": "genius_search.index.hits",
@@ -61,7 +60,7 @@ _HOMES = {
     "SearchPart": "genius_search.index.requests",
     "SearchRequest": "genius_search.index.requests",
     "fit": "genius_search.training.fit",
-    "preset": "genius_search.presets",
+    "preset": "genius_search.config",
 }
 
 

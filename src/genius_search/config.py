@@ -1,29 +1,23 @@
-"""Settings of networks, of the training of one stage, and of search."""
+"""Settings of networks, of training with its presets and TOML files, and of search."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AliasChoices, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from genius_search.errors import UsageError
 
-EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
-"""CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 Level0 = Literal["learned", "assigned", "classifier", "none"]
 Settings = TypeVar("Settings")
-
-
-def added_in_0_2(default: object) -> Any:
-    """Declare a setting that version 0.1 lacked; its default is not stored, so that old folders match."""
-    return dataclasses.field(default=default, metadata={"stored": False})
 
 
 Count = Annotated[int, Ge(1)]
@@ -37,17 +31,9 @@ Momentum = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallEncoderConfig:
-    """Kind and sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
+    """Sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-
-    kind: EncoderKind = added_in_0_2("clip-sf")
-    """Which of UniIR's four architectures to imitate. -sf gives image and text features, to be summed; -ff
-    gives one vector from layers over the tokens of both, a baseline. blip- trains with a momentum copy."""
-
-    count_padding: bool = added_in_0_2(default=False)
-    """Only for -ff: attend to padding, missing images and missing texts, as the authors' code does (except
-    that blip-ff never attends to padding)."""
 
     dim: Size = 128
     """Width of the features."""
@@ -66,30 +52,6 @@ class SmallEncoderConfig:
 
     image_width: Size = 512
     """Width of the layers that read pictures."""
-
-    outlines: bool = added_in_0_2(default=False)
-    """Describe the outlines of pictures too, so that patterns hide shapes less."""
-
-    shortcuts: bool = added_in_0_2(default=False)
-    """Add a linear map around the layers of either modality, so that what is alike before training, in
-    pictures or in words, stays alike."""
-
-    dropout: Annotated[float, Ge(0), Le(0.9)] = added_in_0_2(0.0)
-    """Share of the numbers between layers that are left out in training."""
-
-    def __post_init__(self) -> None:
-        if self.count_padding and not self.is_joint:
-            raise UsageError(f"count_padding is for clip-ff and blip-ff, not for {self.kind}")
-
-    @property
-    def is_joint(self) -> bool:
-        """True if the encoder gives one joint vector for image and text (feature fusion)."""
-        return self.kind in ("clip-ff", "blip-ff")
-
-    @property
-    def has_momentum(self) -> bool:
-        """True if the encoder is trained with a momentum copy, as BLIP is."""
-        return self.kind in ("blip-sf", "blip-ff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +111,7 @@ class FusionConfig:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    kind: Literal["network", "sum"] = added_in_0_2("network")
+    kind: Literal["network", "sum"] = "network"
     """A trained network, or the sum of the normalised features, which needs no training."""
 
     hidden: Count = 2560
@@ -169,9 +131,6 @@ class QuantizerConfig:
     """Quantization of embeddings into IDs (paper, section 4.2.2), and its training (stage 1)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-
-    kind: str = added_in_0_2("residual")
-    """residual, or the name of an entry point of the group genius_search.quantizers."""
 
     levels: Annotated[int, Ge(1), Le(64)] = 8
     """Number of semantic levels, coarse to fine; the modality level is extra."""
@@ -209,7 +168,7 @@ class QuantizerConfig:
     """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
     one level can leave a smaller residual for the next. Training is always greedy."""
 
-    norm_weight: Share = added_in_0_2(1.0)
+    norm_weight: Share = 1.0
     """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes: 1 ranks by
     distance, 0 by inner product. It is stored with the IDs."""
 
@@ -248,9 +207,6 @@ class GeneratorConfig:
     """Decoder that generates IDs (paper, section 4.3; defaults as in T5-small), and training (stage 2)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-
-    kind: str = added_in_0_2("t5")
-    """t5, or the name of an entry point of the group genius_search.generators."""
 
     layers: Annotated[int, Ge(1), Le(256)] = 6
     """Number of decoder blocks."""
@@ -293,17 +249,12 @@ class GeneratorConfig:
     """Share of samples left without augmentation."""
 
     # Deviation 32: the paper's decoder learns each code by itself.
-    contrasted: Natural = added_in_0_2(0)
+    contrasted: Natural = 0
     """With a guide: train to score the prefixes of a query's ID above those of so many others, the nearest
     of the batch, instead of to predict each code. Queries are not augmented then. 0 trains as the paper."""
 
     training: TrainingConfig = TrainingConfig(epochs=30.0)
     """Training settings."""
-
-
-def _also(name: str, old: str) -> Any:
-    """Let settings that are read from a file use the name that a field had until version 0.1."""
-    return Field(validation_alias=AliasChoices(name, old))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +277,7 @@ class SearchConfig:
     over the codes that continue the prefix in the pool."""
 
     # Deviation 23: the paper decodes every level.
-    candidates: Annotated[Natural, Le(10**9), _also("candidates", "leaves")] = 0
+    candidates: Annotated[Natural, Le(10**9)] = 0
     """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
     beams, and rank them all. Where at most twice as many are allowed, all are ranked and none is decoded."""
 
@@ -339,11 +290,11 @@ class SearchConfig:
     """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
 
     # Deviation 26: the paper orders by one kind of evidence at a time.
-    generator_weight: Annotated[NonNegative, _also("generator_weight", "mix")] = 0.0
+    generator_weight: NonNegative = 0.0
     """Weight of the log-probability of an item's beam in scores by codes."""
 
     # Deviation 27: the paper has no such correction.
-    density_weight: Annotated[NonNegative, _also("density_weight", "hubness")] = 0.3
+    density_weight: NonNegative = 0.3
     """Weight of the density around an item, which is subtracted from scores by codes and by fused
     embeddings, because items in dense regions are near every query. Has no effect on raw embeddings."""
 
@@ -381,6 +332,122 @@ def usual_search(items: int) -> SearchConfig:
     return dataclasses.replace(USUAL_SEARCH, beam=beam, candidates=candidates)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    network: SmallEncoderConfig = SmallEncoderConfig()
+    """Sizes."""
+
+    temperature: Positive = 0.05
+    """Divides the cosines in the contrastive loss."""
+
+    # Deviation 31: the paper's encoder learns from pairs alone.
+    word_weight: NonNegative = 0.0
+    """Weight of two more losses: an image predicts the words of the texts that it is paired with, and a few
+    of its words find it. So single words and short queries are learned from whole captions."""
+
+    training: TrainingConfig = TrainingConfig(
+        epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
+    )
+    """Training settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """Settings of ``genius fit``; a preset provides them, a TOML file overrides them."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    encoder: EncoderConfig = EncoderConfig()
+    """Stage 0; only for the encoder `small`."""
+
+    quantizer: QuantizerConfig = QuantizerConfig()
+    """Stage 1."""
+
+    generator: GeneratorConfig = GeneratorConfig()
+    """Stage 2."""
+
+
+_TINY = FitConfig(
+    encoder=EncoderConfig(
+        network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
+        training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
+    ),
+    quantizer=QuantizerConfig(
+        levels=3,
+        codebook_size=32,
+        level0="assigned",
+        contrastive="both",
+        fusion=FusionConfig(hidden=64),
+        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2.0),
+    ),
+    generator=GeneratorConfig(
+        layers=1,
+        width=64,
+        feedforward=128,
+        heads=2,
+        head_width=32,
+        prefixes=4,
+        dropout=0.0,
+        softmax="level",
+        plain_share=0.5,
+        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3.0),
+    ),
+)
+
+
+# Deviation 7: small follows a slower average and revives fewer codes than the released code.
+_SMALL = FitConfig(
+    encoder=EncoderConfig(
+        word_weight=1.0,
+        training=replace(EncoderConfig.training, epochs=12.0),
+    ),
+    quantizer=QuantizerConfig(
+        levels=12,
+        codebook_size=256,
+        level0="assigned",
+        contrastive="both",
+        temperature=0.05,
+        decay=0.98,
+        dead_below=0.25,
+        kmeans_samples=8192,
+        codebook_start=100,
+        encoding_beam=8,
+        fusion=FusionConfig(hidden=384, dropout=0.4, start="sum"),
+        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6.0),
+    ),
+    generator=GeneratorConfig(
+        layers=1,
+        width=128,
+        feedforward=256,
+        heads=4,
+        head_width=32,
+        prefixes=4,
+        dropout=0.1,
+        softmax="level",
+        guide="geometry",
+        plain_share=0.5,
+        contrasted=7,
+        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
+    ),
+)
+
+
+PRESETS: Final = {"tiny": _TINY, "small": _SMALL, "paper": FitConfig()}
+"""Settings for tests, for laptops, and those of the paper's text."""
+PresetName = Literal["tiny", "small", "paper"]
+
+
+def preset(name: str) -> FitConfig:
+    """Return a preset: ``tiny`` (tests), ``small`` (laptops) or ``paper``."""
+    if name not in PRESETS:
+        raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
 def checked(config: Settings) -> Settings:
     """Check that every field of the settings is within its limits, and return them.
 
@@ -406,12 +473,66 @@ def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
 
 def to_json(config: Any) -> dict[str, Any]:
     """Return settings as a JSON-able dictionary."""
-    return {
-        field.name: to_json(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
-        for field in dataclasses.fields(config)
-        for value in [getattr(config, field.name)]
-        if field.metadata.get("stored", True) or value != field.default
-    }
+    return dataclasses.asdict(config)
+
+
+def read_toml(text: str, *, name: str, preset_name: str | None = None) -> FitConfig:
+    """Read settings of ``genius fit``: those of a preset, and what a TOML text says instead.
+
+    The text has the names of the fields, one table a part::
+
+        preset = "small"
+        [quantizer]
+        levels = 8
+        [quantizer.training]
+        epochs = 20
+
+    Parameters
+    ----------
+    name
+        what errors call the text, such as its file.
+    preset_name
+        the preset to start from; by default the text's own, or ``small``.
+
+    Raises
+    ------
+    UsageError
+        it is no TOML, or a field is unknown or out of range; the message names it.
+    """
+    try:
+        given = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not TOML: {error}") from None
+    own = str(given.pop("preset", "small"))
+    try:
+        return from_json(FitConfig, _merge(to_json(preset(preset_name or own)), given))
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}; `genius fit --print-config` shows all settings") from None
+
+
+def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of ``changes`` in their place, table by table."""
+    merged = {**settings, **changes}
+    for name, value in settings.items():
+        changed = changes.get(name)
+        if isinstance(value, Mapping) and isinstance(changed, Mapping):
+            merged[name] = _merge(value, changed)
+    return merged
+
+
+def to_toml(config: FitConfig) -> str:
+    """Return all settings as a text that :func:`read_toml` reads."""
+    return "\n".join(_lines("", to_json(config))).lstrip() + "\n"
+
+
+def _lines(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{name} = {json.dumps(value)}"  # of these types, JSON is TOML
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield f"\n[{path}{name}]"
+            yield from _lines(f"{path}{name}.", value)
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -420,6 +541,3 @@ def _first_problem(error: ValidationError) -> str:
         return str(problem["ctx"]["error"])
     where = ".".join(str(part) for part in problem["loc"])
     return f"setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
-
-
-"""Settings by the name of their preset."""

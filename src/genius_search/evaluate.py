@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from genius_search.config import Natural, SearchConfig, checked
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
-from genius_search.embed_mbeir import embed_queries
 from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, search_encoded
@@ -28,6 +27,7 @@ from genius_search.index.requests import SearchRequest
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import task_name
+from genius_search.training.features import embed_queries
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id -> item id -> relevance; above 0 is a right answer."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from genius_search.artifact import fingerprint_of
-from genius_search.embed import embed
 from genius_search.errors import UsageError
 from genius_search.index.adding import feature_rows, open_pool, stamp_of
 from genius_search.index.refit import carry_encoder
@@ -28,10 +27,10 @@ from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health, measure_health
-from genius_search.nn.ids import RESIDUAL
 from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
 from genius_search.training.codebooks import draw_ids, move_vectors
+from genius_search.training.features import embed
 from genius_search.training.fit import check_folder
 from genius_search.writing import ArtifactWriter
 
@@ -74,10 +73,6 @@ def refit(
     """
     if passes < 1:
         raise UsageError(f"passes is {passes}, it must be at least 1")
-    if model.ids.name != RESIDUAL:
-        raise UsageError(
-            f"this model's IDs are of the scheme {model.ids.name!r}; only the quantizer's own can be refitted"
-        )
     if (folder / MODEL_FILE).exists():
         raise UsageError(f"{folder} holds a model already; choose another folder for the new one")
     check_folder(folder)

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from genius_search.config import Count, Natural, NonNegative, SearchConfig, checked
 from genius_search.data.mbeir import MBeir, read_judgements, read_queries
-from genius_search.embed_mbeir import embed_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.index.query import evidence_of, vectors_at
@@ -34,6 +33,7 @@ from genius_search.search.exact import append_bias, append_one, exact_search
 from genius_search.search.fast import Found, Wanted
 from genius_search.search.find import find
 from genius_search.search.rank import Vectors
+from genius_search.training.features import embed_queries
 
 FIRST: Final = 5
 """A query is answered when a right answer is among this many first hits."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from genius_search.cli import main
 
@@ -31,26 +28,6 @@ def test_a_checked_data_set_is_said_to_be_good(trained, capsys):
     assert found["ok"] is True
     out, _ = run(capsys, "data", "check", trained.data, "--skip-images")
     assert "no errors" in out
-
-
-def test_the_stages_one_by_one_give_the_model_that_fit_gives(trained, tmp_path, capsys):
-    out = tmp_path / "model"
-    shutil.copytree(trained.model / "encoder", out / "encoder")
-    words = (trained.data, "--out", out)
-    run(capsys, "embed", *words, "--encoder", f"small:{out / 'encoder'}")
-    run(capsys, "train", "quantizer", *words, "--preset", "tiny")
-    run(capsys, "train", "generator", *words, "--preset", "tiny")
-    found, expected = (json.loads((place / "model.json").read_text()) for place in (out, trained.model))
-    assert found["encoder"] == expected["encoder"]
-    assert found["instructions"] == expected["instructions"]
-    losses = [
-        [
-            json.loads(line)["loss"]
-            for line in (place / "quantizer" / "metrics.jsonl").read_text().splitlines()
-        ]
-        for place in (out, trained.model)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
 def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp_path, capsys):

@@ -94,8 +94,9 @@ class Fitted(NamedTuple):
 def whole(trained, tmp_path_factory) -> Fitted:
     folder = tmp_path_factory.mktemp("fitted") / "model"
     flags: list[str | Path] = [trained.data, "--encoder", "small", "--preset", "tiny"]
-    for part in PARTS:
-        flags += [f"--{part}.training.checkpoint-seconds", "0"]
+    settings = folder.parent / "settings.toml"
+    settings.write_text("".join(f"{part}.training.checkpoint_seconds = 0\n" for part in PARTS))
+    flags += ["--config", settings]
     seconds = run_whole("fit", *flags, "--out", folder)
     return Fitted(folder.rename(folder.parent / "whole"), folder, (*flags, "--out", folder), seconds)
 
@@ -175,7 +176,9 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
         shutil.rmtree(folder)
         shutil.copytree(fitted.folder, folder)
 
-    command = ("fit", *fitted.flags, "--generator.training.seed", "1")
+    second = fitted.folder.parent / "second.toml"
+    second.write_text((fitted.folder.parent / "settings.toml").read_text() + "generator.training.seed = 1\n")
+    command = ("fit", *fitted.flags, "--config", second)
     kill_until_enough(max(1, KILLS // 3), 0.6 * fitted.seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()

@@ -18,13 +18,13 @@ from genius_search.artifact import open_artifact
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.folder import PARTS, Cluster, open_state, read_cluster, verify_cluster
 from genius_search.cluster.writer import one_cluster_writer
+from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData
 from genius_search.index.index import Index
 from genius_search.index.verify import verify
 from genius_search.model import Genius
 from genius_search.model.publish import check_model
-from genius_search.presets import preset
 from genius_search.progress import Silent
 from genius_search.refit import refit
 from genius_search.serve.keys import add_key, read_keys

@@ -17,16 +17,20 @@ from safetensors.numpy import load_file
 from genius_search.model import Genius
 
 STAGES = ("encoder", "quantizer", "generator")
-SETTINGS = (
-    *("--preset", "tiny", "--quantizer.training.epochs", "60", "--quantizer.training.max-steps", "0"),
-    *("--quantizer.training.checkpoint-seconds", "0"),
-)
+SETTINGS = """
+preset = "tiny"
+[quantizer.training]
+epochs = 60
+checkpoint_seconds = 0
+"""
 
 
 def start(data: Path, out: Path, *, ranks: int, restarts: int = 0) -> subprocess.Popen:
     options = f"--standalone --nproc-per-node {ranks} --max-restarts {restarts}"
     torchrun = ["-m", "torch.distributed.run", *options.split()] if ranks > 1 else []
-    fit = ["-m", "genius_search", "fit", data, "--encoder", "small", "--out", out, *SETTINGS]
+    config = out.with_suffix(".toml")
+    config.write_text(SETTINGS)
+    fit = ["-m", "genius_search", "fit", data, "--encoder", "small", "--out", out, "--config", config]
     return subprocess.Popen(  # noqa: S603
         [sys.executable, *torchrun, *fit],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},

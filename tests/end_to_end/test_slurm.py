@@ -15,7 +15,7 @@ from genius_search.model import Genius
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TWO_TASKS = '"$@" & first=$!; "$@"; wait $first'
-SETTINGS = ("--preset", "tiny", "--encoder", "small", "--quantizer.training.epochs", "2")
+SETTINGS = ("--preset", "tiny", "--encoder", "small")
 
 
 @pytest.fixture

@@ -74,12 +74,15 @@ def quarters(random, *shape):
 class DrawnModel(Genius):
     """A model without an encoder."""
 
-    encoder = codebooks = _scheme = None
+    encoder = None
 
     def __init__(self, plain, sizes, random, seed):
         self.tables = [quarters(random, size, DIM) for size in sizes]
-        self._scheme = SimpleNamespace(
-            sizes=tuple(sizes), tables=lambda: self.tables, has_modality_level=False
+        self.codebooks = SimpleNamespace(
+            sizes=tuple(sizes),
+            tables=lambda: self.tables,
+            has_modality_level=False,
+            config=SimpleNamespace(fusion=SimpleNamespace(kind="network"), level0="none"),
         )
         self._generator = object()
         self.decoder = plain.ExactDecoder(tuple(sizes), seed)

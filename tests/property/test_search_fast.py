@@ -10,19 +10,11 @@ import pytest
 import torch
 
 from genius_search.config import (
-    FusionConfig,
     GeneratorConfig,
-    QuantizerConfig,
     SearchConfig,
-    SmallEncoderConfig,
 )
-from genius_search.encoders.base import ItemKey, load_encoder
-from genius_search.encoders.content import Content, features_of
-from genius_search.encoders.small import create_small
 from genius_search.native.build import build, find_compilers
 from genius_search.native.library import open_library
-from genius_search.nn.arrays import normalize
-from genius_search.nn.codebooks import Codebooks, shapes_of_weights
 from genius_search.nn.generator import Generator, TrainedGenerator
 from genius_search.search import compiled as compiled_module
 from genius_search.search import find as find_module
@@ -432,82 +424,3 @@ def test_stored_embeddings_of_other_shapes_and_kinds_do_not_reach_the_library(co
         (values, scales, 4),
     ):
         assert not compares(StoredVectors(Quantized(one, own), bits))
-
-
-WORDS = [
-    "a",
-    "red",
-    "kite",
-    "on",
-    "blue",
-    "anchors",
-    "zebra",
-    "unheard-of",
-    "日本語",
-    "🦒",
-    "42",
-    ",",
-    "<pad>",
-]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_library_reads_texts_as_encoder_and_fusion_do(tmp_path, compiled, monkeypatch, seed):
-    random = np.random.default_rng(seed)
-    texts = [" ".join(random.choice(WORDS, random.integers(1, 30))) for _ in range(40)] + ["x" * 5000]
-    dim, width = (int(one) for one in random.integers(1, 70, 2))
-    config = SmallEncoderConfig(
-        dim=dim,
-        vocabulary=300,
-        pair_buckets=int(random.integers(1, 50)),
-        max_tokens=int(random.choice([2, 9, 64])),
-        text_width=width,
-        image_width=8,
-        shortcuts=bool(width >= dim and seed % 2),
-    )
-    trained = create_small(config, texts, seed=seed)
-    with torch.no_grad():
-        for weight in trained.network.parameters():  # biases that matter
-            weight.add_(torch.rand_like(weight), alpha=0.3)
-    trained.save(tmp_path)
-    encoder = load_encoder(f"small:{tmp_path}")
-    hidden = int(random.integers(1, 40))
-    fusion = FusionConfig(kind="sum" if seed % 4 == 0 else "network", hidden=hidden)
-    quantizer = QuantizerConfig(fusion=fusion)
-    shapes = shapes_of_weights(dim, quantizer)
-    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    codebooks = Codebooks(dim, quantizer, weights)
-    monkeypatch.setattr(find_module, "open_library", lambda: compiled)
-    reader = find_module.quick_reader(encoder, codebooks)
-    found = reader.read(texts, with_features=True)
-    for text, (embedding, feature) in zip(texts, found, strict=True):
-        expected = features_of(encoder, [Content(None, text, ItemKey("query", ""))])
-        fused = codebooks.fuse(expected.image, expected.text)
-        np.testing.assert_allclose(embedding, fused[0], atol=1e-5)
-        np.testing.assert_allclose(feature, normalize(expected.text)[0], atol=1e-5)
-    np.testing.assert_array_equal(reader.read(texts[:3], with_features=False), found[:3, [0, 0]])
-    assert reader.read([], with_features=False).shape == (0, 2, dim)
-
-
-@pytest.mark.parametrize("token", [-1, 300])
-def test_a_token_without_a_vector_is_an_error(tmp_path, compiled, monkeypatch, token):
-    config = SmallEncoderConfig(dim=4, vocabulary=300, pair_buckets=5, text_width=4, image_width=4)
-    create_small(config, ["a"], seed=0).save(tmp_path)
-    encoder = load_encoder(f"small:{tmp_path}")
-    token = min(token, len(encoder.words))
-    monkeypatch.setattr(find_module, "open_library", lambda: compiled)
-    quantizer = QuantizerConfig(fusion=FusionConfig(kind="sum"))
-    reader = find_module.quick_reader(encoder, Codebooks(4, quantizer, {}))
-    monkeypatch.setattr(encoder, "tokens", lambda _: np.array([[1, token]], dtype=np.int32))
-    with pytest.raises(LookupError, match="no vectors"):
-        reader.read(["a"], with_features=False)
-
-
-def test_features_of_another_width_than_the_codebooks_are_not_read(tmp_path, compiled, monkeypatch):
-    config = SmallEncoderConfig(dim=4, vocabulary=300, pair_buckets=5, text_width=4, image_width=4)
-    create_small(config, ["a"], seed=0).save(tmp_path)
-    monkeypatch.setattr(find_module, "open_library", lambda: compiled)
-    assert (
-        find_module.quick_reader(load_encoder(f"small:{tmp_path}"), Codebooks(5, QuantizerConfig(), {}))
-        is None
-    )

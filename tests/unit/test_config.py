@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,19 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.config import (
+    EncoderConfig,
+    FitConfig,
     FusionConfig,
     GeneratorConfig,
+    PresetName,
     QuantizerConfig,
     SearchConfig,
     SmallEncoderConfig,
     TrainingConfig,
     checked,
     from_json,
+    preset,
+    read_toml,
     to_json,
+    to_toml,
     usual_search,
 )
 from genius_search.errors import UsageError
-from genius_search.presets import EncoderConfig, FitConfig, PresetName, preset
 
 counts = st.integers(1, 10_000)
 positive = st.floats(1e-12, 1e6)
@@ -98,12 +104,23 @@ def test_the_paper_preset_has_the_papers_numbers():
     generator = config.generator
     assert (generator.layers, generator.width, generator.feedforward, generator.heads) == (6, 512, 2048, 8)
     assert (generator.prefixes, generator.training.epochs, generator.training.learning_rate) == (30, 30, 1e-4)
-    assert preset("reference").quantizer.gradient == "per-level"
-    assert preset("reference").generator.augmentation == "reference"
+
+
+@given(config=st.builds(FitConfig, encoder=encoders, quantizer=quantizers, generator=generators))
+def test_settings_survive_a_round_trip_through_toml(config):
+    assert read_toml(to_toml(config), name="settings", preset_name="tiny") == config
+
+
+def test_the_settings_of_the_released_code_can_be_read():
+    recipe = Path(__file__).parents[2] / "recipes" / "reference.toml"
+    config = read_toml(recipe.read_text(), name=recipe.name)
+    assert config.quantizer.gradient == "per-level"
+    assert config.generator.training.epochs == 31
+    assert config.generator.width == preset("paper").generator.width
 
 
 def test_an_unknown_preset_lists_the_known_ones():
-    with pytest.raises(UsageError, match="'huge' is not one of tiny, small, base, paper, reference"):
+    with pytest.raises(UsageError, match="'huge' is not one of tiny, small, paper"):
         preset("huge")
 
 

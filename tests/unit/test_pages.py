@@ -25,7 +25,7 @@ from genius_search.cli import main
 from genius_search.index.index import Index
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = {"cli.md", "http.md", "python.md"}
+REFERENCE = {"http.md", "python.md"}
 """Written by programs; the examples of the second are run by ``test_http_examples.py``."""
 PAGES = [ROOT / "README.md", *sorted(page for page in ROOT.glob("docs/*.md") if page.name not in REFERENCE)]
 BLOCK = re.compile(r"^(?:<!-- ([^\n]+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

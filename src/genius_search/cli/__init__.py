@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import errno
 import importlib
@@ -12,14 +11,13 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Protocol, get_type_hints, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import tyro
 
 from genius_search import __version__
 from genius_search.cli.options import readers
 from genius_search.errors import EXTRAS, GeniusError, MissingExtra, UsageError, missing_extra
-from genius_search.presets import preset
 
 COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Search": {
@@ -49,10 +47,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Model": {
         "fit": "genius_search.cli.train:Fit",
         "refit": "genius_search.cli.adapt:Refit",
-        "embed": "genius_search.cli.train:Embed",
-        "train encoder": "genius_search.cli.train:TrainEncoder",
-        "train quantizer": "genius_search.cli.train:TrainQuantizer",
-        "train generator": "genius_search.cli.train:TrainGenerator",
         "pull": "genius_search.cli.hub:Pull",
         "push": "genius_search.cli.hub:Push",
     },
@@ -62,14 +56,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
 }
 """Group -> command -> module and class, in the order in which help lists them."""
-RENAMED_FLAGS: Final = {
-    "--leaves": "--candidates",
-    "--grid-leaves": "--grid-candidates",
-    "--small-leaves": "--small-candidates",
-    "--hubness": "--density-weight",
-    "--mix": "--generator-weight",
-}
-"""Flags of version 0.1 and their new names."""
 
 MACHINE_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
@@ -126,65 +112,17 @@ def find(name: str) -> type[Command]:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Parse the flags of one command and run it."""
-    for word in arguments:
-        flag = word.partition("=")[0]
-        if flag in RENAMED_FLAGS:
-            raise UsageError(f"{flag} was renamed to {RENAMED_FLAGS[flag]}")
     bare = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if name in ("search", "explain") and len(bare) > len(("INDEX", "TEXT")):
         raise UsageError(f"put a query of several words in quotes: {shlex.quote(' '.join(bare[1:]))}")
-    kind = find(name)
-    short = "--help" in arguments or "-h" in arguments
     parsed: Any = tyro.cli(
-        _with_everyday_flags(kind) if short else kind,
+        find(name),
         prog=f"genius {name}",
-        args=["--help" if word == "--help-all" else word for word in arguments],
-        default=None if short else _preset_default(kind, arguments),
+        args=arguments,
         config=(tyro.conf.FlagCreatePairsOff,),
         registry=readers(),
     )
     return parsed.run() or 0
-
-
-def _with_everyday_flags(kind: type[Command]) -> type[Command]:
-    """Return the command without its nested settings in ``--help``; ``--help-all`` shows them."""
-    hidden = [field for field in dataclasses.fields(kind) if field.name == "settings"]  # type: ignore[arg-type]
-    if not hidden:
-        return kind
-    settings = get_type_hints(kind, include_extras=True)["settings"]
-    short = dataclasses.make_dataclass(
-        kind.__name__,
-        [("settings", Annotated[settings, tyro.conf.Suppress], hidden[0].default)],
-        bases=(kind,),
-        kw_only=True,
-        frozen=True,
-    )
-    short.__doc__ = f"{inspect.getdoc(kind)}\n\n--help-all also lists the flags of all settings."
-    return short
-
-
-def _preset_default(kind: type[Command], arguments: Sequence[str]) -> Any:
-    """Return a command whose settings are those of the chosen preset, or None if it has no presets."""
-    choose = getattr(kind, "settings_of", None)
-    if choose is None:
-        return None
-    name = "small"
-    for word, following in itertools.pairwise([*arguments, ""]):
-        if word == "--preset":
-            name = following
-        elif word.startswith("--preset="):
-            name = word.partition("=")[2]
-    if not name or name.startswith("-"):
-        name = "small"  # the flag has no value, which tyro reports
-    required = {
-        field.name: tyro.MISSING
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if field.default is dataclasses.MISSING
-    }
-    command = object.__new__(kind)  # not by __init__, whose types do not admit MISSING
-    for field, value in {**required, "preset": name, "settings": choose(preset(name))}.items():
-        object.__setattr__(command, field, value)
-    return command
 
 
 def _command_name(words: Sequence[str]) -> str | None:

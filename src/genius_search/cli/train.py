@@ -1,28 +1,27 @@
-"""``genius fit``, ``embed`` and ``train``: from records to a model."""
+"""``genius fit``: from records, or from an index, to a model."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated
 
 import tyro
 
 from genius_search.cli.options import (
-    DataArgument,
     DeviceOptions,
+    OptionalFile,
     OptionalFolder,
+    OptionalInt,
     WaitOption,
     command,
 )
 from genius_search.cli.terminal import TerminalProgress, print_table
-from genius_search.config import GeneratorConfig, QuantizerConfig
+from genius_search.config import FitConfig, PresetName, read_toml, to_toml
 from genius_search.errors import BadData, GeniusError, UsageError, plural
-from genius_search.presets import EncoderConfig, FitConfig, PresetName
-
-if TYPE_CHECKING:
-    from genius_search.training.embed import TrainingRecords
 
 
 @contextmanager
@@ -41,36 +40,6 @@ def report_progress() -> Iterator[TerminalProgress]:
 
 
 @command
-class TrainingOptions:
-    """A command that reads a data set and writes to the folder of a model."""
-
-    data: DataArgument
-    """Folder of the data set."""
-
-    out: Path
-    """Folder of the model."""
-
-    device: str = "cpu"
-    """Device to train on: cpu or cuda."""
-
-    def _records(self) -> TrainingRecords:
-        """Read the training queries, after a check that training can begin."""
-        from genius_search.data.mbeir import MBeir
-        from genius_search.training.embed import TrainingRecords
-        from genius_search.training.fit import check_output
-
-        data = MBeir(self.data)
-        check_output(data, self.out, self.device)
-        return TrainingRecords(data)
-
-    def _say_next(self, progress: TerminalProgress, folder: Path, stage: str) -> None:
-        """Say which stage comes next, and that a finished model stays until the last one."""
-        if folder != self.out:
-            progress.say(f"{self.out} stays as it is until `genius train generator` completes its successor")
-        progress.say_next("genius", "train", stage, self.data, "--out", self.out)
-
-
-@command
 class Fit(DeviceOptions, WaitOption):
     """Train a model on a data set in M-BEIR's layout, or on an index that was created with an encoder.
 
@@ -79,8 +48,6 @@ class Fit(DeviceOptions, WaitOption):
     index if they find more of the pairs held out. If interrupted, run it again to continue. With other
     settings, only the stages that depend on them are trained again.
     """
-
-    settings_of: ClassVar = staticmethod(lambda settings: settings)
 
     data: Annotated[
         Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")
@@ -100,16 +67,24 @@ class Fit(DeviceOptions, WaitOption):
     force: bool = False
     """With --index, replace the model even if the new one finds no more."""
 
-    preset: PresetName = "small"
-    """Settings to start from: tiny for tests, small for laptops, base, paper, reference (released code)."""
+    preset: Annotated[PresetName | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Settings to start from: tiny for tests, small for laptops (the default), paper."""
 
-    settings: Annotated[FitConfig, tyro.conf.arg(name="")] = FitConfig()
+    config: OptionalFile = None
+    """TOML file of settings that differ from the preset's; it may name its preset too."""
+
+    print_config: bool = False
+    """Print all settings as TOML, for --config, and do nothing."""
+
+    seed: OptionalInt = None
+    """Seed of all stages."""
 
     def run(self) -> None:
         """Train all stages."""
-        from genius_search.data.mbeir import MBeir
-        from genius_search.training.fit import fit
-
+        settings = self._settings()
+        if self.print_config:
+            sys.stdout.write(to_toml(settings))
+            return
         if self.data is not None and not self.data.exists():
             raise BadData(f"{self.data}: there is no such file or folder")
         if self.index is not None:
@@ -117,16 +92,19 @@ class Fit(DeviceOptions, WaitOption):
                 raise UsageError(
                     "--index trains on an index, which has an encoder: leave out --encoder and --out"
                 )
-            self._fit_index(self.index)
+            self._fit_index(self.index, settings)
             return
         if self.data is None or self.out is None or self.encoder is None:
             raise UsageError("give a data set with --encoder and --out, or an index with --index")
+        from genius_search.data.mbeir import MBeir
+        from genius_search.training.fit import fit
+
         with report_progress() as progress:
             model = fit(
                 MBeir(self.data),
                 self.encoder,
                 self.out,
-                self.settings,
+                settings,
                 progress=progress,
                 device=self.device,
                 download=self.download,
@@ -134,14 +112,32 @@ class Fit(DeviceOptions, WaitOption):
             progress.say(f"model {model.fingerprint[:12]} is in {self.out}")
             progress.say_next("genius", "evaluate", self.data, "--model", self.out)
 
-    def _fit_index(self, folder: Path) -> None:
+    def _settings(self) -> FitConfig:
+        """Return the settings of preset, file and seed."""
+        text = ""
+        if self.config is not None:
+            try:
+                text = self.config.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"{self.config} cannot be read: {error}") from None
+        settings = read_toml(text, name=str(self.config), preset_name=self.preset)
+        if self.seed is None:
+            return settings
+        stages = {
+            name: dataclasses.replace(stage, training=dataclasses.replace(stage.training, seed=self.seed))
+            for name in ("encoder", "quantizer", "generator")
+            for stage in [getattr(settings, name)]
+        }
+        return dataclasses.replace(settings, **stages)
+
+    def _fit_index(self, folder: Path, settings: FitConfig) -> None:
         from genius_search.index.index import Index
 
         with TerminalProgress() as progress:
             index = Index.open(folder, download=self.download)
             fitted = index.fit(
                 self.data,
-                config=self.settings,
+                config=settings,
                 force=self.force,
                 device=self.device,
                 progress=progress,
@@ -165,127 +161,3 @@ class Fit(DeviceOptions, WaitOption):
                 "all the same."
             )
         )
-
-
-@command
-class Embed(DeviceOptions, TrainingOptions):
-    """Embed the training records of a data set with an existing encoder; the first step of `genius fit`."""
-
-    encoder: str
-    """small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH or text:FOLDER."""
-
-    out: Path
-    """Folder of the model; the features are written to its features/."""
-
-    def run(self) -> None:
-        """Embed the records."""
-        from genius_search.encoders.base import load_encoder
-        from genius_search.training.embed import embed_training
-        from genius_search.training.fit import absolute_spec, replace_model
-
-        if self.encoder == "small":
-            raise UsageError(
-                "`small` has no weights yet: train it with `genius train encoder`, which embeds too"
-            )
-        encoder = load_encoder(absolute_spec(self.encoder), download=self.download, device=self.device)
-        with report_progress() as progress, replace_model(self.out) as folder:
-            embed_training(self._records(), encoder, folder / "features", progress=progress)
-            self._say_next(progress, folder, "quantizer")
-
-
-@command
-class StageOptions(TrainingOptions):
-    """A command that trains a single stage."""
-
-    preset: PresetName = "small"
-    """Settings to start from."""
-
-
-@command
-class TrainEncoder(DeviceOptions, StageOptions):
-    """Train the encoder `small` from scratch, and embed the training records with it."""
-
-    settings_of: ClassVar = staticmethod(lambda settings: settings.encoder)
-
-    out: Path
-    """Folder of the model; the encoder is written to its encoder/."""
-
-    settings: Annotated[EncoderConfig, tyro.conf.arg(name="encoder")] = EncoderConfig()
-
-    def run(self) -> None:
-        """Train stage 0."""
-        from genius_search.training.encoder import train_encoder
-        from genius_search.training.fit import replace_model
-
-        with report_progress() as progress, replace_model(self.out) as folder:
-            train_encoder(
-                self._records(),
-                folder,
-                self.settings,
-                progress=progress,
-                device=self.device,
-                download=self.download,
-            )
-            self._say_next(progress, folder, "quantizer")
-
-
-@command
-class TrainQuantizer(StageOptions):
-    """Train fusion and codebooks (stage 1) on embedded records."""
-
-    settings_of: ClassVar = staticmethod(lambda settings: settings.quantizer)
-
-    out: Path
-    """Folder of the model, which already has features/."""
-
-    settings: Annotated[QuantizerConfig, tyro.conf.arg(name="quantizer")] = QuantizerConfig()
-
-    def run(self) -> None:
-        """Train stage 1."""
-        from genius_search.data.pairs import Pairs
-        from genius_search.training.fit import reopen_embedded, replace_model
-        from genius_search.training.quantizer import train_quantizer
-
-        with report_progress() as progress, replace_model(self.out) as folder:
-            features = reopen_embedded(folder, home=self.out, device=self.device).features
-            pairs = Pairs(self._records().lines(), *features)
-            train_quantizer(pairs, folder / "quantizer", self.settings, progress=progress, device=self.device)
-            self._say_next(progress, folder, "generator")
-
-
-@command
-class TrainGenerator(StageOptions):
-    """Train the decoder (stage 2) on embedded records and a finished quantizer; completes the model."""
-
-    settings_of: ClassVar = staticmethod(lambda settings: settings.generator)
-
-    out: Path
-    """Folder of the model, which already has features/ and quantizer/."""
-
-    ids: str = "residual"
-    """IDs of items: residual, or the name of an entry point of the group genius_search.id_schemes."""
-
-    settings: Annotated[GeneratorConfig, tyro.conf.arg(name="generator")] = GeneratorConfig()
-
-    def run(self) -> None:
-        """Train stage 2."""
-        from genius_search.data.pairs import Pairs
-        from genius_search.nn.quantizer import load_quantizer
-        from genius_search.training.fit import fit_generator, reopen_embedded, replace_model
-
-        with report_progress() as progress:
-            with replace_model(self.out) as folder:
-                encoder, features = reopen_embedded(folder, home=self.out, device=self.device)
-                records = self._records()
-                model = fit_generator(
-                    records,
-                    encoder,
-                    Pairs(records.lines(), *features),
-                    load_quantizer(folder / "quantizer", device=self.device),
-                    folder,
-                    self.settings,
-                    ids=self.ids,
-                    progress=progress,
-                    device=self.device,
-                )
-            progress.say(f"model {model.fingerprint[:12]} is in {self.out}")

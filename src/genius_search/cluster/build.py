@@ -43,7 +43,6 @@ from genius_search.cluster.folder import (
 from genius_search.cluster.pool import LEFT_OUT_OF_FOLDER, Partition, open_partition, split_pool
 from genius_search.data.features import LeftOut
 from genius_search.data.mbeir import write_json_lines
-from genius_search.embed import embed
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import UsageError
 from genius_search.index.adding import Added, Pool, encode_items, feature_rows, stamp_of
@@ -65,6 +64,7 @@ from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import MAX_SAMPLE
+from genius_search.training.features import embed
 from genius_search.training.fit import absolute_spec
 from genius_search.writing import make_folder, write_atomically, write_json
 

@@ -102,15 +102,6 @@ def has_shard(folder: Path, number: int) -> bool:
     return (folder / f"shard-{number:06d}").is_dir()
 
 
-def num_records(folder: Path) -> dict[int, int]:
-    """Return the number of records of each finished shard, including those left out."""
-    return {
-        int(path.name.rpartition("-")[2]): len(np.load(path / "ids.npy", mmap_mode="r"))
-        + len(json.loads((path / LEFT_OUT).read_text()))
-        for path in folder.glob("shard-*")
-    }
-
-
 def num_rows(folder: Path) -> int:
     """Return the number of rows in a folder's finished shards."""
     return sum(len(np.load(path, mmap_mode="r")) for path in folder.glob("shard-*/ids.npy"))

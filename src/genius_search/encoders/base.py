@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64
 
 from genius_search.errors import UsageError, need_packages
 from genius_search.nn.arrays import AnyArray
-from genius_search.registry import find_part
+from genius_search.registry import find_encoder
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,8 +26,6 @@ class ItemKey(NamedTuple):
 
     role: Literal["query", "candidate"]
     id: str
-    split: str | None = None
-    """The split of a query where it is known; each split numbers its queries anew."""
 
 
 class TextInput(NamedTuple):
@@ -175,7 +173,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
         )
     match kind:
         case "small":
-            return _load_small(Path(place).expanduser(), device=device)
+            from genius_search.encoders.small import load_small  # noqa: PLC0415
+
+            return load_small(Path(place).expanduser(), device=device)
         case "clip" | "siglip":
             from genius_search.encoders.pretrained import ClipEncoder  # noqa: PLC0415
 
@@ -191,21 +191,8 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return load_uniir(Path(place).expanduser(), device=device)
         case _:
-            built_in = dict.fromkeys(
-                ("small", "clip", "siglip", "precomputed", "text", "uniir"), load_encoder
-            )
-            return find_part("encoders", kind, built_in)(place, download=download, device=device)
-
-
-def _load_small(folder: Path, *, device: str) -> Encoder:
-    from genius_search.encoders.small_texts import StoredSmall, open_folder  # noqa: PLC0415  lazily, as said
-
-    opened = open_folder(folder)
-    if device == "cpu" and not opened.config.is_joint:
-        return StoredSmall(opened)
-    from genius_search.encoders.small import load_small  # noqa: PLC0415
-
-    return load_small(folder, device=device)
+            opened: Encoder = find_encoder(kind)(place, download=download, device=device)
+            return opened
 
 
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:

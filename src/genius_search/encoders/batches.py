@@ -1,4 +1,4 @@
-"""Bases of encoders that run a network in PyTorch, batch by batch."""
+"""The base of encoders that run a network in PyTorch, batch by batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from genius_search.encoders.base import ImageInput, JointInput, TextInput
+from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.errors import UsageError
 
 Input = TypeVar("Input")
@@ -58,28 +58,3 @@ class BatchEncoder:
         """Return the features of texts, cut at the encoder's maximum length."""
         words = [text.text for text in texts]
         return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
-
-
-class BatchJointEncoder:
-    """A base of joint encoders that run a network, batch by batch."""
-
-    needs_pixels: bool = True
-    batch_size: int = 64
-    dim: int
-
-    @abstractmethod
-    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of a batch of items, in each of which image or text may be missing."""
-
-    @torch.inference_mode()
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return one vector for each image and text together."""
-        return in_batches(self.encode_items, items, size=self.batch_size, dim=self.dim)
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of images without a text."""
-        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of texts without an image."""
-        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])

@@ -1,7 +1,4 @@
-"""`clip:` (CLIP, SigLIP) and `text:` (sentence embedders): pretrained encoders, run by transformers.
-
-And networks of images alone, such as DINOv2, as the image side of ``small``.
-"""
+"""`clip:` (CLIP, SigLIP) by transformers, and `text:` (sentence embedders) by sentence-transformers."""
 
 from __future__ import annotations
 
@@ -17,45 +14,34 @@ from typing import Any, Final, NamedTuple, cast
 import torch
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import ImageInput, PairOdds, TextInput, need_transformers, refuse_images
 from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
-from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
+from genius_search.encoders.texts import cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, need_packages
-from genius_search.hub.access import ENCODER_FILES, contents_fingerprint, is_path
+from genius_search.hub.access import ENCODER_FILES, contents_fingerprint
 from genius_search.hub.pull import find_cached, plan_pull, pull
-from genius_search.nn.weights import check_size
 
-_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_NAME: Final = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 """Form of a model's name; old ones have no owner."""
-_WEIGHTS: Final = ("model.safetensors", "model.safetensors.index.json")
-_SENTENCE_PIECES: Final = ("spiece.model", "tokenizer.model")
-_TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "vocab.txt", *_SENTENCE_PIECES)
+_NEEDED: Final = (
+    ("config.json",),
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model"),
+)
+"""Files of a model's folder, one of each row."""
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 DEFAULT_TOKENS: Final = 512
 """Tokens that a sentence embedder reads of a text when its folder does not say."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
-_MODULES: Final = frozenset({"Transformer", "Pooling", "Dense", "Normalize"})
-"""Parts of a sentence embedder."""
-_DATA: Final = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", _WEIGHTS[1]})
-"""JSON files whose keys are words or names of tensors, not settings."""
-_CODE: Final = frozenset({"auto_map", "custom_pipelines", "custom_generate"})
-"""Settings by which transformers would run programs from the folder or the hub."""
-_KERNELS: Final = frozenset({"attn_implementation", "_attn_implementation", "experts_implementation"})
-"""Settings that may name a repository of compiled programs."""
-MAX_LAYERS: Final = 256
-MAX_SIDE: Final = 4096
-"""Pixels along a side of a prepared image."""
 
 
-def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> Path:
+def find_checkpoint(name: str, *, download: bool) -> Path:
     """Return a model's folder: a path, or a name in the hub's local cache.
-
-    A model that reads no texts needs no tokenizer.
 
     Raises
     ------
@@ -67,12 +53,12 @@ def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> P
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if is_path(name) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
     cached = find_cached(name, "encoder")
-    if cached is not None and not (download and _missing_files(cached, reads_texts=reads_texts)):
+    if cached is not None and not (download and _missing_files(cached)):
         return cached
     if not download:
         raise NetworkNeeded(
@@ -82,76 +68,18 @@ def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> P
     return pull(plan_pull(name))
 
 
-def check_files(folder: Path, *, image_processor: bool, reads_texts: bool = True) -> None:
-    """Check that a model's folder is complete and its settings can be trusted (:func:`check_settings`).
-
-    Raises
-    ------
-    ArtifactMissing
-        Files are missing; the message names them.
-    """
-    missing = _missing_files(folder, reads_texts=reads_texts)
+def check_files(folder: Path, *, image_processor: bool) -> None:
+    """Raise :class:`ArtifactMissing` where a model's folder lacks files; the message names them."""
+    missing = _missing_files(folder)
     if image_processor and not any((folder / name).is_file() for name in _PROCESSORS):
         missing.append(_PROCESSORS[0])
     if missing:
         of_images = " of images" if image_processor else ""
         raise ArtifactMissing(f"{folder} is not a complete model{of_images}: it lacks {', '.join(missing)}")
-    check_settings(folder)
 
 
-def check_settings(folder: Path) -> None:
-    """Check the settings of a model's folder before a library opens it.
-
-    Raises
-    ------
-    ArtifactMismatch
-        A file asks for code to be run, describes a network or an image that would fill the memory, or holds a
-        tokenizer that would; the message names it.
-    """
-    if (folder / "adapter_config.json").exists():
-        raise ArtifactMismatch(
-            f"{folder} holds adapter_config.json, by which another model would be opened; merge the two first"
-        )
-    for file in sorted(set(folder.glob("*.json")) - {folder / name for name in _DATA}):
-        waiting: list[tuple[str, Any]] = [("", read_json(file))]
-        while waiting:
-            name, value = waiting.pop()
-            if isinstance(value, dict):
-                waiting += value.items()
-            elif isinstance(value, list):
-                waiting += [(name, one) for one in value]
-            if name in _CODE or (name in _KERNELS and "/" in str(value)):
-                raise ArtifactMismatch(
-                    f"{file} holds {name}, which asks for code from the model's folder or the hub to be run; "
-                    "nothing was run. Use a model that transformers itself knows"
-                )
-            most = MAX_LAYERS if "layer" in name else MAX_SIDE if file.name in _PROCESSORS else None
-            if most is not None and isinstance(value, int | float) and value > most:
-                raise ArtifactMismatch(f"{file} says {name} {value}, expected at most {most}; do not use it")
-    if (folder / "tokenizer.json").exists():
-        check_tokenizer(folder / "tokenizer.json")
-
-
-def _missing_files(folder: Path, *, reads_texts: bool) -> list[str]:
-    missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    missing += [file.name for file in _weight_files(folder) if not file.is_file()]
-    if reads_texts and not any((folder / name).is_file() for name in _TOKENIZERS):
-        missing.append(_TOKENIZERS[0])
-    return missing
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of a model's weights: one, or those that an index lists."""
-    index = folder / _WEIGHTS[1]
-    if (folder / _WEIGHTS[0]).is_file() or not index.is_file():
-        return [folder / _WEIGHTS[0]]
-    try:
-        names = sorted({*read_json(index)["weight_map"].values()})
-    except (AttributeError, LookupError, TypeError) as error:
-        raise ArtifactMismatch(f"{index} is damaged: it lists no weights ({error!r})") from None
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise ArtifactMismatch(f"{index} names no files, or files outside its folder; do not use it")
-    return [folder / name for name in names]
+def _missing_files(folder: Path) -> list[str]:
+    return [names[0] for names in _NEEDED if not any((folder / name).is_file() for name in names)]
 
 
 def copy_checkpoint(folder: Path, target: Path) -> None:
@@ -160,24 +88,6 @@ def copy_checkpoint(folder: Path, target: Path) -> None:
         copied = target / file.relative_to(folder)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copied)
-
-
-def check_network(folder: Path) -> None:
-    """Check the network that a folder's settings describe before its weights are read.
-
-    Raises
-    ------
-    ArtifactMismatch
-        It is much larger than the weights.
-    """
-    from transformers import AutoConfig, AutoModel  # noqa: PLC0415  takes seconds to import
-
-    def make() -> nn.Module:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        network: nn.Module = AutoModel.from_config(config, trust_remote_code=False)
-        return network
-
-    check_size(make, *_weight_files(folder))
 
 
 @contextlib.contextmanager
@@ -199,16 +109,13 @@ def quietly() -> Iterator[None]:
 def load_model(folder: Path, *, device: str) -> Any:
     """Load a folder's model in single precision.
 
-    A layer on top whose weights were not saved, as of DINO's ViT, is left out: they would be random.
-
     Raises
     ------
     ArtifactMismatch
-        The settings describe another network than that of the weights, or a much larger one.
+        Weights of the network that the settings describe are missing; they would be random.
     """
     from transformers import AutoModel  # noqa: PLC0415  takes seconds to import
 
-    check_network(folder)
     with quietly():
         model, loading = AutoModel.from_pretrained(
             folder,
@@ -219,10 +126,7 @@ def load_model(folder: Path, *, device: str) -> Any:
             output_loading_info=True,
         )
     missing = sorted(loading["missing_keys"])
-    pooling = [name for name in missing if name.startswith("pooler.")]
-    if pooling:
-        model.pooler = None
-    if missing != pooling:
+    if missing:
         raise ArtifactMismatch(
             f"the weights of {folder} lack {', '.join(missing[:3])} of its settings' network"
         )
@@ -230,24 +134,12 @@ def load_model(folder: Path, *, device: str) -> Any:
 
 
 def load_image_processor(folder: Path) -> Any:
-    """Open a folder's image processor.
-
-    Raises
-    ------
-    ArtifactMismatch
-        transformers does not know it, or has it for torchvision only.
-    """
+    """Open a folder's image processor, run by Pillow."""
     from transformers import AutoImageProcessor  # noqa: PLC0415  takes seconds to import
 
-    try:
-        return AutoImageProcessor.from_pretrained(
-            folder, backend="pil", local_files_only=True, trust_remote_code=False
-        )
-    except (ImportError, ValueError) as error:
-        reason = str(error).strip().partition(". ")[0]
-        raise ArtifactMismatch(
-            f"{folder} cannot be used for images: {reason}; choose a model whose images Pillow can prepare"
-        ) from None
+    return AutoImageProcessor.from_pretrained(
+        folder, backend="pil", local_files_only=True, trust_remote_code=False
+    )
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -255,8 +147,6 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  takes seconds to import
 
     kind = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
-    if kind is AutoTokenizer and any((folder / name).is_file() for name in _SENTENCE_PIECES):
-        need_packages(f"the tokenizer of {folder} needs", "sentencepiece")
     return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
@@ -288,13 +178,13 @@ TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91
 """Suggested for pools of texts."""
 
 
-class PretrainedEncoder:
-    """A network and its tokenizer from a folder in Hugging Face's layout.
+class ClipEncoder(BatchEncoder):
+    """CLIP or SigLIP: projected image and text features, not normalised.
 
     Parameters
     ----------
     name
-        A folder, or a name on the Hugging Face hub.
+        A folder in Hugging Face's layout, or a name on the hub.
     download
         Allow downloading a name that is not in the local cache.
 
@@ -307,96 +197,33 @@ class PretrainedEncoder:
     ArtifactMissing
         The folder does not exist or lacks files.
     ArtifactMismatch
-        The folder holds another kind of model, or asks for code to be run.
+        The folder holds another kind of model, or weights are missing.
     """
 
-    kind: str
+    kind: str = "clip"
     """What the encoder's spec begins with."""
-    reads_images: bool = True
-    reads_texts: bool = True
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
         need_transformers()
-        self._name = name
+        self.spec = f"{self.kind}:{name}"
         self._device = device
-        self._folder = find_checkpoint(str(name), download=download, reads_texts=self.reads_texts)
-        check_files(self._folder, image_processor=self.reads_images, reads_texts=self.reads_texts)
-        self._check_kind()
-
-    @property
-    def spec(self) -> str:
-        """The kind, and the name or folder."""
-        return f"{self.kind}:{self._name}"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of settings, tokenizer and weights."""
-        return contents_fingerprint(self._folder)
-
-    def _check_kind(self) -> None:
-        """Check what the folder says about its model, before the weights are read."""
-
-
-class ImageTower(PretrainedEncoder):
-    """The image side of CLIP or SigLIP, or a network of images alone, such as DINOv2.
-
-    A network that does not pool its features, or whose pooling was not saved, gives those of its first token.
-    """
-
-    reads_texts = False
-    dim: int
-
-    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
-        super().__init__(name, download=download, device=device)
-        self._model = load_model(self._folder, device=device)
-        self._pixels = load_image_processor(self._folder)
-        self.dim = self._width()
-
-    @torch.no_grad()
-    def _width(self) -> int:
-        """Return the width of an image's features; raise :class:`ArtifactMismatch` if there are none."""
-        try:
-            return self.encode_images([Image.new("RGB", (224, 224))]).shape[1]
-        except Exception as error:  # noqa: BLE001  a network of texts or sounds may raise anything
-            kind = self._model.config.model_type
-            raise ArtifactMismatch(
-                f"{self._folder} holds a {kind!r} model, which gives no feature of an image ({error!r}); "
-                "give one of images, such as CLIP, SigLIP or DINOv2"
-            ) from None
-
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-        pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"].to(self._device)
-        found = getattr(self._model, "get_image_features", self._model)(pixel_values=pixels)
-        pooled: Tensor | None = found.pooler_output
-        return found.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
-
-    def save(self, folder: Path) -> None:
-        """Copy the model's files into a folder."""
-        copy_checkpoint(self._folder, folder)
-
-
-class ClipEncoder(ImageTower, BatchEncoder):
-    """CLIP or SigLIP: projected image and text features, not normalised."""
-
-    kind = "clip"
-    reads_texts = True
-
-    def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
-        super().__init__(name, download=download, device=device)
-        self._tokenizer = load_tokenizer(self._folder)
-
-    def _check_kind(self) -> None:
+        self._folder = find_checkpoint(str(name), download=download)
+        check_files(self._folder, image_processor=True)
         self._type = str(read_json(self._folder / "config.json").get("model_type"))
         if self._type not in ("clip", "siglip"):
             raise ArtifactMismatch(
                 f"{self._folder} holds a {self._type!r} model; clip: reads clip and siglip"
             )
-
-    def _width(self) -> int:
+        self._model = load_model(self._folder, device=device)
+        self._pixels = load_image_processor(self._folder)
+        self._tokenizer = load_tokenizer(self._folder)
         config = self._model.config
-        width: int = config.projection_dim if self._type == "clip" else config.text_config.projection_size
-        return width
+        self.dim = int(config.projection_dim if self._type == "clip" else config.text_config.projection_size)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of settings, tokenizer and weights."""
+        return contents_fingerprint(self._folder)
 
     @cached_property
     def pair_odds(self) -> PairOdds | None:
@@ -404,6 +231,12 @@ class ClipEncoder(ImageTower, BatchEncoder):
         if self._type != "siglip":
             return None
         return PairOdds(math.exp(self._model.logit_scale.item()), self._model.logit_bias.item())
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+        pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"].to(self._device)
+        features: Tensor = self._model.get_image_features(pixel_values=pixels).pooler_output
+        return features
 
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
@@ -425,23 +258,24 @@ class ClipEncoder(ImageTower, BatchEncoder):
         return features
 
 
-class SentenceEncoder(PretrainedEncoder):
-    """A sentence embedder in sentence-transformers' layout, run by sentence-transformers.
+class SentenceEncoder:
+    """A sentence embedder, run by sentence-transformers; it reads texts only.
 
-    Without ``modules.json``, token vectors are averaged and not normalised. The model's prompts for queries
-    and documents are put before the texts.
+    The model's prompts for queries and documents are put before the texts. Without ``modules.json``, token
+    vectors are averaged and not normalised. Raises as :class:`ClipEncoder`.
     """
 
-    kind = "text"
     needs_pixels = False
     reads_images = False
 
     def __init__(self, name: str | Path, *, download: bool = False, device: str = "cpu") -> None:
-        super().__init__(name, download=download, device=device)
         need_packages("sentence embedders need", "sentence_transformers")
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds to import
 
-        check_network(self._folder)
+        self.spec = f"text:{name}"
+        self._folder = find_checkpoint(str(name), download=download)
+        check_files(self._folder, image_processor=False)
+        _check_modules(self._folder / "modules.json")
         with quietly():
             self._model = SentenceTransformer(
                 str(self._folder),
@@ -449,58 +283,20 @@ class SentenceEncoder(PretrainedEncoder):
                 local_files_only=True,
                 trust_remote_code=False,
                 model_kwargs={"dtype": torch.float32, "use_safetensors": True},
-                config_kwargs={"trust_remote_code": False},
             )
         if self._model.modalities != ["text"]:  # it would take a text that is a URL for an image
             kinds = ", ".join(map(str, self._model.modalities))
             raise ArtifactMismatch(f"{self._folder} reads {kinds}; text: opens encoders of texts only")
         self.dim = cast("int", self._model.get_embedding_dimension())
-        positions = getattr(self._model[0].config, "max_position_embeddings", MAX_TOKENS)
         limit = self._model.max_seq_length or DEFAULT_TOKENS
-        self._max_tokens = self._model.max_seq_length = min(limit, positions, MAX_TOKENS)
-
-    def _check_kind(self) -> None:
-        """Check what ``modules.json`` lists."""
-        self._modules: dict[str, Path] = {}
-        file = self._folder / "modules.json"
-        if not file.is_file():
-            return
-        listed = read_json(file)
-        try:
-            kinds = [str(module["type"]) for module in listed]
-            places = [self._folder / module["path"] for module in listed]
-        except (TypeError, LookupError) as error:
-            raise ArtifactMismatch(f"{file} lists no modules ({error!r})") from None
-        if not all(place.resolve().is_relative_to(self._folder.resolve()) for place in places):
-            raise ArtifactMismatch(f"{file} names files outside its folder")
-        names = [kind.rpartition(".")[2] for kind in kinds]
-        unknown = {kind for kind, name in zip(kinds, names, strict=True) if not _is_known(kind, name)}
-        if unknown or names[:1] != ["Transformer"] or places[0] != self._folder:
-            raise ArtifactMismatch(
-                f"{self._folder} consists of {', '.join(kinds)}; text: knows sentence-transformers' "
-                f"{', '.join(sorted(_MODULES))}, the transformer first, in the folder itself"
-            )
-        self._modules = dict(zip(names, places, strict=True))
-        for name, place in list(zip(names, places, strict=True))[1:]:
-            check_settings(place)
-            if name == "Dense":
-                _check_dense(place)
+        positions = getattr(self._model[0].config, "max_position_embeddings", limit)
+        self._max_tokens = self._model.max_seq_length = min(limit, positions)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of settings, tokenizer and weights."""
-        contents: list[object] = [contents_fingerprint(self._folder)]
-        modules = dict(self._modules)
-        pooling = modules.pop("Pooling", None)
-        modes = set() if pooling is None else _pooling(pooling)
-        if modules.keys() <= {"Transformer", "Normalize"} and modes in (
-            set(),
-            {"mean_tokens"},
-            {"cls_token"},
-        ):
-            return fingerprint_of([*contents, modes != {"cls_token"}, "Normalize" in modules])  # as in 0.1
-        places = [place for place in self._modules.values() if place != self._folder and place.is_dir()]
-        return fingerprint_of([*contents, *self._modules, *map(contents_fingerprint, places)])
+        """A hash of settings, tokenizer and weights, also of the parts in folders inside."""
+        inside = sorted(folder for folder in self._folder.iterdir() if folder.is_dir())
+        return fingerprint_of([contents_fingerprint(folder) for folder in (self._folder, *inside)])
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
         """Raise :class:`UsageError` for any image."""
@@ -521,34 +317,13 @@ class SentenceEncoder(PretrainedEncoder):
         return features
 
 
-def _is_known(kind: str, name: str) -> bool:
-    return kind.startswith("sentence_transformers.") and name in _MODULES
-
-
-def _pooling(folder: Path) -> set[str]:
-    """Return how token vectors are pooled; settings of sentence-transformers from 5.4 on have one word."""
-    settings = read_json(folder / "config.json")
-    mode = settings.get("pooling_mode")
-    if mode is not None:
-        return {{"mean": "mean_tokens", "cls": "cls_token"}.get(str(mode), str(mode))}
-    prefix = "pooling_mode_"
-    return {
-        name.removeprefix(prefix) for name, chosen in settings.items() if name.startswith(prefix) and chosen
-    }
-
-
-def _check_dense(folder: Path) -> None:
-    """Check that a layer is stored without pickles and is no larger than its weights."""
-    weights, settings = folder / _WEIGHTS[0], read_json(folder / "config.json")
-    if not weights.is_file():
-        raise ArtifactMissing(f"{folder} is not a complete layer: it lacks {weights.name}")
-    inputs, outputs = (settings.get(name) for name in ("in_features", "out_features"))
-    if not (isinstance(inputs, int) and isinstance(outputs, int)) or (
-        not 0 < 2 * inputs * outputs <= weights.stat().st_size
-    ):
+def _check_modules(file: Path) -> None:
+    """Refuse parts of other packages: sentence-transformers would run programs from a folder for them."""
+    listed = read_json(file) if file.is_file() else []
+    foreign = [one["type"] for one in listed if not str(one["type"]).startswith("sentence_transformers.")]
+    if foreign:
         raise ArtifactMismatch(
-            f"{folder} says {inputs} by {outputs} numbers, expected as many as {weights.name} holds; do not "
-            "use it"
+            f"{file} lists {', '.join(map(str, foreign))}; text: opens parts of sentence-transformers only"
         )
 
 

@@ -1,26 +1,24 @@
 """`small:FOLDER`: an encoder trained from scratch, in about a minute on one core for the drawn catalogue.
 
-An image is described once by fixed edges and colours (:mod:`genius_search.encoders.descriptors`) or by the
-features of a pretrained network, a text once by token numbers; a light network over each is trained. So
-training caches both, and every step costs a few matrix products. Deviation 24: the paper's encoder is a
-fine-tuned CLIP.
-
-The four kinds are the paper's embedding baselines in small: clip-sf and blip-sf give features of either
-modality, clip-ff and blip-ff one vector for both.
+An image is described once by fixed edges and colours, a text once by token numbers; a light network over
+each is trained. So training caches both, and every step costs a few matrix products. Deviation 24: the
+paper's encoder is a fine-tuned CLIP.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from abc import abstractmethod
+import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -32,38 +30,42 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.config import SmallEncoderConfig, to_json
+from genius_search.artifact import fingerprint_of, read_json
+from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import (
-    ImageInput,
-    JointInput,
-    need_transformers,
-)
-from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images, in_batches
-from genius_search.encoders.descriptors import describe, descriptor_size
-from genius_search.encoders.pretrained import ImageTower
-from genius_search.encoders.small_texts import (
-    CONFIG_FILE,
-    PADDING,
-    PICTURES,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    fingerprint,
-    knows_words,
-    open_folder,
-    pair_rows,
-    token_rows,
-)
-from genius_search.encoders.static import WordVectors
+from genius_search.encoders.batches import BatchEncoder
+from genius_search.encoders.texts import cut_texts, read_tokenizer
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.arrays import as_array
 from genius_search.nn.weights import load_weights, write_weights
 
-PICTURE_BATCH: Final = 64
-"""Pictures that a pretrained network reads at once."""
-WORD_SCALE: Final = 0.5
-"""Standard deviation of the numbers of word vectors before training."""
-PAIR_SHARE: Final = 0.2
-"""Scale of the vectors of pairs of words beside given word vectors, as a share of the usual."""
+PADDING: Final = 0
+"""The token number that fills short rows and counts for nothing."""
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+KNOWN_BYTES: Final = 2
+"""Bytes per token of words like those of the training texts; other words fall into single letters."""
+SOME_TOKENS: Final = 64
+"""Tokens at the beginning of a text by which its words are judged."""
+_MULTIPLIERS: Final = (1_000_003, 7_368_787)
+
+SIDE: Final = 64
+"""Images are squeezed to this many pixels a side before they are described."""
+ORIENTATIONS: Final = 9
+"""Directions an edge can run in, over half a turn."""
+_COLOUR_BITS: Final = 2  # of red, green and blue each, in the colour histogram
+_GRIDS: Final = (8, 4)
+_BLUR: Final = 7  # pixels of the box that blurs, twice; stripes and dots vanish and outlines stay
+_THUMBNAIL: Final = 8
+_MARGIN: Final = SIDE // 8
+_DESCRIBED: Final = 16  # images at once: few enough that the steps between stay in a core's cache
+DESCRIPTOR_SIZE: Final = (
+    sum(grid * grid * ORIENTATIONS for grid in (*_GRIDS, _GRIDS[0]))
+    + _THUMBNAIL * _THUMBNAIL * 3
+    + 2 * 8**_COLOUR_BITS
+)
+"""Numbers that describe an image."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
@@ -84,50 +86,19 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def trim_padding(tokens: Int[Tensor, "items tokens"]) -> Int[Tensor, "items used"]:
-    """Keep as many columns as the longest text fills, and at least two, so that there are pairs."""
-    longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
-    return tokens[:, : max(longest, 2)].long()
-
-
-class EmbeddingNetwork(nn.Module):
-    """A trainable network from described images and numbered texts to one unnormalised vector per item."""
-
-    dim: int
-    """The width of the vectors."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """The device of the weights."""
-
-    @abstractmethod
-    def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Return the vector of each item; ``image`` holds descriptors, ``text`` token numbers."""
-
-
-class SmallNetwork(EmbeddingNetwork):
+class SmallNetwork(nn.Module):
     """Two towers from descriptors and token numbers to unnormalised features."""
 
-    def __init__(self, config: SmallEncoderConfig, *, vocabulary: int, num_descriptors: int = 0) -> None:
+    def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
         super().__init__()
         self.pair_buckets = config.pair_buckets
         self.dim = config.dim
-        self.num_descriptors = num_descriptors or descriptor_size(outlines=config.outlines)
-        self.dropout = config.dropout
-        self.image_tower = _tower(self.num_descriptors, config.image_width, config.dim)
+        self.image_tower = _tower(DESCRIPTOR_SIZE, config.image_width, config.dim)
         self.words = nn.Embedding(vocabulary, config.text_width)
         self.pairs = nn.Embedding(config.pair_buckets + 1, config.text_width)
         self.text_tower = _tower(config.text_width, config.text_width, config.dim)
         for table in (self.words, self.pairs):
-            nn.init.normal_(table.weight, std=WORD_SCALE)
-        self.word_gains: nn.Parameter | None = None
-        """Logarithms of what given word vectors are multiplied by, while they are trained."""
-        self.image_shortcut = self.text_shortcut = None
-        if config.shortcuts:
-            self.image_shortcut = nn.Linear(self.num_descriptors, config.dim)
-            self.text_shortcut = nn.Linear(config.text_width, config.dim)
-            nn.init.orthogonal_(self.text_shortcut.weight)
+            nn.init.normal_(table.weight, std=0.5)
 
     @property
     def device(self) -> torch.device:
@@ -136,62 +107,24 @@ class SmallNetwork(EmbeddingNetwork):
 
     def image(self, descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items dim"]:
         """Return the features of described images."""
-        return self._through(self.image_tower, self.image_shortcut, descriptors)
+        features: Tensor = self.image_tower(descriptors)
+        return features
 
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
         """Return the features of numbered texts; padding does not count."""
-        tokens = trim_padding(tokens)
+        longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
+        tokens = tokens[:, : max(longest, 2)].long()  # at least two columns, so that there are pairs
         pairs = pair_rows(tokens, buckets=self.pair_buckets)
-        gains = None if self.word_gains is None else self.word_gains[tokens].squeeze(2).exp()
-        total = F.embedding_bag(
-            tokens, self.words.weight, mode="sum", padding_idx=PADDING, per_sample_weights=gains
-        )
+        total = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
         total = total + F.embedding_bag(pairs, self.pairs.weight, mode="sum", padding_idx=PADDING)
-        return self._through(self.text_tower, self.text_shortcut, total)
-
-    def _through(
-        self, tower: nn.Sequential, shortcut: nn.Linear | None, inputs: Float[Tensor, "items _"]
-    ) -> Float[Tensor, "items dim"]:
-        """Apply the layers of a tower, with dropout in training; the shortcut leads from its first norm."""
-        first, *layers = tower
-        hidden: Tensor = first(inputs)
-        normed = hidden
-        for layer in layers:
-            hidden = layer(hidden)
-            if isinstance(layer, nn.LayerNorm):
-                hidden = F.dropout(hidden, self.dropout, training=self.training)
-        return hidden if shortcut is None else hidden + shortcut(normed)
-
-    @torch.no_grad()
-    def begin_with_images(self, descriptors: Float[Tensor, "items pixels"]) -> None:
-        """Let the shortcut of images begin with the principal components of some descriptions."""
-        if self.image_shortcut is None or not len(descriptors):
-            return
-        normed = self.image_tower[0](descriptors.to(self.device))
-        centred = normed - normed.mean(dim=0)
-        variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
-        scale = variances[-self.dim :].mean().clamp(min=1e-6).sqrt()
-        weight = directions[:, -self.dim :].T / scale
-        self.image_shortcut.weight[: len(weight)] = weight
-        self.image_shortcut.bias[: len(weight)] = -(weight @ normed.mean(dim=0))
-
-    @torch.no_grad()
-    def begin_with_words(self, vectors: Float32[np.ndarray, "tokens dim"]) -> None:
-        """Give words these vectors, of which training changes only the lengths."""
-        weight = self.words.requires_grad_(requires_grad=False).weight
-        weight.copy_(torch.from_numpy(vectors * (WORD_SCALE / vectors.std())))
-        self.pairs.weight.mul_(PAIR_SHARE)
-        self.word_gains = nn.Parameter(torch.zeros(len(weight), 1))
-
-    @torch.no_grad()
-    def keep_word_lengths(self) -> None:
-        """Multiply given word vectors by what was learned; called after training."""
-        if self.word_gains is not None:
-            self.words.weight.mul_(self.word_gains.exp())
-            self.word_gains = None
+        features: Tensor = self.text_tower(total)
+        return features
 
     def towers(self, batch: FeatureBatch) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
-        """Return each item's features of image and of text; zero where there is none."""
+        """Return the features of image and of text; ``image`` holds descriptors, ``text`` token numbers.
+
+        Features of a modality that an item lacks are zero.
+        """
         outputs = []
         for present, encode, content in (
             (batch.has_image, self.image, batch.image),
@@ -200,8 +133,8 @@ class SmallNetwork(EmbeddingNetwork):
             features = torch.zeros(len(batch.image), self.dim, device=self.device)
             places = present.nonzero().squeeze(1)
             if len(places):
-                found = encode(content[places].to(self.device)).float()
-                features = features.index_add(0, places.to(self.device), found)
+                encoded = encode(content[places].to(self.device)).float()
+                features = features.index_add(0, places.to(self.device), encoded)
             outputs.append(features)
         return outputs[0], outputs[1]
 
@@ -225,71 +158,79 @@ def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
     )
 
 
-Network = TypeVar("Network", bound=EmbeddingNetwork)
+def pair_rows(tokens: Int[Tensor, "items tokens"], *, buckets: int) -> Int[Tensor, "items pairs"]:
+    """Number the pairs of neighbouring tokens: 1 to ``buckets``, or 0 where either is padding."""
+    first, second = tokens[:, :-1], tokens[:, 1:]
+    mixed = first * _MULTIPLIERS[0] + second * _MULTIPLIERS[1]
+    return ((mixed ^ (mixed >> 15)) % buckets + 1) * ((first != PADDING) & (second != PADDING))
 
 
-class _TrainedNetwork(Generic[Network]):
-    """A network with the tokenizer and the settings it was trained with."""
+class SmallEncoder(BatchEncoder):
+    """Features of images and of texts, by a network with the tokenizer and settings it was trained with.
+
+    >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
+    >>> descriptors, tokens = encoder.prepare_images(images), encoder.prepare_texts(texts)  # doctest: +SKIP
+    >>> features = encoder.network.image(descriptors)  # doctest: +SKIP
+    """
 
     batch_size: int = 1024
 
     def __init__(
-        self,
-        config: SmallEncoderConfig,
-        network: Network,
-        tokenizer: Tokenizer,
-        *,
-        spec: str,
-        pictures: ImageTower | None = None,
+        self, config: SmallEncoderConfig, network: SmallNetwork, tokenizer: Tokenizer, *, spec: str
     ) -> None:
         self.config = config
         self.network = network
         self.tokenizer = tokenizer
         self.spec = spec
         """``small:FOLDER`` once loaded, ``small`` before."""
-        self.pictures = pictures
-        """The pretrained network whose features stand for pictures; None if they are described."""
         self.dim = config.dim
 
     @property
     def fingerprint(self) -> str:
         """A hash of settings, vocabulary and weights."""
-        weights = {name: as_array(weight) for name, weight in self.network.state_dict().items()}
-        pictures = None if self.pictures is None else self.pictures.fingerprint
-        return fingerprint(self.config, self.tokenizer, weights, pictures)
+        hashes = {
+            name: hashlib.sha256(np.ascontiguousarray(as_array(weight)).data).hexdigest()
+            for name, weight in self.network.state_dict().items()
+        }
+        return fingerprint_of([to_json(self.config), self.tokenizer.to_str(), hashes])
 
     def knows_words(self, text: str) -> bool:
-        """Return whether the training texts had words like those of a text."""
-        return knows_words(self.tokenizer, text)
+        """Return whether the training texts had words like those of a text.
+
+        One of its words of three letters or more is a token, or its tokens have several bytes on average.
+        """
+        words = re.findall(r"\w+|[^\w\s]+", cut_texts([text], max_tokens=SOME_TOKENS)[0])
+        if any(len(word) > KNOWN_BYTES and self.tokenizer.token_to_id(word) is not None for word in words):
+            return True
+        encoded = (self.tokenizer.encode(word, add_special_tokens=False) for word in words)
+        tokens = [encoding.tokens for encoding in encoded]  # written with a character for each byte
+        count, length = sum(map(len, tokens)), sum(map(len, chain.from_iterable(tokens)))
+        return length >= KNOWN_BYTES * count or any(
+            len(one) == 1 and len(one[0]) > KNOWN_BYTES for one in tokens
+        )
 
     def save(self, folder: Path) -> None:
-        """Write weights, tokenizer, settings and the network of pictures into a folder that exists."""
+        """Write weights, tokenizer and settings into a folder that exists."""
         write_weights(folder / WEIGHTS_FILE, self.network.state_dict())
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
         (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
-        if self.pictures is not None:
-            self.pictures.save(folder / PICTURES)
 
     @torch.no_grad()
     def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
         """Describe images; this part never changes and can be cached between epochs."""
-        if self.pictures is None:
-            return describe(images, outlines=self.config.outlines)
-        return in_batches(self.pictures.encode_images, images, size=PICTURE_BATCH, dim=self.pictures.dim)
+        return describe(images)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""
-        rows = token_rows(self.tokenizer, texts, max_tokens=self.config.max_tokens)
+        most = self.config.max_tokens
+        rows = np.full((len(texts), most), PADDING, dtype=np.int32)
+        beginnings = cut_texts(texts, max_tokens=most)
+        for row, encoding in enumerate(
+            self.tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
+        ):
+            ids = encoding.ids[:most]
+            rows[row, : len(ids)] = ids
         return torch.from_numpy(rows)
-
-
-class SmallEncoder(_TrainedNetwork[SmallNetwork], BatchEncoder):
-    """CLIP-SF or BLIP-SF in small: features of images and of texts.
-
-    >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
-    >>> descriptors, tokens = encoder.prepare_images(images), encoder.prepare_texts(texts)  # doctest: +SKIP
-    >>> features = encoder.network.image(descriptors)  # doctest: +SKIP
-    """
 
     def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of images."""
@@ -300,63 +241,16 @@ class SmallEncoder(_TrainedNetwork[SmallNetwork], BatchEncoder):
         return self.network.text(self.prepare_texts(texts).to(self.network.device))
 
 
-class SmallJointEncoder(_TrainedNetwork[EmbeddingNetwork], BatchJointEncoder):
-    """CLIP-FF or BLIP-FF in small: one vector for image and text together."""
-
-    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return the vectors of a batch of items."""
-        has_image = torch.tensor([item.has_image for item in items])
-        images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
-        described = self.prepare_images(images)
-        descriptors = torch.zeros(len(items), described.shape[1])
-        descriptors[has_image] = described
-        tokens = self.prepare_texts([item.text for item in items])
-        has_text = torch.tensor([bool(item.text) for item in items])
-        return self.network.embedding(FeatureBatch(descriptors, tokens.float(), has_image, has_text))
-
-
-AnySmallEncoder = SmallEncoder | SmallJointEncoder
-
-
-def create_small(
-    config: SmallEncoderConfig,
-    texts: Iterable[str],
-    *,
-    words: WordVectors | None = None,
-    pictures: ImageTower | None = None,
-    seed: int,
-) -> AnySmallEncoder:
-    """Learn the vocabulary from the training texts and start from random weights.
-
-    Parameters
-    ----------
-    words
-        a vocabulary and word vectors to use instead; their width replaces ``text_width``. The token with the
-        number 0 counts as padding.
-    pictures
-        a pretrained network whose features take the place of the descriptions of pictures.
-
-    Raises
-    ------
-    MissingExtra
-        The kind is clip-ff or blip-ff, and transformers is not installed.
-    """
-    if config.is_joint:
-        need_transformers()
-    if words is None:
-        tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
-    else:
-        tokenizer = words.tokenizer
-        config = replace(config, text_width=words.vectors.shape[1])
+def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int) -> SmallEncoder:
+    """Learn the vocabulary from the training texts and start from random weights."""
+    tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _network(config, tokenizer, pictures)
-    if words is not None and isinstance(network, SmallNetwork):
-        network.begin_with_words(words.vectors)
-    return _assemble(config, network, tokenizer, spec="small", pictures=pictures)
+        network = SmallNetwork(config, vocabulary=tokenizer.get_vocab_size())
+    return SmallEncoder(config, network, tokenizer, spec="small")
 
 
-def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
+def load_small(folder: Path, *, device: str = "cpu") -> SmallEncoder:
     """Open what ``save`` wrote.
 
     Raises
@@ -365,40 +259,105 @@ def load_small(folder: Path, *, device: str = "cpu") -> AnySmallEncoder:
         The folder or one of its three files does not exist.
     ArtifactMismatch
         The files do not belong together or are damaged.
-    MissingExtra
-        The kind is clip-ff or blip-ff, or there is a network of pictures, and transformers is not installed.
     """
-    _, config, tokenizer = opened = open_folder(folder)
-    if config.is_joint:
-        need_transformers()
-    pictures = None if opened.pictures is None else ImageTower(opened.pictures, device=device)
-    network = load_weights(opened.weights_file, lambda: _network(config, tokenizer, pictures))
-    encoder = _assemble(config, network, tokenizer, spec=opened.spec, pictures=pictures)
-    encoder.network.to(device).eval()
-    return encoder
+    missing = [name for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise ArtifactMissing(
+            f"{folder} is not a trained small encoder: it lacks {', '.join(missing)}. "
+            "`genius fit DATA --encoder small` trains one"
+        )
+    try:
+        config = from_json(SmallEncoderConfig, read_json(folder / CONFIG_FILE))
+    except (TypeError, ValueError) as error:
+        raise ArtifactMismatch(
+            f"{folder / CONFIG_FILE} cannot be used ({error}); train the encoder again"
+        ) from None
+    tokenizer = read_tokenizer(folder / TOKENIZER_FILE)
+    network = load_weights(
+        folder / WEIGHTS_FILE, lambda: SmallNetwork(config, vocabulary=tokenizer.get_vocab_size())
+    )
+    network.to(device).eval()
+    return SmallEncoder(config, network, tokenizer, spec=f"small:{folder}")
 
 
-def _network(
-    config: SmallEncoderConfig, tokenizer: Tokenizer, pictures: ImageTower | None
-) -> EmbeddingNetwork:
-    vocabulary = tokenizer.get_vocab_size()
-    if not config.is_joint:
-        size = 0 if pictures is None else pictures.dim
-        return SmallNetwork(config, vocabulary=vocabulary, num_descriptors=size)
-    from genius_search.encoders.small_fusion import SmallBlipFusion, SmallClipFusion  # noqa: PLC0415  seconds
+def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
+    """Describe images by edges, outlines and colours; each part has a root mean square near 1.
 
-    kind = SmallClipFusion if config.kind == "clip-ff" else SmallBlipFusion
-    return kind(config, vocabulary=vocabulary)
+    Outlines are the edges of the blurred image: without its stripes and dots, the shape is clearer.
+    """
+    parts = [
+        _describe_batch(images[start : start + _DESCRIBED]) for start in range(0, len(images), _DESCRIBED)
+    ]
+    return torch.cat([torch.zeros(0, DESCRIPTOR_SIZE), *parts])
 
 
-def _assemble(
-    config: SmallEncoderConfig,
-    network: EmbeddingNetwork,
-    tokenizer: Tokenizer,
-    *,
-    spec: str,
-    pictures: ImageTower | None,
-) -> AnySmallEncoder:
-    if isinstance(network, SmallNetwork):
-        return SmallEncoder(config, network, tokenizer, spec=spec, pictures=pictures)
-    return SmallJointEncoder(config, network, tokenizer, spec=spec, pictures=pictures)
+def _describe_batch(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
+    squares = [
+        rgb
+        if rgb.size == (SIDE, SIDE)
+        else rgb.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
+        for rgb in (image if image.mode == "RGB" else image.convert("RGB") for image in images)
+    ]
+    stacked = torch.from_numpy(np.stack([np.asarray(square, dtype=np.uint8) for square in squares]))
+    colours = stacked.permute(0, 3, 1, 2).contiguous().float().div_(255)
+    thumbnail = F.avg_pool2d(colours, SIDE // _THUMBNAIL).flatten(1).sub_(0.5).mul_(3)
+    parts = [*_edges(colours, _GRIDS), thumbnail, *_histograms(stacked)]
+    for _ in range(2):
+        colours = F.avg_pool2d(colours, _BLUR, 1, _BLUR // 2, count_include_pad=False)
+    return torch.cat([*parts, *_edges(colours, _GRIDS[:1])], dim=1)
+
+
+def _edges(
+    colours: Float[Tensor, "items 3 side side"], grids: Sequence[int]
+) -> list[Float[Tensor, "items _"]]:
+    """Return histograms of edge directions in the overlapping cells of each grid.
+
+    The slopes of the three colours are combined by their structure tensor (Di Zenzo, 1986), so that red on
+    green of the same brightness has an edge. Its angle covers half a turn: an edge from dark to bright and
+    one from bright to dark run the same way.
+    """
+    items = len(colours)
+    # Central differences; the outermost pixels have no edge.
+    across = colours[:, :, 1:-1, 2:] - colours[:, :, 1:-1, :-2]
+    down = colours[:, :, 2:, 1:-1] - colours[:, :, :-2, 1:-1]
+    mixed = (across * down).sum(dim=1).flatten(1).mul_(2)
+    level, steep = across.square_().sum(dim=1).flatten(1), down.square_().sum(dim=1).flatten(1)
+    strength = (level + steep).sqrt_()
+    # From [-pi, pi] to [0, ORIENTATIONS]; the two ends are one direction.
+    position = torch.atan2(mixed, level.sub_(steep)).mul_(ORIENTATIONS / (2 * math.pi)).add_(ORIENTATIONS / 2)
+    lower = position.floor().clamp_(max=ORIENTATIONS - 1)
+    upper_share = position.sub_(lower).mul_(strength)
+    bins = lower.long()
+    planes_of_bins = ORIENTATIONS + 1  # the last plane is the first one again
+    fine = 16  # cells of 4 pixels, pooled below into larger ones that overlap
+    rows = torch.arange(1, SIDE - 1) * fine // SIDE
+    bins += ((rows[:, None] * fine + rows[None, :]) * planes_of_bins).flatten()
+    counts = torch.zeros(items, fine * fine * planes_of_bins)
+    counts.scatter_add_(1, bins, strength - upper_share)
+    counts.scatter_add_(1, bins + 1, upper_share)
+    planes = counts.view(items, fine, fine, planes_of_bins).permute(0, 3, 1, 2)
+    planes[:, 0] += planes[:, -1]
+    planes = planes[:, :-1].contiguous()
+    histograms = []
+    for grid in grids:
+        stride = fine // grid
+        pooled = F.avg_pool2d(planes, 2 * stride - 1, stride, padding=(2 * stride - 2) // 2)
+        # Square roots, then one scale for the whole image: faint images look like strong ones.
+        rooted = pooled.flatten(1).sqrt()
+        histograms.append(rooted / (rooted.square().mean(dim=1, keepdim=True) + 1e-4).sqrt())
+    return histograms
+
+
+def _histograms(levels: UInt8[Tensor, "items side side 3"]) -> list[Float[Tensor, "items _"]]:
+    """Return how much of each colour is in the middle and in the margin."""
+    red, green, blue = (levels >> 8 - _COLOUR_BITS).unbind(dim=3)
+    code = ((red << 2 * _COLOUR_BITS) | (green << _COLOUR_BITS) | blue).long()
+    in_margin = torch.ones(SIDE, SIDE, dtype=torch.long)
+    in_margin[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = 0
+    bins = 8**_COLOUR_BITS
+    counts = torch.zeros(len(levels), 2 * bins)
+    counts.scatter_add_(1, (code + in_margin * bins).flatten(1), torch.ones(len(levels), SIDE * SIDE))
+    return [
+        (half / half.sum(dim=1, keepdim=True)).sqrt() * math.sqrt(bins)
+        for half in torch.split(counts, bins, dim=1)
+    ]

@@ -7,18 +7,16 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float32
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
-from tokenizers.normalizers import Lowercase
-from tokenizers.normalizers import Sequence as Normalizers
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import ImageInput, TextInput, refuse_images
-from genius_search.encoders.texts import check_tokenizer, cut_texts
+from genius_search.encoders.texts import cut_texts
 from genius_search.errors import ArtifactMismatch, MissingExtra, missing_extra, need_packages
 
 WORDLLAMA: Final = "wordllama"
@@ -52,13 +50,6 @@ def _find_wordllama() -> tuple[Path, ...]:
     if spec is None or not spec.submodule_search_locations:
         raise missing_extra(f"text:{WORDLLAMA} needs {WORDLLAMA}", "words")
     return tuple(Path(spec.submodule_search_locations[0]) / name for name in _WORDLLAMA_FILES)
-
-
-class WordVectors(NamedTuple):
-    """A vocabulary and a vector for each of its tokens."""
-
-    tokenizer: Tokenizer
-    vectors: Float32[np.ndarray, "tokens dim"]
 
 
 class StaticEncoder:
@@ -96,9 +87,8 @@ class StaticEncoder:
             else:
                 folder = folder or Path(name).expanduser()
                 self._files = tuple(folder / name for name in _FILES)
-                check_tokenizer(self._files[1])
                 self._model = StaticModel.from_pretrained(folder, normalize=True, force_download=False)
-        except (MissingExtra, ArtifactMismatch):
+        except MissingExtra:
             raise
         except Exception as error:  # noqa: BLE001  tokenizers raises nothing more specific
             raise ArtifactMismatch(f"{self.spec} cannot be opened as static embeddings: {error}") from None
@@ -108,21 +98,6 @@ class StaticEncoder:
     def fingerprint(self) -> str:
         """A hash of weights, tokenizer and settings."""
         return fingerprint_of([file_fingerprint(file) for file in self._files])
-
-    def words(self) -> WordVectors:
-        """Return the vocabulary, with texts in lower case, and its vectors, for an encoder to begin with."""
-        model = self._model
-        vectors = np.asarray(model.embedding, dtype=np.float32)
-        if model.token_mapping is not None:
-            vectors = vectors[model.token_mapping]
-        if model.weights is not None:
-            vectors = vectors * np.asarray(model.weights, dtype=np.float32)[:, None]
-        tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
-        steps = [Lowercase(), *([] if tokenizer.normalizer is None else [tokenizer.normalizer])]
-        tokenizer.normalizer = Normalizers(steps)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return WordVectors(tokenizer, vectors)
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors of texts, cut at the maximum length."""

@@ -12,28 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from genius_search.artifact import MANIFEST, Manifest, open_artifact, read_json
-from genius_search.config import EncoderKind
+from genius_search.artifact import Manifest, open_artifact, read_json
 from genius_search.encoders.base import (
     Encoder,
     ImageInput,
     JointInput,
+    TextInput,
     need_transformers,
 )
-from genius_search.encoders.batches import BatchEncoder, BatchJointEncoder, decoded_images
+from genius_search.encoders.batches import BatchEncoder, decoded_images, in_batches
 from genius_search.encoders.clip_tokens import END, token_rows
-from genius_search.encoders.pretrained import ClipEncoder, check_settings, load_image_processor
+from genius_search.encoders.pretrained import ClipEncoder, load_image_processor
 from genius_search.encoders.texts import cut_texts, read_tokenizer
-from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.weights import load_weights
 
+EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
+"""CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 ARTIFACT: Final = "uniir"
 """The folder's kind in its manifest."""
 DESCRIPTION: Final = "uniir.json"
@@ -73,15 +74,11 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
     ArtifactMissing
         The folder does not exist or was never finished.
     ArtifactMismatch
-        The folder is of another kind or version, damaged, or its settings name another activation.
+        The folder is of another kind, or damaged.
     """
-    kind = _stored_kind(folder)
     need_transformers()
-    check_settings(folder)
-    config = read_json(folder / "config.json")
-    if kind in ("clip-sf", "clip-ff"):
-        _check_activation(config, folder / "config.json")
     manifest = open_artifact(folder, kind=ARTIFACT)
+    kind: EncoderKind = read_json(folder / DESCRIPTION)["kind"]
     match kind:
         case "clip-sf":
             return ClipScoreFusion(manifest, device=device)
@@ -92,43 +89,6 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
             return BlipScoreFusion(manifest, _load(manifest, BlipTowers), _bert_reader(folder), device=device)
         case "blip-ff":
             return FeatureFusion(manifest, _load(manifest, BlipFusion), _bert_reader(folder), device=device)
-
-
-def _stored_kind(folder: Path) -> EncoderKind:
-    """Return which of UniIR's models a folder holds."""
-    if not folder.is_dir():
-        raise ArtifactMissing(f"uniir:{folder}: there is no such folder; make it with `genius import`")
-    missing = [name for name in (DESCRIPTION, MANIFEST) if not (folder / name).is_file()]
-    if missing:
-        raise ArtifactMissing(
-            f"{folder} is not an imported encoder: it lacks {' and '.join(missing)}; make it with "
-            "`genius import`"
-        )
-    description = read_json(folder / DESCRIPTION)
-    version = description.get("format") if isinstance(description, dict) else None
-    if version != FORMAT:
-        raise ArtifactMismatch(
-            f"{folder / DESCRIPTION} has format {version!r}, this version reads {FORMAT}: upgrade genius, or "
-            "import the encoder again"
-        )
-    kinds: tuple[EncoderKind, ...] = get_args(EncoderKind)
-    for kind in kinds:
-        if description.get("kind") == kind:
-            return kind
-    raise ArtifactMismatch(
-        f"{folder / DESCRIPTION} names kind {description.get('kind')!r}; uniir: knows {', '.join(kinds)}"
-    )
-
-
-def _check_activation(config: Mapping[str, Any], file: Path) -> None:
-    """Refuse settings with plain GELU: they load without complaint, and every feature is slightly wrong."""
-    for tower in ("text_config", "vision_config"):
-        activation = config.get(tower, {}).get("hidden_act")
-        if activation != ACTIVATION:
-            raise ArtifactMismatch(
-                f"{file} says hidden_act {activation!r} in {tower}, and UniIR's CLIP computes with "
-                f"{ACTIVATION!r}: features would be wrong. Import the checkpoint again"
-            )
 
 
 Reader = Callable[[Sequence[str]], dict[str, Tensor]]
@@ -333,10 +293,26 @@ class BlipScoreFusion(_UniirEncoder[BlipTowers], BatchEncoder):
         return self._network.text(self._tokens(texts))
 
 
-class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion], BatchJointEncoder):
+class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion]):
     """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
 
-    def encode_items(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+    needs_pixels: bool = True
+    batch_size: int = 64
+
+    @torch.inference_mode()
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together."""
+        return in_batches(self._encode, items, size=self.batch_size, dim=self.dim)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of images without a text."""
+        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of texts without an image."""
+        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+
+    def _encode(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
         """Return the vectors of a batch of items; a missing image is a blank one, a missing text empty."""
         images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
         blank = torch.zeros(1, 3, self._network.side, self._network.side, device=self._device)

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 import PIL.Image
 import torch
-from jaxtyping import Int8, Int64
+from jaxtyping import Int8
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
@@ -25,7 +25,6 @@ from genius_search.data.features import FeatureBatch, LeftOut
 from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
 from genius_search.data.mbeir import read_pool
-from genius_search.embed import FeatureRow, encode_shard
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
@@ -34,8 +33,9 @@ from genius_search.index.writer import Writer, keep_pictures, picture_name, remo
 from genius_search.model import Genius
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
-from genius_search.records import Candidate, Modality, candidate_number, format_text
+from genius_search.records import Candidate, Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual
+from genius_search.training.features import FeatureRow, encode_shard
 from genius_search.writing import make_folder, write_atomically
 
 CHUNK: Final = 4096
@@ -513,15 +513,12 @@ def _encode_chunk(model: Genius, items: Sequence[Item], folder: Path, manifest: 
     if not len(encoded.shard.ids):
         return _Encoded(None, encoded.left_out)
     features = FeatureBatch.of_shard(encoded.shard)
-    readable = [items[number] for number in encoded.shard.ids.tolist()]
     arrays = encode_batch(
         model,
         features,
         encoded.shard.modality,
         embeddings=manifest.embeddings,
         bits=manifest.embedding_bits,
-        numbers=np.array([_number(item.id) for item in readable], dtype=np.int64),
-        texts=[item.text for item in readable],
     )
     return _Encoded(arrays, encoded.left_out)
 
@@ -533,8 +530,6 @@ def encode_batch(
     *,
     embeddings: StoredEmbeddings,
     bits: EmbeddingBits = 16,
-    numbers: Int64[np.ndarray, " items"],
-    texts: Sequence[str | None] | None = None,
 ) -> ItemArrays:
     """Return the IDs of some items, and their embeddings if they are to be stored.
 
@@ -542,10 +537,8 @@ def encode_batch(
     ----------
     bits
         of a number, as the embeddings will be stored; with fewer than 8, their residuals are returned.
-    numbers, texts
-        for ID schemes that use them (:class:`genius_search.nn.ids.Candidates`).
     """
-    encoded = model.encode(features, modality.astype(np.int64), numbers=numbers, texts=texts)
+    encoded = model.encode(features, modality.astype(np.int64))
     vectors = densities = None
     if embeddings == "fused":
         densities = model.item_density(encoded.embeddings, encoded.codes).numpy()
@@ -561,15 +554,6 @@ def encode_batch(
         embeddings,
         densities,
     )
-
-
-def _number(item_id: str) -> int:
-    """Return M-BEIR's number of an item, −1 if its id is no M-BEIR id."""
-    try:
-        number = candidate_number(item_id)
-    except BadData:
-        return -1
-    return number if number <= np.iinfo(np.int64).max else -1
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import Features
-from genius_search.embed import SHARD_ROWS, embed
 from genius_search.encoders.base import Encoder, load_encoder, reads_images
 from genius_search.errors import BadData, UsageError
 from genius_search.index.adding import (
@@ -52,6 +51,7 @@ from genius_search.progress import Progress
 from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import LEVELS, check_levels, draw_sample, fit_codebooks
+from genius_search.training.features import SHARD_ROWS, embed
 from genius_search.training.fit import absolute_spec
 
 MANY_ITEMS: Final = 1_000_000
@@ -267,7 +267,6 @@ def _batches(
             features.modality[rows],
             embeddings=manifest.embeddings,
             bits=manifest.embedding_bits,
-            numbers=np.full(len(rows), -1),
         )
         yield items, arrays
         progress.advance(start + len(rows), {})

@@ -14,11 +14,10 @@ import torch
 from jaxtyping import Float32
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import SearchConfig, checked
+from genius_search.config import FitConfig, SearchConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.data.pairs import Pairs
-from genius_search.embed import FeatureRow, embed
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
@@ -34,11 +33,11 @@ from genius_search.model import Genius
 from genius_search.nn.arrays import as_array, as_floats, normalize
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer
-from genius_search.presets import FitConfig
 from genius_search.progress import Progress
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
 from genius_search.search.rank import CodeRanker
 from genius_search.training.codebooks import draw_sample, fit_codebooks
+from genius_search.training.features import FeatureRow, embed
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
 from genius_search.writing import put_in_place, sync_tree
@@ -235,7 +234,7 @@ def _read_pairs(source: Path) -> list[Pair]:
             query.text,
             None if query.image is None else data.image_path(query.image),
             query.positives,
-            ItemKey("query", query.qid, "train"),
+            ItemKey("query", query.qid),
         )
         for path in data.training_queries()
         for query in read_queries(path)
@@ -467,7 +466,6 @@ def _batches(model: Genius, snapshot: Snapshot, features: Features, progress: Pr
             features.modality[rows],
             embeddings=snapshot.manifest.embeddings,
             bits=snapshot.manifest.embedding_bits,
-            numbers=np.full(len(rows), -1),
         )
         yield list(islice(items, len(rows))), arrays
         progress.advance(start + len(rows), {})

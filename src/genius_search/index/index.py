@@ -27,13 +27,13 @@ from genius_search.search.vectors import EmbeddingBits
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from genius_search.config import FitConfig
     from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
     from genius_search.index.requests import Hybrid, Picture
     from genius_search.index.verify import IndexInfo, Verified
     from genius_search.index.writer import Deleted, Writer
-    from genius_search.presets import FitConfig
 
 
 OneOrMany = TypeVar("OneOrMany", bound="Index")
@@ -397,9 +397,9 @@ class Index:
         BadData
             There are too few pairs.
         """
+        from genius_search.config import preset
         from genius_search.index.fit import fit_index
         from genius_search.index.writer import one_writer
-        from genius_search.presets import preset
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             fitted = fit_index(

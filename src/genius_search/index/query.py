@@ -473,8 +473,6 @@ def _encode(
     """Return two vectors of each content: the generator's input, and the one that hits are re-ranked by."""
     if not contents:
         return np.zeros((0, 2, model.dim), dtype=np.float32)
-    if model.reader is not None and all(content.image is None and content.text for content in contents):
-        return model.reader.read([content.text for content in contents], with_features=is_raw)
     features = features_of(model.encoder, contents)
     fused = model.fuse(features.image, features.text)
     return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)

@@ -107,7 +107,6 @@ def _batches(
                 _modalities(segment, some),
                 embeddings="fused",
                 bits=snapshot.manifest.embedding_bits,
-                numbers=np.full(len(some), -1),
             )
             yield list(islice(items, len(some))), arrays
             done += len(some)

@@ -13,8 +13,6 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MODEL_FILE: Final = "model.json"
 FORMAT: Final = 1
-IDS_FORMAT: Final = 2
-"""Format of models whose IDs are not the quantizer's, which earlier versions would search incorrectly."""
 NO_GENERATOR_FORMAT: Final = 3
 """Format of models without a generator, which earlier versions cannot open."""
 PARTS: Final = ("encoder", "quantizer", "generator")
@@ -57,15 +55,13 @@ class ModelFile(BaseModel, frozen=True, extra="allow"):
     quantizer: ModelPart
     generator: ModelPart | None = None
     """None if the model is searched by the geometry of its code vectors alone."""
-    ids: ModelPart | None = None
-    """The ID scheme, if it is not the quantizer itself."""
     instructions: list[KnownInstruction]
     fingerprint: str
 
     @property
     def parts(self) -> dict[str, ModelPart]:
         """The parts by the names of their folders."""
-        parts = {part: getattr(self, part) for part in (*PARTS, "ids")}
+        parts = {part: getattr(self, part) for part in PARTS}
         return {name: part for name, part in parts.items() if part is not None}
 
     def fingerprint_of_parts(self) -> str:

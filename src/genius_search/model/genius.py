@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, Int64, UInt8
+from jaxtyping import Float, Float32, Int, UInt8
 
 from genius_search.artifact import open_artifact
 from genius_search.config import SearchConfig, usual_search
@@ -16,7 +16,6 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
     FORMAT,
-    IDS_FORMAT,
     NO_GENERATOR_FORMAT,
     EncoderPart,
     KnownInstruction,
@@ -24,14 +23,14 @@ from genius_search.model.file import (
     ModelPart,
     read_model_file,
 )
-from genius_search.nn.arrays import as_array, as_floats
+from genius_search.nn.arrays import as_array
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer
 from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality
 from genius_search.search.fast import NumpyGenerator, NumpySearch
-from genius_search.search.find import quick_reader, quick_search
+from genius_search.search.find import quick_search
 from genius_search.search.rank import CodeRanker
 
 if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that NumPy does not know
@@ -39,10 +38,8 @@ if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that
 
     from genius_search.data.features import FeatureBatch
     from genius_search.nn.generator import Generator, TrainedGenerator
-    from genius_search.nn.ids import IdScheme, TrainedIds
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
     from genius_search.search.decoder import Decoder, GeometricDecoder
-    from genius_search.search.read import CompiledReader
 
 
 class Genius:
@@ -63,7 +60,6 @@ class Genius:
         generator: TrainedGenerator | StoredGenerator | None,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
-        ids: TrainedIds | None = None,
         *,
         device: str = "cpu",
     ) -> None:
@@ -74,7 +70,6 @@ class Genius:
         self.quantizer_manifest = quantizer.manifest
         self._generator = generator
         self.generator_manifest = None if generator is None else generator.manifest
-        self._ids = ids
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
 
@@ -108,18 +103,12 @@ class Genius:
         parts = read_model_file(folder)
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
         quantizer = _open_quantizer(folder / "quantizer", device)
-        generator, ids = None, None
+        generator = None
         if parts.generator is not None:
             generator = _open_generator(folder / "generator", device)
-        if parts.ids is not None:
-            from genius_search.nn.ids import load_ids  # noqa: PLC0415  most models have none
-
-            ids = load_ids(folder / "ids", quantizer.quantizer)
         found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
             found["generator"] = generator.manifest.fingerprint
-        if ids is not None and ids.manifest is not None:
-            found["ids"] = ids.manifest.fingerprint
         for part, fingerprint in found.items():
             if parts.parts[part].fingerprint != fingerprint:
                 raise ArtifactMismatch(
@@ -133,7 +122,6 @@ class Genius:
             generator,
             parts.instructions,
             parts.fingerprint,
-            ids,
             device=device,
         )
 
@@ -176,19 +164,14 @@ class Genius:
         quantizer: TrainedQuantizer,
         generator: TrainedGenerator | None,
         instructions: Sequence[KnownInstruction],
-        ids: TrainedIds | None = None,
     ) -> Genius:
         """Finish a model by writing the ``model.json`` of its parts; the generator may be missing."""
         kind, _, place = encoder.spec.partition(":")
         spec, home = encoder.spec, folder.resolve()
         if Path(place).exists() and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
-        scheme = None
-        if ids is not None and ids.manifest is not None:
-            scheme = ModelPart(fingerprint=ids.manifest.fingerprint)
         parts = ModelFile(
-            format=NO_GENERATOR_FORMAT if generator is None else FORMAT if scheme is None else IDS_FORMAT,
-            ids=scheme,
+            format=NO_GENERATOR_FORMAT if generator is None else FORMAT,
             encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),
@@ -197,7 +180,7 @@ class Genius:
         )
         parts = parts.model_copy(update={"fingerprint": parts.fingerprint_of_parts()})
         parts.write(folder)
-        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint, ids)
+        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint)
 
     def save_pretrained(
         self,
@@ -261,26 +244,14 @@ class Genius:
         return self._quantizer.quantizer
 
     @cached_property
-    def ids(self) -> TrainedIds:
-        """Scheme that assigns IDs to items; by default the quantizer's."""
-        from genius_search.nn.ids import residual_ids  # noqa: PLC0415  assigning needs PyTorch
-
-        return self._ids or residual_ids(self.quantizer)
-
-    @cached_property
-    def codebooks(self) -> Codebooks | None:
-        """The quantizer in NumPy; None if it is of another package."""
+    def codebooks(self) -> Codebooks:
+        """The quantizer in NumPy."""
         return self._quantizer.codebooks
-
-    @property
-    def _scheme(self) -> IdScheme | Codebooks | Quantizer:
-        """Sizes and code vectors of the IDs."""
-        return self._ids.scheme if self._ids is not None else (self.codebooks or self.quantizer)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of codes at each level of an ID."""
-        return self._scheme.sizes
+        return self.codebooks.sizes
 
     @property
     def num_levels(self) -> int:
@@ -290,12 +261,12 @@ class Genius:
     @property
     def has_modality_level(self) -> bool:
         """True if the first code of an ID encodes the modality."""
-        return self._scheme.has_modality_level
+        return self.codebooks.has_modality_level
 
     @property
     def dim(self) -> int:
         """Width of features and embeddings."""
-        return (self.codebooks or self.quantizer).dim
+        return self.codebooks.dim
 
     @property
     def has_generator(self) -> bool:
@@ -322,10 +293,6 @@ class Genius:
         """The generator's decoder for search; without a generator, :attr:`router`."""
         if self.generator is None:
             return self.router
-        decoding = getattr(self.generator, "decoding", None)
-        if decoding is not None:
-            own: Decoder = decoding()
-            return own
         from genius_search.search.decoder import GuidedDecoder, T5Decoder  # noqa: PLC0415  needs PyTorch
 
         decoder = T5Decoder(self.generator)
@@ -337,11 +304,11 @@ class Genius:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
         from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415  needs PyTorch
 
-        return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
+        return GeometricDecoder(self.quantizer.tables())
 
     def uses_generator(self, config: SearchConfig) -> bool:
         """Return whether a search with these settings asks the generator."""
-        needs = config.rerank == "none" or config.generator_weight > 0 or self._scheme.tables() is None
+        needs = config.rerank == "none" or config.generator_weight > 0
         return self.has_generator and (config.router == "generator" or needs)
 
     def decoder_for(self, config: SearchConfig) -> Decoder:
@@ -355,13 +322,11 @@ class Genius:
     @cached_property
     def _fast_router(self) -> NumpySearch | None:
         """A quicker search with the results of :attr:`router`."""
-        return None if self._scheme.tables() is None else quick_search(self.ranker)
+        return quick_search(self.ranker)
 
     @cached_property
     def fast(self) -> NumpySearch | None:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
-        if self._scheme.tables() is None:
-            return None
         if self._generator is None:
             return self._fast_router
         folded = None if self.device != "cpu" else self._generator.folded
@@ -372,13 +337,11 @@ class Genius:
 
     @cached_property
     def ranker(self) -> CodeRanker:
-        """Scores IDs by their code vectors; raises an error if the ID scheme has none."""
-        return _ranker(self._scheme, self._ids)
+        """Scores IDs by their code vectors."""
+        return CodeRanker(self.codebooks.tables())
 
     def usual_search(self, items: int) -> SearchConfig:
         """Return the default search settings of an index of so many items."""
-        if self._scheme.tables() is None:
-            return SearchConfig()
         return usual_search(items)
 
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
@@ -393,64 +356,35 @@ class Genius:
     @property
     def sums_features(self) -> bool:
         """Whether embeddings are sums of the encoder's features, without a trained fusion."""
-        return self.codebooks is not None and self.codebooks.config.fusion.kind == "sum"
+        return self.codebooks.config.fusion.kind == "sum"
 
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
-        """Return the fused unit embeddings of a few queries, in NumPy if possible; absent features are 0."""
-        if self.codebooks is not None:
-            return self.codebooks.fuse(image, text)
-        import torch  # noqa: PLC0415  only here
-
-        device = self.quantizer.device
-        with torch.no_grad():
-            return as_floats(
-                self.quantizer.fusion(*(torch.from_numpy(part).to(device) for part in (image, text)))
-            )
-
-    @cached_property
-    def reader(self) -> CompiledReader | None:
-        """Gives in one step what encoder and :meth:`fuse` make of a text; None if there is none for them."""
-        return quick_reader(self.encoder, self.codebooks)
+        """Return the fused unit embeddings of a few queries, in NumPy; absent features are 0."""
+        return self.codebooks.fuse(image, text)
 
     def encode(
         self,
         features: FeatureBatch,
         modalities: Int[np.ndarray, " items"],
-        *,
-        numbers: Int64[np.ndarray, " items"] | None = None,
-        texts: Sequence[str | None] | None = None,
     ) -> EncodedItems:
-        """Return the embeddings and IDs of items.
-
-        Parameters
-        ----------
-        numbers, texts
-            for schemes that use them (:class:`genius_search.nn.ids.Candidates`).
-        """
+        """Return the embeddings and IDs of items."""
         import torch  # noqa: PLC0415  only here
 
-        from genius_search.nn.ids import apply_scheme  # noqa: PLC0415
-
         codes = torch.from_numpy(modalities.astype(np.int64))
-        encoded = self.quantizer.encode_items(features.image, features.text, codes)
-        return apply_scheme(self.ids.scheme, encoded, numbers, texts)
+        return self.quantizer.encode_items(features.image, features.text, codes)
 
     def item_density(
         self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
     ) -> UInt8[Tensor, " items"]:
-        """Return the densities of items as stored in an index; 0 if the IDs are not the quantizer's."""
-        import torch  # noqa: PLC0415  only here
-
-        if self._ids is not None:
-            return torch.zeros(len(codes), dtype=torch.uint8)
+        """Return the densities of items as stored in an index."""
         return self.quantizer.norm_and_density.item_density(embeddings, codes)
 
     @property
     def level0_is_exact(self) -> bool:
         """True if level-0 codes always match the modality of their items."""
-        return self.has_modality_level and (self.codebooks or self.quantizer).config.level0 == "assigned"
+        return self.has_modality_level and self.codebooks.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
         """Return the level-0 codes of a modality.
@@ -465,7 +399,7 @@ class Genius:
                 "this model has no modality level, so a modality cannot be forced; describe it in the "
                 "instruction instead"
             )
-        known = as_array((self.codebooks or self.quantizer).level0_modality).tolist()
+        known = as_array(self.codebooks.level0_modality).tolist()
         wanted = modality.code
         codes = frozenset(code for code, own in enumerate(known) if own == wanted)
         if not codes:
@@ -485,26 +419,14 @@ class Genius:
 
 def open_ranker(folder: Path) -> CodeRanker:
     """Open the ranker of a model (:attr:`Genius.ranker`), without its encoder and generator."""
-    parts, quantizer = read_model_file(folder), _open_quantizer(folder / "quantizer", "cpu")
-    if parts.ids is None:
-        return _ranker(quantizer.codebooks or quantizer.quantizer, None)
-    from genius_search.nn.ids import load_ids  # noqa: PLC0415  most models have none
-
-    ids = load_ids(folder / "ids", quantizer.quantizer)
-    return _ranker(ids.scheme, ids)
-
-
-def _ranker(scheme: IdScheme | Codebooks | Quantizer, ids: TrainedIds | None) -> CodeRanker:
-    tables = scheme.tables()
-    if tables is None:
-        return _NoRanker("" if ids is None else ids.name, len(scheme.sizes))
-    return CodeRanker(tables)
+    quantizer = _open_quantizer(folder / "quantizer", "cpu")
+    return CodeRanker(quantizer.codebooks.tables())
 
 
 def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:
-    """Open a quantizer in NumPy, or in PyTorch if it is of another package or for another device."""
+    """Open a quantizer in NumPy, or in PyTorch for another device."""
     manifest = open_artifact(folder, kind=QUANTIZER)
-    if device == "cpu" and manifest.config.get("kind", "residual") == "residual":
+    if device == "cpu":
         return StoredQuantizer(manifest)
     from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  needs PyTorch
 
@@ -514,24 +436,8 @@ def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuant
 def _open_generator(folder: Path, device: str) -> TrainedGenerator | StoredGenerator:
     """Open a generator in NumPy, or in PyTorch as :func:`_open_quantizer`."""
     manifest = open_artifact(folder, kind=GENERATOR)
-    if device == "cpu" and manifest.config.get("kind", "t5") == "t5":
+    if device == "cpu":
         return StoredGenerator(manifest)
     from genius_search.nn.generator import load_generator  # noqa: PLC0415  needs PyTorch
 
     return load_generator(folder, device=device)
-
-
-class _NoRanker(CodeRanker):
-    """Refuses to score IDs that have no code vectors."""
-
-    def __init__(self, name: str, num_levels: int) -> None:
-        super().__init__([np.zeros((1, 1))] * num_levels)
-        self._name = name
-
-    def scores(self, *_: Any, **__: Any) -> NoReturn:
-        raise UsageError(
-            f"IDs of the scheme {self._name!r} have no code vectors to order results by; search with "
-            "rerank none, or make the index with stored embeddings and search with rerank embeddings"
-        )
-
-    vectors = scores

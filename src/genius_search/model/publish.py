@@ -26,7 +26,7 @@ from genius_search.writing import copy_artifact, write_json
 CONFIG_FILE: Final = "config.json"
 """For the hub and other libraries; this package reads ``model.json``."""
 
-_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", "ids", *PARTS})
+_SAVED: Final = frozenset({MODEL_FILE, CONFIG_FILE, "README.md", *PARTS})
 _PORTABLE_ENCODERS: Final = ("small", "uniir", "clip", "text")
 """Kinds of encoders that may be folders inside a pulled model."""
 

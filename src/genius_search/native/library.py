@@ -31,7 +31,6 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
                 opened.make_work.restype = pointer
                 opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
                 opened.extend_sums.argtypes = (*[pointer] * 4, *[integer] * 6)
-                opened.read_texts.argtypes = (pointer, pointer, integer, integer, pointer)
                 return opened
     logging.getLogger(__name__).info(
         "the compiled library is missing; NumPy and PyTorch replace it, and are a few times slower; "

@@ -79,20 +79,6 @@ class Codebooks:
             share = 1 / (1 + np.exp(-share))
         return normalize(mixed + share * text + (1 - share) * image)
 
-    def text_layers(self) -> list[Linear]:
-        """Return the layers that fuse a text alone: projection, joint layers, output and share, if any.
-
-        The outputs of the joint layers are inputs of the output layer, then as many of the share.
-        """
-        if self.config.fusion.kind == "sum":
-            return []
-        weights, biases = self._joint_layers
-        joint = Linear(weights["text"], biases + self._absent["image"][0])
-        projection, output, share = map(
-            self._layer, ("text_projection_layer", "output_layer", "dynamic_scalar.3")
-        )
-        return [projection, joint, output, share]
-
     @cached_property
     def _joint_layers(
         self,

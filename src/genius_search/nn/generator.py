@@ -33,7 +33,6 @@ from genius_search.nn.folded import (
 )
 from genius_search.nn.stored import dim_of, settings_of, sizes_of
 from genius_search.nn.weights import load_weights, write_weights
-from genius_search.registry import find_part
 from genius_search.writing import ArtifactWriter
 
 CODE_ROW_STD: Final = 2.08
@@ -195,10 +194,7 @@ class Generator(nn.Module):
     The vocabulary is T5's three special tokens, then the codes of level 0, level 1, and so on: code c of
     level l is row ``offsets[l] + c``.
 
-    Other packages can register a subclass (:mod:`genius_search.registry`). It is also constructed on the
-    "meta" device, to compare its size with that of its file. A subclass that computes its
-    logits differently must also have a method ``decoding()`` that returns a
-    :class:`genius_search.search.decoder.T5Decoder` for search.
+    It is also constructed on the "meta" device, to compare its size with that of its file.
 
     Parameters
     ----------
@@ -362,14 +358,6 @@ class Generator(nn.Module):
             nn.init.normal_(block.wo.weight, std=config.feedforward**-0.5)
 
 
-def make_generator(
-    dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
-) -> Generator:
-    """Construct an untrained generator of the configured kind."""
-    make = find_part("generators", config.kind, {"t5": Generator})
-    return make(dim, sizes, config, shares_codes=shares_codes)
-
-
 class TrainedGenerator(NamedTuple):
     """A generator and the manifest of its folder."""
 
@@ -377,9 +365,9 @@ class TrainedGenerator(NamedTuple):
     manifest: Manifest
 
     @property
-    def folded(self) -> FoldedGenerator | None:
-        """The weights for searching; None if the generator is of another package."""
-        return self.generator.folded() if type(self.generator) is Generator else None
+    def folded(self) -> FoldedGenerator:
+        """The weights for searching."""
+        return self.generator.folded()
 
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
@@ -396,7 +384,7 @@ def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
     make = partial(
-        make_generator,
+        Generator,
         dim_of(manifest),
         sizes_of(manifest),
         settings_of(GeneratorConfig, manifest),

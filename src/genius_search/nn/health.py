@@ -128,7 +128,7 @@ def _problems(health: Health) -> Iterator[str]:
     if health.purity is not None and health.purity < LOW_PURITY:
         yield (
             f"level 0 matches the modality of only {health.purity:.1%} of the candidates: train longer, or "
-            "use --quantizer.level0 assigned"
+            'set quantizer.level0 to "assigned"'
         )
     if health.collision_rate > HIGH_COLLISIONS:
         yield (

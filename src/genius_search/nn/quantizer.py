@@ -29,7 +29,6 @@ from genius_search.nn.stored import dim_of, settings_of
 from genius_search.nn.sums import nearest_sums
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.records import NUM_MODALITIES
-from genius_search.registry import find_part
 from genius_search.writing import ArtifactWriter
 
 if TYPE_CHECKING:
@@ -186,9 +185,7 @@ class Codebook(nn.Module):
 class Quantizer(nn.Module):
     """Fusion and codebooks: turns features into unit embeddings and IDs.
 
-    Other packages can register a subclass (:mod:`genius_search.registry`). It is constructed from ``dim`` and
-    ``config``, also on the "meta" device to compare its size with that of its file, and may override how
-    codes, embeddings or losses are computed.
+    It is also constructed on the "meta" device, to compare its size with that of its file.
     """
 
     level0_modality: Tensor
@@ -401,11 +398,6 @@ class Quantizer(nn.Module):
         return assign(residual.detach(), self.books[level].embed)
 
 
-def make_quantizer(dim: int, config: QuantizerConfig) -> Quantizer:
-    """Construct an untrained quantizer of the configured kind."""
-    return find_part("quantizers", config.kind, {"residual": Quantizer})(dim, config)
-
-
 class TrainedQuantizer(NamedTuple):
     """A quantizer and the manifest of its folder."""
 
@@ -413,11 +405,9 @@ class TrainedQuantizer(NamedTuple):
     manifest: Manifest
 
     @property
-    def codebooks(self) -> Codebooks | None:
-        """Copies of the weights that searching needs; None if the quantizer is of another package."""
+    def codebooks(self) -> Codebooks:
+        """Copies of the weights that searching needs."""
         own = self.quantizer
-        if type(own) is not Quantizer:
-            return None
         weights = {name: as_array(weight).copy() for name, weight in own.state_dict().items()}
         return Codebooks(own.dim, own.config, weights)
 
@@ -438,7 +428,7 @@ def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health
 def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
     """Load a quantizer from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
-    make = partial(make_quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
+    make = partial(Quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
     quantizer = load_weights(folder / WEIGHTS, make, change=_take_sample)
     return TrainedQuantizer(quantizer.to(device).eval(), manifest)
 

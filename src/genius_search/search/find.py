@@ -9,10 +9,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import Encoder
 from genius_search.errors import UsageError
 from genius_search.native.library import open_library
-from genius_search.nn.codebooks import Codebooks
 from genius_search.search.beams import topk
 from genius_search.search.compiled import CODES, MAX_LEVELS, Compared, CompiledSearch
 from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
@@ -21,7 +19,6 @@ from genius_search.search.table import SearchSegment
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.search.decoder import Decoder
-    from genius_search.search.read import CompiledReader
 
 
 def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) -> NumpySearch | None:
@@ -38,19 +35,6 @@ def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) ->
         return None
     opened = open_library()
     return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
-
-
-def quick_reader(encoder: Encoder, codebooks: Codebooks | None) -> CompiledReader | None:
-    """Return what reads texts as queries in the compiled library; None without it, or for other encoders."""
-    if codebooks is None or encoder.dim != codebooks.dim or not encoder.spec.startswith("small:"):
-        return None
-    from genius_search.encoders.small_texts import StoredSmall  # noqa: PLC0415  for this encoder only
-    from genius_search.search.read import CompiledReader  # noqa: PLC0415
-
-    opened = open_library()
-    if opened is None or not isinstance(encoder, StoredSmall):
-        return None
-    return CompiledReader(opened, encoder, codebooks.text_layers())
 
 
 def find(

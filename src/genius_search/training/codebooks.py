@@ -22,7 +22,6 @@ from genius_search.nn.quantizer import (
     Quantizer,
     TrainedQuantizer,
     load_quantizer,
-    make_quantizer,
     write_quantizer,
 )
 from genius_search.nn.sums import nearest_sums
@@ -118,7 +117,7 @@ def fit_codebooks(
     )
     if writer.finished() is not None:
         return load_quantizer(folder)
-    quantizer = make_quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
+    quantizer = Quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
     codes = torch.from_numpy(modalities.astype(np.int64))
     _fit(quantizer, embeddings, codes, torch.Generator().manual_seed(seed), progress)
     encoded = quantizer.encode_items(torch.zeros_like(embeddings), embeddings, codes)

@@ -1,9 +1,9 @@
-"""Stage 2, ``genius train generator``: the decoder that writes IDs (paper, section 4.3)."""
+"""Stage 2: the decoder that writes IDs (paper, section 4.3)."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +21,8 @@ from genius_search.nn.generator import (
     Generator,
     TrainedGenerator,
     load_generator,
-    make_generator,
     write_generator,
 )
-from genius_search.nn.ids import TrainedIds, apply_scheme, residual_ids
 from genius_search.nn.losses import prefix_loss
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
@@ -41,41 +39,28 @@ def train_generator(
     folder: Path,
     config: GeneratorConfig,
     *,
-    ids: TrainedIds | None = None,
     progress: Progress,
     device: str = "cpu",
 ) -> TrainedGenerator:
-    """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already.
-
-    Parameters
-    ----------
-    ids
-        the scheme that gives candidates their IDs; by default the quantizer. Without code vectors of its
-        own, there is no guide and the code embeddings begin at random.
-    """
-    scheme = (ids or residual_ids(quantizer.quantizer)).scheme
-    tables = scheme.tables()
-    if tables is None or config.guide == "none":
-        config = dataclasses.replace(config, guide="none", contrasted=0)
-    config = checked(config)
+    """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already."""
+    config = checked(config if config.guide == "geometry" else replace(config, contrasted=0))
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
-    if ids is not None and ids.manifest is not None:
-        inputs["ids"] = ids.manifest.fingerprint
     stage = Stage(folder, kind=KIND, config=to_json(config), inputs=inputs)
     if stage.is_finished:
         return load_generator(folder, device=device)
     training = config.training
     torch.manual_seed(training.seed)
     dim = quantizer.quantizer.dim
-    generator = make_generator(dim, scheme.sizes, config, shares_codes=scheme.shares_codes).to(device)
-    if tables is not None:
-        generator.start_codes(tables, generator=torch.Generator().manual_seed(training.seed))
+    generator = Generator(dim, quantizer.quantizer.sizes, config).to(device)
+    generator.start_codes(
+        quantizer.quantizer.tables(), generator=torch.Generator().manual_seed(training.seed)
+    )
     progress.say("fusing the training features")
     fused = stage.path / "fused"
     if parallel.rank() == 0:
         fused.mkdir(exist_ok=True)
         np.save(fused / "queries.npy", fuse(quantizer.quantizer, pairs.queries).numpy())
-        encoded = apply_scheme(scheme, encode(quantizer.quantizer, pairs.candidates), pairs.candidates.ids)
+        encoded = encode(quantizer.quantizer, pairs.candidates)
         np.save(fused / "candidates.npy", encoded.embeddings.half().numpy())
         np.save(fused / "codes.npy", encoded.codes.numpy())
         del encoded

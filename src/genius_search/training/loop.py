@@ -7,7 +7,6 @@ uninterrupted one would have drawn.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import time
@@ -42,51 +41,6 @@ class StepResult(NamedTuple):
 
     loss: Tensor
     measures: Mapping[str, Tensor | float]
-
-
-class Watch(NamedTuple):
-    """A measure of what is trained, taken between steps so that the best state can be kept."""
-
-    measure: Callable[[], float]
-    """More is better. Called on the first rank only, without dropout and gradients."""
-    every: int
-    """Steps between measurements; there is one after the last step, too."""
-    patience: int
-    """Measurements without a better one after which training stops."""
-
-
-class _Best:
-    """The best state of a module so far, and when to stop looking for a better one; without a watch, idle."""
-
-    def __init__(self, module: nn.Module, watch: Watch | None, total: int) -> None:
-        self._module, self._watch, self._total = module, watch, total
-        self.found: dict[str, Any] = {"score": -math.inf, "done": 0, "state": {}}
-        """Part of a checkpoint."""
-
-    def measure(self, done: int) -> dict[str, float]:
-        """Measure, if it is time to, and keep the state if it is the best."""
-        watch = self._watch
-        if watch is None or (done % watch.every and done < self._total):
-            return {}
-        self._module.eval()
-        with torch.no_grad():
-            score = parallel.share(watch.measure() if parallel.rank() == 0 else 0.0)
-        self._module.train()
-        if score > self.found["score"]:
-            self.found = {"score": score, "done": done, "state": copy.deepcopy(self._module.state_dict())}
-        return {"validation": score}
-
-    def gives_up(self, done: int) -> bool:
-        """Return whether the best state is too long ago."""
-        watch = self._watch
-        return watch is not None and done - self.found["done"] >= watch.every * watch.patience
-
-    def restore(self, progress: Progress, name: str) -> None:
-        """Give the module its best state again."""
-        if self._watch is not None:
-            self._module.load_state_dict(self.found["state"])
-            done, score = self.found["done"], self.found["score"]
-            progress.say(f"{name}: kept the state after step {done} of {self._total}, validation {score:.3f}")
 
 
 class Stage:
@@ -139,11 +93,8 @@ def train(
     folder: Path,
     progress: Progress,
     name: str,
-    watch: Watch | None = None,
 ) -> None:
     """Run ``take_step`` until ``total`` steps are done; ``folder`` receives the checkpoint and the log.
-
-    With a watch, training may stop earlier, and the module ends in the best state that was measured.
 
     On several ranks, each takes its share of every batch. Losses and gradients are means over ranks.
 
@@ -160,8 +111,7 @@ def train(
             "processes; change the number of processes, or training.batch-size"
         )
     optimizer = _optimizer(module, config)
-    best = _Best(module, watch, total)
-    begun = _resume(module, optimizer, best, folder)
+    begun = _resume(module, optimizer, folder)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     device = parameters[0].device
     parallel.copy_from_first(module)
@@ -189,18 +139,14 @@ def train(
             if config.clip_norm:
                 nn.utils.clip_grad_norm_(parameters, config.clip_norm)
             optimizer.step()
-            measures |= best.measure(index + 1)
             if log is not None:
                 log.write(json.dumps({"step": index, "learning_rate": rate, **measures}) + "\n")
                 progress.advance(index + 1, measures)
                 if time.monotonic() - saved >= config.checkpoint_seconds and index + 1 < total:
                     log.flush()
                     sync(folder / METRICS)  # the checkpoint counts on the lines before it
-                    _save(module, optimizer, best, folder, index + 1)
+                    _save(module, optimizer, folder, index + 1)
                     saved = time.monotonic()
-            if best.gives_up(index + 1):
-                break
-    best.restore(progress, name)
     module.eval()
 
 
@@ -220,25 +166,19 @@ def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     )
 
 
-def _save(module: nn.Module, optimizer: torch.optim.Optimizer, best: _Best, folder: Path, done: int) -> None:
-    state = {
-        "module": module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "best": best.found,
-        "done": done,
-    }
+def _save(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, done: int) -> None:
+    state = {"module": module.state_dict(), "optimizer": optimizer.state_dict(), "done": done}
     with write_atomically(folder / CHECKPOINT) as temporary:
         torch.save(state, temporary)
 
 
-def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, best: _Best, folder: Path) -> int:
+def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True, map_location="cpu")
     module.load_state_dict(state["module"])
     optimizer.load_state_dict(state["optimizer"])
-    best.found = state.get("best", best.found)
     return int(state["done"])
 
 

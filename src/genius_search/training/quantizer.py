@@ -1,4 +1,4 @@
-"""``genius train quantizer``: stage 1, fusion and codebooks (paper, section 4.2, equation 8)."""
+"""Stage 1: fusion and codebooks (paper, section 4.2, equation 8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from genius_search.nn.quantizer import (
     TrainedQuantizer,
     encode,
     load_quantizer,
-    make_quantizer,
     write_quantizer,
 )
 from genius_search.progress import Progress
@@ -55,7 +54,7 @@ def train_quantizer(
     if stage.is_finished:
         return load_quantizer(folder, device=device)
     torch.manual_seed(config.training.seed)
-    quantizer = make_quantizer(pairs.candidates.dim, config).to(device)
+    quantizer = Quantizer(pairs.candidates.dim, config).to(device)
     total = num_steps(len(pairs), config.training)
     train(
         quantizer,
@@ -179,8 +178,8 @@ class QuantizerStep:
         if collapsed and self.config.collapse == "refuse":
             raise TrainingFailed(
                 f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
-                "semantic level. Lower --quantizer.alignment-weight and --quantizer.quantization-weight, or "
-                "raise --quantizer.contrastive-weight; --quantizer.collapse allow goes on all the same"
+                "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or "
+                'raise quantizer.contrastive_weight; quantizer.collapse = "allow" goes on all the same'
             )
         measures = {
             "collision_rate": health.collision_rate,

@@ -167,8 +167,6 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("fit", "{new}"), 6),
         (("fit", "{data}", "--encoder", "clip:nobody/has-this", "--out", "{new}"), 5),
         (("fit", "{data}", "--encoder", "small:{photos}", "--out", "{new}"), 4),
-        (("embed", "{data}", "--encoder", "small", "--out", "{new}"), 2),
-        (("train", "quantizer", "{data}", "--out", "{new}"), 4),
         (("data", "catalogue", "--items", "3", "--out", "{new}"), 2),
         (("data", "check", "{photos}"), 6),
     ],

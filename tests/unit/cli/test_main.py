@@ -12,6 +12,7 @@ import pytest
 
 from genius_search import __version__, cli, errors
 from genius_search.cli import COMMANDS, all_commands, main
+from genius_search.config import preset, read_toml
 
 TWO_SCREENS = 60
 """Lines."""
@@ -138,18 +139,28 @@ def test_flags_that_cannot_be_read_are_usage_errors(words, said, capsys, monkeyp
     assert said in printed.err
 
 
-def test_an_unknown_preset_is_a_usage_error_that_names_the_known_ones(capsys):
-    assert main(["fit", "data", "--encoder", "small", "--out", "m", "--preset", "huge"]) == 2
-    assert "tiny, small, base" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--preset", "tiny"], ["--preset=tiny"]])
-def test_help_of_fit_shows_the_values_of_the_chosen_preset(words, capsys):
-    with pytest.raises(SystemExit):
-        main(["fit", "--help-all", *words])
+def test_settings_of_fit_are_printed_as_toml_and_read_again(tmp_path, capsys):
+    (tmp_path / "own.toml").write_text('preset = "tiny"\nquantizer.levels = 5\n')
+    assert main(["fit", "--config", str(tmp_path / "own.toml"), "--seed", "7", "--print-config"]) == 0
     printed = capsys.readouterr().out
-    assert "--quantizer.codebook-size" in printed
-    assert "32" in printed.partition("--quantizer.codebook-size")[2][:300]
+    found = read_toml(printed, name="printed")
+    assert found.quantizer.levels == 5
+    assert found.generator.layers == preset("tiny").generator.layers
+    assert {part.training.seed for part in (found.encoder, found.quantizer, found.generator)} == {7}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("quantizer.levles = 5", "quantizer.levles"),
+        ('preset = "huge"', "'huge' is not one of"),
+        ("x = ", "TOML"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_used_is_an_error_that_says_why(tmp_path, capsys, text, said):
+    (tmp_path / "own.toml").write_text(text)
+    assert main(["fit", "data", "--config", str(tmp_path / "own.toml")]) == 2
+    assert said in capsys.readouterr().err
 
 
 ERRORS = [

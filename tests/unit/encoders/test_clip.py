@@ -2,18 +2,17 @@
 
 # ruff: noqa: PLC0415  transformers is imported where it is needed; tokens are no passwords
 
-import importlib.util
-import json
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from genius_search.encoders.base import Encoder, ImageInput
+from genius_search.encoders.base import Encoder
 from genius_search.encoders.pretrained import ClipEncoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, MissingExtra, NetworkNeeded
 
-from .conftest import KEY, images_of, texts_of
+from .conftest import images_of, texts_of
 
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
 
@@ -64,35 +63,6 @@ def test_siglip_reads_lower_case(siglip_folder):
     torch.testing.assert_close(upper, lower)
 
 
-def test_siglip_reads_a_tokenizer_of_sentence_pieces(siglip_folder, tmp_path, monkeypatch):
-    from sentencepiece import SentencePieceTrainer
-
-    folder = shutil.copytree(siglip_folder, tmp_path / "siglip")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(["a red anchor on green ground"] * 9),
-        model_prefix=str(folder / "spiece"),
-        vocab_size=8,
-        model_type="word",
-        bos_id=-1,
-        minloglevel=2,
-    )
-    settings = {"tokenizer_class": "SiglipTokenizer", "eos_token": "</s>", "pad_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    one, same, other = ClipEncoder(folder).text_features(
-        texts_of(["A red anchor.", "a red, anchor", "green"])
-    )
-    torch.testing.assert_close(one, same)
-    assert (one - other).abs().max() > 1e-3
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "sentencepiece" else found(name)
-    )
-    with pytest.raises(MissingExtra, match=r"sentencepiece: pip install 'genius-search\[hf\]'"):
-        ClipEncoder(folder)
-
-
 @pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])
 def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(kind, request, pictures):
     encoder = ClipEncoder(str(request.getfixturevalue(kind)))
@@ -115,11 +85,6 @@ def test_the_activation_of_the_settings_is_used(clip_folder, pictures, tmp_path)
     assert quick.fingerprint != exact.fingerprint
 
 
-def test_long_texts_are_cut(clip_folder):
-    encoder = ClipEncoder(str(clip_folder))
-    assert encoder.text_features(texts_of(["red anchor " * 50])).isfinite().all()
-
-
 def test_the_fingerprint_follows_the_weights(clip_folder, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -132,26 +97,11 @@ def test_the_fingerprint_follows_the_weights(clip_folder, tmp_path):
     assert ClipEncoder(str(copy)).fingerprint != ClipEncoder(str(clip_folder)).fingerprint
 
 
-def test_an_absent_picture_is_refused_by_its_id(clip_folder):
-    with pytest.raises(UsageError, match="candidate 9:1"):
-        ClipEncoder(str(clip_folder)).image_features([ImageInput(None, KEY)])
-
-
 def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
     with pytest.raises(
         ArtifactMissing, match=r"model\.safetensors, tokenizer\.json, preprocessor_config\.json"
     ):
-        ClipEncoder(str(tmp_path))
-
-
-def test_a_missing_shard_is_named(clip_folder, tmp_path):
-    for name in ("config.json", "tokenizer.json", "preprocessor_config.json"):
-        (tmp_path / name).write_bytes((clip_folder / name).read_bytes())
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
-    with pytest.raises(ArtifactMissing, match="lacks model-00002-of-00002"):
         ClipEncoder(str(tmp_path))
 
 
@@ -163,12 +113,13 @@ def test_another_kind_of_model_is_refused(clip_folder, tmp_path):
         ClipEncoder(str(tmp_path))
 
 
-def test_settings_that_are_not_json_are_refused_by_file(clip_folder, tmp_path):
-    for file in clip_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ArtifactMismatch, match=r"config\.json .*not valid JSON"):
-        ClipEncoder(str(tmp_path))
+def test_weights_that_are_missing_are_an_error_and_not_random(clip_folder, tmp_path):
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    weights = load_file(folder / "model.safetensors")
+    del weights["text_projection.weight"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ArtifactMismatch, match=r"lack text_projection\.weight"):
+        ClipEncoder(str(folder))
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "not a name!"])
@@ -185,16 +136,6 @@ def test_without_the_wish_to_download_an_absent_model_is_refused_at_once(monkeyp
     monkeypatch.setattr("socket.socket.connect", touched)
     with pytest.raises(NetworkNeeded, match="--download"):
         ClipEncoder("nobody/has-this-model")
-
-
-def test_a_download_that_fails_says_so(monkeypatch):
-    def fail(*_, **__):
-        raise OSError("404")
-
-    monkeypatch.setattr("genius_search.hub.pull.check_reachable", lambda *_, **__: None)
-    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", fail)
-    with pytest.raises(NetworkNeeded, match=r"nobody/has-this-model failed \(404\)"):
-        ClipEncoder("nobody/has-this-model", download=True)
 
 
 def test_a_cached_model_is_found_by_name(clip_folder, tmp_path, monkeypatch):

@@ -61,21 +61,6 @@ def test_a_long_text_is_cut_and_still_ends():
     assert row == [START, *[518] * 75, END]
 
 
-def test_a_text_of_just_the_right_length_is_whole():
-    assert token_rows(["the " * 75])[0].tolist() == [START, *[518] * 75, END]
-
-
-def test_another_length_may_be_asked_for():
-    assert token_rows(["the " * 9, ""], context=5).tolist() == [
-        [START, 518, 518, 518, END],
-        [START, END, 0, 0, 0],
-    ]
-
-
-def test_no_text_is_no_row():
-    assert token_rows([]).shape == (0, CONTEXT)
-
-
 def test_broken_encodings_are_mended_before_entities_are_resolved_twice():
     assert clean("  sch\xc3\xb6n &amp;lt;  ") == "schön <"
 

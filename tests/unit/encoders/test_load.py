@@ -1,6 +1,5 @@
 """load_encoder: one name, one encoder, nothing imported that is not needed."""
 
-import json
 import subprocess
 import sys
 import types
@@ -14,7 +13,7 @@ from genius_search import registry
 from genius_search.config import SmallEncoderConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.encoders.small import create_small
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMissing, UsageError
 
 
 @pytest.mark.parametrize(
@@ -83,27 +82,3 @@ def test_loading_a_small_encoder_does_not_import_transformers(tmp_path):
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert found.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("kind", ["clip", "text", "uniir"])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "preprocessor_config.json"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_folder_that_asks_for_its_own_code_is_refused_before_a_library_opens_it(
-    kind, name, nested, tmp_path, monkeypatch
-):
-    """With ``auto_map``, transformers would offer to run programs from the folder (issue 18, item 4)."""
-
-    def opened(*_, **__):
-        raise AssertionError("a library opened the folder")
-
-    for opener in ("AutoModel", "AutoImageProcessor", "AutoTokenizer", "PreTrainedTokenizerFast"):
-        monkeypatch.setattr(f"transformers.{opener}.from_pretrained", opened)
-    texts = {"config.json": {"model_type": "clip"}, "uniir.json": {"format": 1, "kind": "clip-sf"}}
-    for file in ("model.safetensors", "tokenizer.json", "preprocessor_config.json", "manifest.json", *texts):
-        (tmp_path / file).write_text(json.dumps(texts.get(file, {})))
-    code = {"auto_map": {"AutoModel": "evil.Model"}}
-    (tmp_path / name).write_text(json.dumps({"model_type": "clip", "parts": [code]} if nested else code))
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ArtifactMismatch, match=f"{name} holds auto_map"):
-        load_encoder(f"{kind}:{tmp_path}")
-    assert not (tmp_path / "ran").exists()

@@ -44,14 +44,6 @@ def test_a_file_and_its_folder_open_the_same_features(tmp_path):
         assert encoder.text_features([text("candidate", "0:2")]).tolist() == [[3, 4, 5]]
 
 
-def test_a_file_of_another_name_stands_for_what_its_name_starts_with(tmp_path):
-    np.save(tmp_path / "text_features.npy", rows(2))
-    np.save(tmp_path / "query_text_large.npy", rows(2, start=50))
-    encoder = open_precomputed(tmp_path / "query_text_large.npy")
-    found = encoder.text_features([text("query", "0:1"), text("candidate", "0:1")])
-    assert found.tolist() == [[50, 51, 52], [0, 1, 2]]
-
-
 def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "query_text_features.npy", rows(2, start=20))
@@ -66,7 +58,7 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
         encoder.image_features([image("query", "0:1")])
 
 
-@pytest.mark.parametrize("name", ["ids.npy", "text_ids.npy", "text_features_ids.npy"])
+@pytest.mark.parametrize("name", ["ids.npy", "text_features_ids.npy"])
 def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
     np.save(tmp_path / "text_features.npy", rows(3, dtype=np.float32))
     np.save(tmp_path / name, np.array(["9:30", "9:7", "10:7"]))
@@ -79,9 +71,12 @@ def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
 
 def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
     np.save(tmp_path / "query_text_features.npy", rows(2))
-    np.save(tmp_path / "query_ids.npy", np.array([query_number("9:2"), query_number("9:1")]))
+    np.save(tmp_path / "query_text_features_ids.npy", np.array([query_number("9:2"), query_number("9:1")]))
     np.save(tmp_path / "candidate_text_features.npy", rows(2))
-    np.save(tmp_path / "candidate_ids.npy", np.array([candidate_number("9:1"), candidate_number("0:0")]))
+    np.save(
+        tmp_path / "candidate_text_features_ids.npy",
+        np.array([candidate_number("9:1"), candidate_number("0:0")]),
+    )
     encoder = open_precomputed(tmp_path)
     found = encoder.text_features([text("query", "9:1"), text("candidate", "9:1"), text("candidate", "0:0")])
     assert found.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
@@ -91,7 +86,7 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
 def test_a_number_beyond_the_rows_is_refused_by_id_and_file(tmp_path, identifier):
     np.save(tmp_path / "text_features.npy", rows(4))
     with pytest.raises(
-        BadData, match=rf"candidate {identifier} is not among the ids in .*text_features\.npy.* 4 rows"
+        BadData, match=rf"candidate {identifier} is not among the 4 ids of .*text_features\.npy"
     ):
         open_precomputed(tmp_path).text_features([text("candidate", identifier)])
 
@@ -100,19 +95,8 @@ def test_a_number_beyond_the_rows_is_refused_by_id_and_file(tmp_path, identifier
 def test_an_id_that_is_not_listed_is_refused_by_id_and_file(tmp_path, identifier):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "ids.npy", np.array(["9:30", "9:7"]))
-    with pytest.raises(BadData, match=rf"query {identifier} is not among the ids in .*ids\.npy"):
+    with pytest.raises(BadData, match=rf"query {identifier} is not among the 2 ids of .*ids\.npy"):
         open_precomputed(tmp_path).text_features([text("query", identifier)])
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_is_refused_by_number(tmp_path, value):
-    features = rows(3)
-    features[1, 2] = value
-    np.save(tmp_path / "text_features.npy", features)
-    encoder = open_precomputed(tmp_path)
-    assert encoder.text_features([text("query", "0:1"), text("query", "0:3")]).shape == (2, 3)
-    with pytest.raises(BadData, match=r"row 1 \(query 0:2\) holds NaN or infinity"):
-        encoder.text_features([text("query", "0:1"), text("query", "0:2")])
 
 
 def test_new_content_cannot_be_embedded(tmp_path):
@@ -162,9 +146,9 @@ def test_a_file_that_is_no_array_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("ids", "problem"),
     [
-        (np.array(["9:1", "9:2"]), "has 2 ids, but .* has 3 rows"),
-        (np.array(["9:1", "9:2", "9:1"]), "the id 9:1 more than once"),
-        (np.array([0.5, 1.5, 2.5]), "expected one integer or text per row"),
+        (np.array(["9:1", "9:2"]), "expected one integer or text for each of the 3 rows"),
+        (np.array(["9:1", "9:2", "9:1"]), "1 ids more than once"),
+        (np.array([0.5, 1.5, 2.5]), "expected one integer or text"),
     ],
 )
 def test_ids_that_do_not_fit_are_refused(tmp_path, ids, problem):
@@ -181,17 +165,8 @@ def test_features_of_two_widths_are_refused(tmp_path):
         open_precomputed(tmp_path)
 
 
-def test_a_name_that_does_not_say_what_it_holds_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["nothing", "", "features.npy"])
+def test_what_is_not_there_is_refused(tmp_path, name):
     np.save(tmp_path / "features.npy", rows(3))
-    with pytest.raises(UsageError, match="must start with text or image"):
-        open_precomputed(tmp_path / "features.npy")
-
-
-def test_what_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ArtifactMissing, match="no such file or folder"):
-        open_precomputed(tmp_path / "nothing")
-    with pytest.raises(ArtifactMissing, match=r"neither text_features\.npy nor image_features\.npy"):
-        open_precomputed(tmp_path)
-    (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(UsageError, match=r"neither a folder nor a \.npy file"):
-        open_precomputed(tmp_path / "notes.txt")
+    with pytest.raises(ArtifactMissing, match=r"neither a folder with text_features\.npy"):
+        open_precomputed(tmp_path / name)

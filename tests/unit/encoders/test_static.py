@@ -51,14 +51,6 @@ def test_a_text_is_the_normalised_mean_of_its_words(folder):
         encoder.image_features([ImageInput(None, KEY)])
 
 
-def test_its_words_can_be_used_by_another_encoder(folder):
-    encoder = load_encoder(f"text:{folder}")
-    tokenizer, vectors = encoder.words()
-    ids = tokenizer.encode("RED Anchor", add_special_tokens=False).ids
-    np.testing.assert_allclose(vectors[ids], VECTORS[[0, 2]], atol=1e-6)
-    np.testing.assert_allclose(features(encoder, "red anchor"), [[0.5**0.5, 0, 0.5**0.5, 0]], rtol=1e-6)
-
-
 def test_the_fingerprint_follows_the_vectors(folder):
     before = load_encoder(f"text:{folder}").fingerprint
     weights = folder / "model.safetensors"

@@ -87,7 +87,7 @@ def test_any_searches_for_each_part_by_itself(index):
 def test_alternatives_in_every_modality_come_in_turn(index):
     hits = index.search(parts=[SearchPart(text="red"), SearchPart(text="blue")], combine="any", k=8)
     apart = [index.search(text, k=8) for text in ("red", "blue")]
-    assert {hits[0].id, hits[1].id} == {apart[0][0].id, apart[1][0].id}
+    assert {apart[0][0].id, apart[1][0].id} <= {hits[0].id, hits[1].id}
     assert {hit.modality for hit in hits} == {Modality.TEXT, Modality.IMAGE}
 
 

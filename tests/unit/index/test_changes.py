@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from genius_search.config import SearchConfig
-from genius_search.embed import encode_shard
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import adding
 from genius_search.index import query as query_module
@@ -28,6 +27,7 @@ from genius_search.index.store import read_manifest
 from genius_search.index.writer import Deleted
 from genius_search.model import Genius
 from genius_search.records import Modality
+from genius_search.training.features import encode_shard
 
 WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black", "yellow")

@@ -92,7 +92,7 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
         patch.setattr(create, "fit_codebooks", stop)
         with pytest.raises(Stop):
             Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
-    monkeypatch.setattr("genius_search.embed.encode_shard", stop)
+    monkeypatch.setattr("genius_search.training.features.encode_shard", stop)
     index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     assert added.added == len(index.search("red", k=50)) == 18
     assert not (tmp_path / "i" / ".work").exists()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from PIL import ExifTags, Image
 
-from genius_search import embed
 from genius_search.errors import BadData, UsageError
 from genius_search.index import adding
 from genius_search.index.index import Index
+from genius_search.training import features as embed
 
 COLOURS = ("red", "green", "blue", "gold")
 

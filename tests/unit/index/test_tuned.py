@@ -77,14 +77,6 @@ def test_kinds_are_kept_and_settings_without_kinds_are_read():
     assert from_dict(Tuned, told) == TUNED
 
 
-def test_settings_of_version_0_1_are_read_under_their_new_names():
-    told = to_dict(TUNED)
-    old = {"beam": 20, "leaves": 600, "rerank": "codes", "mix": 0.01, "hubness": 0.5}
-    assert from_dict(Tuned, {**told, "search": old}).search == SearchConfig(
-        beam=20, candidates=600, rerank="codes", generator_weight=0.01, density_weight=0.5
-    )
-
-
 @pytest.mark.parametrize(
     "odd",
     [

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from genius_search.config import FusionConfig, QuantizerConfig
 from genius_search.nn.columns import HALF_NORM_STEPS
 from genius_search.nn.fusion import make_fusion
-from genius_search.nn.quantizer import make_quantizer
+from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.training.codebooks import codebook_size, fit_codebooks
 
@@ -71,7 +71,7 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_pat
     assert (codes[:, 0].numpy() == MODALITIES).all()
     assert len(quantizer.pool_sample) > 100
 
-    plain = make_quantizer(DIM, quantizer.config)
+    plain = Quantizer(DIM, quantizer.config)
     modalities = torch.from_numpy(MODALITIES.astype(np.int64))
     random = torch.Generator().manual_seed(0)
     plain.start_codebooks(embeddings, modalities, batch_size=ITEMS, generator=random)
@@ -96,7 +96,7 @@ def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(e
     untrained = fit(embeddings, MODALITIES, tmp_path / "untrained").quantizer
     stored = []
     for kind, weight in (("sum", 0.5), ("network", 1.0)):
-        fused_by = make_quantizer(DIM, QuantizerConfig(fusion=FusionConfig(kind=kind)))
+        fused_by = Quantizer(DIM, QuantizerConfig(fusion=FusionConfig(kind=kind)))
         quantizer = fit(embeddings, MODALITIES, tmp_path / kind, fused_by=fused_by).quantizer
         assert quantizer.config.norm_weight == weight
         stored.append(quantizer.norm_and_density.columns(quantizer.pool_sample.long()))

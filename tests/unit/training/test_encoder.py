@@ -1,55 +1,41 @@
-"""Training `small` of each kind: same losses for the same seed, and the features that its encoder gives."""
+"""Training `small`: same losses for the same seed, and the features that its encoder gives."""
 
 from __future__ import annotations
 
-import functools
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from model2vec import StaticModel
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from torch.nn import functional as F
 
-from genius_search.config import SmallEncoderConfig
+from genius_search.config import SmallEncoderConfig, preset
 from genius_search.data.features import ABSENT, FeatureBatch, Shard
 from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
 from genius_search.data.pairs import Pairs
-from genius_search.encoders.descriptors import DESCRIPTOR_SIZE
-from genius_search.encoders.small import SmallNetwork, create_small, load_small
-from genius_search.errors import UsageError
-from genius_search.presets import MomentumConfig, preset
+from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query, format_text, instructed
-from genius_search.training.embed import TrainingRecords, embed_training
 from genius_search.training.encoder import (
     MOST_WORDS,
+    EncoderStep,
     Phrases,
     WordQueries,
-    _training,
     embed_shard,
     train_encoder,
     words_of_images,
 )
+from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.loop import Step
 
 STEPS = 4
-KINDS = ("clip-sf", "clip-ff", "blip-sf", "blip-ff")
-
-
-def settings_of(kind):
-    tiny = preset("tiny").encoder
-    return replace(
-        tiny,
-        network=replace(tiny.network, kind=kind, dim=16),
-        momentum=MomentumConfig(queue=48, decay=0.5),
-        training=replace(tiny.training, max_steps=STEPS, batch_size=32, checkpoint_seconds=0.0),
-    )
+TINY = preset("tiny").encoder
+SETTINGS = replace(
+    TINY,
+    network=replace(TINY.network, dim=16),
+    training=replace(TINY.training, max_steps=STEPS, batch_size=32, checkpoint_seconds=0.0),
+)
 
 
 class Killer(Silent):
@@ -66,87 +52,38 @@ class Killer(Silent):
 
 
 @pytest.fixture(scope="module")
-def train(trained, tmp_path_factory):
-    def run(kind, folder=None, progress=None):
-        place = folder or tmp_path_factory.mktemp(kind)
-        return place, train_encoder(
-            TrainingRecords(MBeir(trained.data)),
-            place,
-            settings_of(kind),
-            progress=progress or Silent(),
-        )
+def train(trained):
+    def run(folder, progress=None):
+        records = TrainingRecords(MBeir(trained.data))
+        return train_encoder(records, folder, SETTINGS, progress=progress or Silent())
 
     return run
 
 
-@pytest.fixture(scope="module")
-def whole(train):
-    """Each kind, trained once."""
-    return functools.cache(train)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_written(
-    kind, whole, trained, read_losses, tmp_path
+    train, trained, read_losses, tmp_path
 ):
-    place, result = whole(kind)
-    losses = read_losses(place / "encoder")
+    result = train(tmp_path / "model")
+    losses = read_losses(tmp_path / "model" / "encoder")
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    encoder = load_small(place / "encoder")
-    assert encoder.config.kind == kind
-    embedded = embed_training(TrainingRecords(MBeir(trained.data)), encoder, tmp_path, progress=Silent())
+    encoder = load_small(tmp_path / "model" / "encoder")
+    records = TrainingRecords(MBeir(trained.data))
+    embedded = embed_training(records, encoder, tmp_path / "anew", progress=Silent())
     for written, anew in zip(result.features, embedded, strict=True):
         rows = np.arange(len(written))
         found, expected = written.gather(rows), anew.gather(rows)
         assert torch.equal(found.has_image, expected.has_image)
         assert torch.equal(found.has_text, expected.has_text)
-        assert bool(found.has_image.any()) == kind.endswith("sf")
         torch.testing.assert_close(found.total(), expected.total(), atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["clip-ff", "blip-ff"])
-def test_the_same_seed_gives_the_same_encoder(kind, train, whole):
-    assert train(kind)[1].encoder.fingerprint == whole(kind)[1].encoder.fingerprint
-
-
-def test_a_killed_training_with_a_slow_copy_goes_on_to_the_same_losses(train, whole, read_losses, tmp_path):
-    expected, _ = whole("blip-sf")
-    place = tmp_path / "killed"
+def test_a_killed_training_goes_on_to_the_same_losses_and_weights(train, read_losses, tmp_path):
+    whole = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train("blip-sf", place, Killer())
-    train("blip-sf", place)
-    assert read_losses(place / "encoder") == read_losses(expected / "encoder")
-
-
-def test_given_words_are_trained_on_and_saved_without_their_file(trained, tmp_path):
-    words = ["[PAD]", "a", "find", "picture", "red", "kite", "[UNK]"]
-    tokenizer = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106  no password
-    tokenizer.pre_tokenizer = Whitespace()
-    vectors = np.random.default_rng(0).standard_normal((len(words), 8)).astype(np.float32)
-    StaticModel(vectors, tokenizer).save_pretrained(tmp_path / "static")
-    settings = replace(settings_of("clip-sf"), words=f"text:{tmp_path / 'static'}")
-    settings = replace(settings, network=replace(settings.network, shortcuts=True, dropout=0.2))
-    records = TrainingRecords(MBeir(trained.data))
-    result = train_encoder(records, tmp_path / "model", settings, progress=Silent())
-    shutil.rmtree(tmp_path / "static")
-    encoder = load_small(tmp_path / "model" / "encoder")
-    assert encoder.fingerprint == result.encoder.fingerprint
-    assert encoder.config.text_width == 8
-    learned = encoder.network.words.weight.detach()
-    ratios = learned.norm(dim=1) / torch.from_numpy(vectors).norm(dim=1)
-    assert ratios.std() > 0
-    cosines = F.cosine_similarity(learned, torch.from_numpy(vectors))
-    torch.testing.assert_close(cosines, torch.ones(len(words)))
-
-
-def test_words_must_be_static_embeddings(trained, tmp_path):
-    encoder = create_small(settings_of("clip-sf").network, ["a red kite"], seed=0)
-    (tmp_path / "small").mkdir()
-    encoder.save(tmp_path / "small")
-    settings = replace(settings_of("clip-sf"), words=f"small:{tmp_path / 'small'}")
-    with pytest.raises(UsageError, match="are not static embeddings; give text:wordllama"):
-        train_encoder(TrainingRecords(MBeir(trained.data)), tmp_path / "model", settings, progress=Silent())
+        train(tmp_path / "killed", Killer())
+    assert train(tmp_path / "killed").encoder.fingerprint == whole.encoder.fingerprint
+    assert read_losses(tmp_path / "killed" / "encoder") == read_losses(tmp_path / "whole" / "encoder")
 
 
 def test_words_go_with_the_images_that_they_describe():
@@ -171,7 +108,7 @@ def test_a_word_becomes_a_query_like_those_of_a_search():
         },
     )
     texts = [instructed("find a picture", "kite"), format_text("kite"), "find another"] * 2
-    encoder = create_small(settings_of("clip-sf").network, texts, seed=0)
+    encoder = create_small(SETTINGS.network, texts, seed=0)
     (kite,) = (row[0] for row in encoder.prepare_texts(["kite"]).long())
     written = WordQueries.of(encoder, instructions).write(
         kite.repeat(50, 1), torch.Generator().manual_seed(0)
@@ -210,7 +147,7 @@ def test_single_words_are_learned_from_whole_captions(make_features):
     candidates = make_features(numbers, pictures[:400], nothing, dim=DESCRIPTOR_SIZE)
     lines = [Query(f"0:{number}", Modality.TEXT, "a caption", None, (f"0:{number}",)) for number in numbers]
     pairs = Pairs(lines, queries, candidates)
-    queries_of_words = WordQueries(torch.zeros(1, 3, dtype=torch.int64), 49)
+    no_instructions = Instructions(Path("instructions"), {})
     found = {}
     for weight in (0.0, 1.0):
         config = replace(
@@ -218,27 +155,25 @@ def test_single_words_are_learned_from_whole_captions(make_features):
             network=SmallEncoderConfig(dim=32, text_width=32, image_width=64, pair_buckets=64),
             word_weight=weight,
         )
-        torch.manual_seed(0)
-        network = SmallNetwork(config.network, vocabulary=257)
-        _, take_step = _training(network, pairs, config, queries_of_words)
+        encoder = create_small(config.network, [], seed=0)
+        network = encoder.network
+        take_step = EncoderStep(encoder, pairs, config, no_instructions)
         optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
         for number in range(80):
             optimizer.zero_grad()
             take_step(Step(number, torch.Generator())).loss.backward()
             optimizer.step()
         with torch.no_grad():
-            names = F.normalize(
-                network.text(queries_of_words.write(torch.arange(1, 17)[:, None], torch.Generator())), dim=-1
-            )
+            words = take_step.word_queries.write(torch.arange(1, 17)[:, None], torch.Generator())
+            names = F.normalize(network.text(words), dim=-1)
             images = F.normalize(network.image(torch.from_numpy(pictures[400:])), dim=-1)
         first = tokens[400:, 0][(names @ images.T).topk(5).indices.numpy()]
         found[weight] = float((first == np.arange(1, 17)[:, None]).mean())
     assert found[1.0] > found[0.0] + 0.2, found
 
 
-@pytest.mark.parametrize("kind", ["clip-sf", "clip-ff"])
-def test_a_shard_of_texts_only_is_embedded(kind):
-    encoder = create_small(settings_of(kind).network, ["a red kite", "a blue anchor"], seed=0)
+def test_a_shard_of_texts_only_is_embedded():
+    encoder = create_small(SETTINGS.network, ["a red kite", "a blue anchor"], seed=0)
     absent = np.full(2, ABSENT)
     shard = Shard(
         ids=np.arange(2),

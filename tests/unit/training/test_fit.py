@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import errno
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import genius_search
-from genius_search.cli import main
+from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
-from genius_search.errors import ArtifactMissing, BadData, TrainingFailed, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
-from genius_search.presets import preset
 from genius_search.training import quantizer as stage
-from genius_search.training.embed import TrainingRecords, embed_training
-from genius_search.training.fit import fit, reopen_embedded, replace_model
+from genius_search.training.features import TrainingRecords, embed_training
+from genius_search.training.fit import fit, reopen_embedded
 
 
 class Recorder:
@@ -82,16 +79,6 @@ def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, enc
     assert opened.count(queries) == 1
 
 
-def test_another_encoder_file_elsewhere_is_found_from_anywhere(trained, copied, tmp_path, monkeypatch):
-    data = trained.data.resolve()
-    monkeypatch.chdir(copied.parent)
-    second = tmp_path / "second"
-    assert main(["embed", str(data), "--encoder", "small:model/encoder", "--out", str(second)]) == 0
-    monkeypatch.chdir("/")
-    reopened = reopen_embedded(tmp_path / "second")
-    assert reopened.encoder.fingerprint == Genius.open(copied).encoder.fingerprint
-
-
 def test_a_model_without_features_of_training_data_is_refused_with_where_they_are(tmp_path):
     with pytest.raises(
         ArtifactMissing, match="refitted or pulled has none: name the folder that it was trained in"
@@ -122,8 +109,11 @@ def one_step(**changes):
     )
 
 
-def test_a_finished_model_stays_until_its_successor_is_complete(trained, copied, monkeypatch):
+def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, copied, monkeypatch):
     data, before = MBeir(trained.data), Genius.open(copied).fingerprint
+    tiny = preset("tiny")
+    training = replace(tiny.quantizer.training, max_steps=1)
+    changed = replace(tiny, quantizer=replace(tiny.quantizer, training=training))
 
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -131,14 +121,13 @@ def test_a_finished_model_stays_until_its_successor_is_complete(trained, copied,
     with monkeypatch.context() as patch:
         patch.setattr("genius_search.training.fit.train_generator", fail)
         with pytest.raises(OSError, match="No space"):
-            fit(data, "small", copied, one_step(), progress=Recorder())
-    assert Genius.open(copied).fingerprint == before
+            fit(data, "small", copied, changed, progress=Recorder())
+    with pytest.raises(ArtifactMismatch):  # the parts of two models are never one
+        Genius.open(copied)
     progress = Recorder()
-    model = fit(data, "small", copied, one_step(), progress=progress)
-    assert "train generator" in progress.begun
-    assert "train quantizer" not in progress.begun  # it was done before the disk was full
+    model = fit(data, "small", copied, changed, progress=progress)
+    assert [stage for stage in progress.begun if stage.startswith("train")] == ["train generator"]
     assert Genius.open(copied).fingerprint == model.fingerprint != before
-    assert [path.name for path in copied.parent.iterdir()] == ["model"]
     assert reopen_embedded(copied).encoder.fingerprint == model.encoder.fingerprint
     moved = copied.rename(copied.parent / "moved")
     assert reopen_embedded(moved).encoder.fingerprint == model.encoder.fingerprint
@@ -148,14 +137,6 @@ def test_a_model_is_retrained_with_its_own_encoder(trained, copied):
     again = fit(MBeir(trained.data), f"small:{copied / 'encoder'}", copied, one_step(), progress=Recorder())
     assert again.encoder.spec == f"small:{copied / 'encoder'}"
     assert Genius.open(copied.rename(copied.parent / "moved")).fingerprint == again.fingerprint
-
-
-def test_a_model_that_cannot_be_replaced_is_refused_before_any_work(trained, copied, monkeypatch):
-    monkeypatch.chdir(copied)
-    progress = Recorder()
-    with pytest.raises(UsageError, match="cannot be replaced"):
-        fit(MBeir(trained.data), "small", Path(), one_step(), progress=progress)
-    assert progress.begun == []
 
 
 def test_a_device_that_is_not_here_is_refused_before_any_work(trained, tmp_path):
@@ -223,57 +204,3 @@ def _collapsed(health):
     """The same health with one code in use at the first semantic level."""
     levels = (health.levels[0], replace(health.levels[1], used=1), *health.levels[2:])
     return replace(health, levels=levels)
-
-
-@pytest.mark.parametrize("stage", ["quantizer", "generator"])
-def test_a_finished_model_opens_at_each_step_of_training_a_part_of_it_again(
-    trained, copied, tmp_path, monkeypatch, stage
-):
-    """Power may fail, or somebody open the model, whenever a file or a folder gets its name."""
-    before, states = Genius.open(copied).fingerprint, tmp_path / "states"
-    rename, replace = Path.rename, Path.replace
-
-    def move(original, path, target):
-        moved = original(path, target)
-        shutil.copytree(copied.parent, states / str(len(list(states.iterdir()))))
-        return moved
-
-    states.mkdir()
-    home = copied.parent / "home"
-    home.mkdir()
-    copied = copied.rename(home / "model")
-    monkeypatch.setattr(Path, "rename", lambda path, target: move(rename, path, target))
-    monkeypatch.setattr(Path, "replace", lambda path, target: move(replace, path, target))
-    flags = [str(trained.data), "--out", str(copied), "--preset", "tiny"]
-    for part in ["quantizer", "generator"][stage == "generator" :]:
-        assert main(["train", part, *flags, f"--{part}.training.max-steps", "1"]) == 0
-    monkeypatch.undo()
-    found = [
-        Genius.open(states / str(number) / "model").fingerprint
-        for number in range(len(list(states.iterdir())))
-    ]
-    after = Genius.open(copied).fingerprint
-    assert before != after
-    assert set(found) == {before, after}
-    assert found == sorted(found, key=[before, after].index)
-    assert [path.name for path in home.iterdir()] == ["model"]
-    assert Genius.open(copied.rename(tmp_path / "moved")).fingerprint == after
-
-
-def test_the_successor_of_a_model_that_was_removed_is_removed_unless_somebody_works_on_it(trained, copied):
-    left = copied.with_name(".model.next")
-    copied.rename(left)
-    with replace_model(copied) as folder:
-        assert folder == copied
-        assert not left.exists()
-        left.mkdir()
-        script = f"from pathlib import Path; from genius_search.training.fit import replace_model; replace_model(Path({str(copied)!r})).__enter__()"
-        other = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False
-        )
-        assert "another process is writing" in other.stderr
-        assert left.exists()
-    (left / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match=r"thesis\.txt"), replace_model(copied):
-        pass
-    assert (left / "thesis.txt").exists()

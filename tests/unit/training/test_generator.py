@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
-from genius_search.nn.generator import load_generator, make_generator
+from genius_search.nn.generator import Generator, load_generator
 from genius_search.nn.losses import prefix_loss
 from genius_search.progress import Silent
 from genius_search.training.generator import augment, contrast, train_generator
@@ -155,7 +155,7 @@ def test_contrasted_training_lowers_the_loss_of_every_prefix(world, quantizer, t
 def test_a_query_is_contrasted_with_the_nearest_ids_that_do_not_answer_it():
     torch.manual_seed(0)
     config = dataclasses.replace(CONFIG, guide="geometry", dropout=0.0)
-    generator = make_generator(8, (3, 4, 4), config).eval()
+    generator = Generator(8, (3, 4, 4), config).eval()
     tables = [torch.randn(size, 8) for size in (3, 4, 4)]
     generator.start_codes(tables, generator=seeded())
     queries, codes = torch.randn(6, 8), torch.randint(0, 3, (6, 3), generator=seeded())

@@ -12,7 +12,7 @@ from torch import nn
 from genius_search.config import TrainingConfig
 from genius_search.errors import TrainingFailed
 from genius_search.progress import Silent
-from genius_search.training.loop import METRICS, StepResult, Watch, learning_rate_at, num_steps, train
+from genius_search.training.loop import METRICS, StepResult, learning_rate_at, num_steps, train
 
 CONFIG = TrainingConfig(learning_rate=0.05, warmup_steps=2, checkpoint_seconds=0.0, seed=3)
 
@@ -21,40 +21,20 @@ class Killed(BaseException):
     """Nothing in the library catches it."""
 
 
-def run(folder, *, total=8, config=CONFIG, die_at=None, scale=1.0, scores=None):
-    """Fit a line under dropout on noise of each step's own generator.
-
-    ``scores`` are what a watch measures after steps of these numbers; it has a patience of two.
-    """
+def run(folder, *, total=8, config=CONFIG, die_at=None, scale=1.0):
+    """Fit a line under dropout on noise of each step's own generator."""
     folder.mkdir(exist_ok=True)
-    latest = 0
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 1))
 
     def take_step(step):
-        nonlocal latest
-        latest = step.number + 1
         if step.number == die_at:
             raise Killed
         inputs = torch.randn(16, 4, generator=step.generator)
         loss = (module(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean() * scale
         return StepResult(loss, {"twice": 2 * loss.detach()})
 
-    def measure():
-        assert not module.training
-        return scores[latest]
-
-    watch = None if scores is None else Watch(measure, every=2, patience=2)
-    train(
-        module,
-        take_step,
-        total=total,
-        config=config,
-        folder=folder,
-        progress=Silent(),
-        name="line",
-        watch=watch,
-    )
+    train(module, take_step, total=total, config=config, folder=folder, progress=Silent(), name="line")
     return module
 
 
@@ -163,38 +143,3 @@ def test_only_matrices_decay(tmp_path):
     torch.testing.assert_close(module[0].weight, fresh[0].weight * (1 - 0.1 * 0.9))
     assert torch.equal(module[0].bias, fresh[0].bias)
     assert not module.training
-
-
-def state_after(folder, done):
-    """The weights after so many of twenty steps."""
-    with pytest.raises(Killed):
-        run(folder / "part", total=20, die_at=done)
-    return torch.load(folder / "part" / "checkpoint.pt", weights_only=True)["module"]
-
-
-def test_the_best_state_that_was_measured_is_kept_and_training_stops_after_the_patience(tmp_path):
-    scores = {2: 0.1, 4: 0.5, 6: 0.4, 8: 0.5}
-    watched = run(tmp_path / "a", total=20, scores=scores)
-    assert [line["step"] for line in lines(tmp_path / "a")] == list(range(8))
-    assert {n: line["validation"] for n, line in enumerate(lines(tmp_path / "a"), 1) if n % 2 == 0} == scores
-    for name, weight in state_after(tmp_path, 4).items():
-        assert torch.equal(watched.state_dict()[name], weight)
-
-
-def test_the_last_step_is_measured_too(tmp_path):
-    watched = run(tmp_path / "a", total=5, scores={2: 0.1, 4: 0.2, 5: 0.3})
-    unwatched = run(tmp_path / "b", total=5)
-    for one, other in zip(watched.parameters(), unwatched.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("die_at", [3, 5, 7])
-def test_a_killed_run_keeps_the_same_best_state(tmp_path, die_at):
-    scores = {2: 0.1, 4: 0.5, 6: 0.4, 8: 0.5}
-    whole = run(tmp_path / "whole", total=20, scores=scores)
-    with pytest.raises(Killed):
-        run(tmp_path / "killed", total=20, scores=scores, die_at=die_at)
-    resumed = run(tmp_path / "killed", total=20, scores=scores)
-    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
-    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.data.pairs import Pairs
-from genius_search.embed_mbeir import count_lines, query_row
-from genius_search.encoders.base import ItemKey
-from genius_search.encoders.precomputed import PrecomputedEncoder, open_precomputed
+from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import BadData
 from genius_search.progress import Silent
-from genius_search.records import Modality, query_number
-from genius_search.training.embed import TrainingRecords, embed_training
+from genius_search.records import query_number
+from genius_search.training.features import TrainingRecords, count_lines, embed_training
 
 
 def write_lines(path, rows):
@@ -70,24 +67,3 @@ def test_records_are_counted_as_they_are_read_over_files(tmp_path):
     (tmp_path / "b").write_bytes(b"y\nan unterminated line")
     (tmp_path / "c").write_bytes(b"")
     assert count_lines([tmp_path / "a", tmp_path / "b", tmp_path / "c"]) == 4
-
-
-class Asked(PrecomputedEncoder):
-    """Remembers the keys it was asked for."""
-
-    keys: ClassVar[list[ItemKey]] = []
-
-    def text_features(self, texts):
-        self.keys.extend(text.key for text in texts)
-        return super().text_features(texts)
-
-
-def test_evaluation_queries_are_looked_up_as_those_of_their_split(data):
-    (query, *_) = read_queries(data.training_queries()[0])
-    assert query_row(data, query, Modality.TEXT, None, 0, split="val").key == ItemKey("query", "9:1", "val")
-
-
-def test_training_queries_are_looked_up_as_those_of_the_training_split(data, encoder, tmp_path):
-    asked = Asked(tmp_path / "text_features.npy", encoder.tables)
-    embed_training(TrainingRecords(data), asked, tmp_path / "features", progress=Silent())
-    assert {(key.role, key.split) for key in asked.keys} == {("query", "train"), ("candidate", None)}

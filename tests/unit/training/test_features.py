@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from genius_search import embed as stage
 from genius_search.data.features import Features
 from genius_search.data.images import SHORTEST_SIDE, open_image
-from genius_search.embed import FeatureRow, embed, transform
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
-from genius_search.errors import ArtifactMismatch, BadData, BadImage
+from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
+from genius_search.training import features as stage
+from genius_search.training.features import FeatureRow, embed, transform
 
 DIM = 3
 
@@ -115,15 +113,6 @@ def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(t
     assert len(other.seen) == 5
 
 
-def test_shards_of_another_encoder_are_not_continued(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
-    other = Encoder()
-    other.fingerprint = "fake-2"
-    run(text_rows(10), other, tmp_path / "f")
-    assert len(other.seen) == 10
-
-
 def test_a_picture_and_a_text_are_encoded_once_in_a_shard(tmp_path, pictures):
     rows = [
         FeatureRow(
@@ -165,15 +154,6 @@ def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_pat
     assert [(row.id, row.file) for row in features.left_out] == [(1, str(pictures[1])), (5, str(pictures[5]))]
     assert all(row.reason for row in features.left_out)
     assert Features.open(tmp_path / "f").left_out == features.left_out
-
-
-def test_a_whole_shard_of_bad_pictures_is_left_out(tmp_path, pictures):
-    for path in pictures[:4]:
-        path.write_bytes(b"not a picture")
-    features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
-    assert features.ids.tolist() == [4, 5]
-    assert features.gather(np.arange(2)).image[:, 2].tolist() == [80, 100]
-    assert len(features.left_out) == 4
 
 
 def test_nothing_to_embed_is_bad_data(tmp_path, pictures):
@@ -284,34 +264,6 @@ def test_a_joint_vector_stands_in_the_text_slot(tmp_path, pictures, needs_pixels
     assert batch.total().tolist() == [[n, n % 3 != 1, 0 if n % 3 == 0 else n] for n in range(6)]
 
 
-def test_a_picture_and_text_are_read_together_once_in_a_shard(tmp_path, pictures):
-    rows = [
-        FeatureRow(
-            id=n,
-            key=ItemKey("query", str(n)),
-            modality=Modality.IMAGE_TEXT,
-            image=pictures[0],
-            text=f"{n // 2}",
-        )
-        for n in range(4)
-    ]
-    encoder = Joint()
-    features = run(rows, encoder, tmp_path / "f")
-    assert len(encoder.seen) == 2
-    assert features.gather(np.arange(4)).text[:, 1].tolist() == [1, 1, 1, 1]
-    looked_up = Joint(needs_pixels=False)
-    run(rows, looked_up, tmp_path / "g")
-    assert len(looked_up.seen) == 4
-
-
-def test_a_joint_encoder_leaves_out_what_has_a_bad_picture(tmp_path, pictures):
-    pictures[2].write_bytes(b"not a picture")
-    features = run(mixed_rows(pictures), Joint(), tmp_path / "f", skip_bad_images=True)
-    assert features.ids.tolist() == [0, 1, 3, 4, 5]
-    assert features.gather(np.arange(5)).text[:, 0].tolist() == [0, 1, 3, 4, 5]
-    assert [row.id for row in features.left_out] == [2]
-
-
 def test_queries_in_memory_get_what_rows_would(tmp_path, pictures):
     rows = mixed_rows(pictures)
     contents = [
@@ -347,41 +299,3 @@ def test_what_several_queries_have_is_encoded_once():
         alone = features_of(Encoder(), [content])
         np.testing.assert_array_equal(together.image[row], alone.image[0])
         np.testing.assert_array_equal(together.text[row], alone.text[0])
-
-
-def test_shards_that_another_writer_took_away_are_an_error_and_never_a_folder_without_them(tmp_path):
-    class Overtaken(Encoder):
-        def text_features(self, texts):
-            if self.seen == [f"text {n}" for n in range(4)]:
-                run(text_rows(10), Encoder(), tmp_path / "f")
-            return super().text_features(texts)
-
-    with pytest.raises(ArtifactMismatch, match="removed"):
-        run(text_rows(10), Overtaken(), tmp_path / "f")
-    assert Features.open(tmp_path / "f").ids.tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_shard_that_vanished_is_an_error(tmp_path, number):
-    class Vanishing(Silent):
-        def advance(self, done, _):
-            if done == 9:
-                shutil.rmtree(tmp_path / ".f.partial" / f"shard-{number:06d}")
-
-    with pytest.raises(ArtifactMismatch, match="of 10 records, in 2 of 3 shards"):
-        embed(
-            text_rows(10),
-            Encoder(),
-            tmp_path / "f",
-            inputs={"records": "r"},
-            expected=10,
-            progress=Vanishing(),
-        )
-    assert not (tmp_path / "f").exists()
-
-
-def test_shards_of_other_records_are_not_taken_for_these(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(text_rows(7), Encoder(fail_after=6), tmp_path / "f")
-    with pytest.raises(ArtifactMismatch, match="the records changed"):
-        run(text_rows(3), Encoder(), tmp_path / "f")
