@@ -24,7 +24,7 @@ from genius_search.training.fit import fit
 
 NEVER = ("torch", "transformers", "scipy", "pandas", "fastapi", "PIL")
 """Packages that take long to import, or belong to other tasks."""
-OF_OTHERS = ("training", "lab", "serve", "hub", "tune", "calibrate", "data", "embed")
+OF_OTHERS = ("training", "lab", "serve", "hub", "data", "embed")
 """Our own packages and modules that searching does not need."""
 
 COUNT = """

@@ -40,13 +40,6 @@ class SearchHit:
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
-    relevance: float | None = None
-    """How well the item matches, from 0 to 1; from 0.5 on it is a match. If there is a probability, how it
-    compares with the least of a good match (:meth:`~genius_search.index.settings.Scale.relevance`);
-    otherwise, for a text found by a text, how its cosine compares with those of related texts
-    (:class:`~genius_search.index.settings.Relevance`); between image and text, the probability of an encoder
-    that gives one (:class:`~genius_search.encoders.base.PairOdds`). 0 if the encoder knows no word of the
-    query (:func:`~genius_search.encoders.base.knows_words`). None where nothing is known."""
 
     def _repr_html_(self) -> str:
         """Show the hit with its picture in a notebook."""
@@ -97,14 +90,14 @@ class SearchResult(NamedTuple):
 def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     """Merge the hits of several modalities into one list of ``k``.
 
-    They are ordered by relevance if the index is calibrated, otherwise by reciprocal rank: the first hit of
+    They are ordered by probability if the index is calibrated, otherwise by reciprocal rank: the first hit of
     each modality, the second of each, and so on, in the order of their scores.
     """
     if len(results) == 1:
         return results[0]
     hits = [hit for result in results for hit in result.hits]
     if all(hit.probability is not None for hit in hits):
-        hits.sort(key=lambda hit: (-(hit.relevance or 0), hit.rank, -hit.score))
+        hits.sort(key=lambda hit: (-(hit.probability or 0), hit.rank, -hit.score))
     else:
         hits.sort(key=lambda hit: (hit.rank, -hit.score))
     ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
+from genius_search.index.calibrate import Calibration
 from genius_search.index.filters import Filter
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.query import default_settings, encode_queries, search_encoded, settings_of_kind
+from genius_search.index.query import default_settings, encode_queries, search_encoded
 from genius_search.index.requests import SearchPart, SearchRequest
-from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
@@ -342,7 +342,7 @@ class Index:
         """Fit the codebooks anew, after an index that was created with an encoder has grown.
 
         All items get new IDs, computed from the stored embeddings, which lose a little each time if they have
-        fewer than 8 bits. Settings of `genius tune` and `genius calibrate` are removed. Searches go on.
+        fewer than 8 bits. A calibration is removed. Searches go on.
 
         Parameters
         ----------
@@ -465,7 +465,7 @@ class Index:
         modality
             Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the
             instruction decides. Without one too, each modality is searched, and the hits are merged by
-            relevance if the index is calibrated, otherwise by rank: the best of each modality come first.
+            probability if the index is calibrated, otherwise by rank: the best of each modality come first.
         where
             Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
             ``{"brand": "acme"}``; see :meth:`genius_search.index.filters.Filter.parse`.
@@ -559,10 +559,7 @@ class Index:
         queries = encode_queries(model, snapshot, [request], config)
         own = [one for one in queries if one.request.modality is item.modality] or queries[:1]
         with diagnose_corruption(snapshot):
-            explained = [
-                explain(model, snapshot, one, item_id, settings_of_kind(snapshot, one.request, config))
-                for one in own
-            ]
+            explained = [explain(model, snapshot, one, item_id, config) for one in own]
         return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
 
     def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
@@ -638,19 +635,10 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune` (searches with just these take those of their kind of
-        query, where it chose others), or :func:`genius_search.config.usual_search`; with a
-        model of its own, or without a generator, hits are ranked by fused embeddings if the index stores
-        them.
+        These are :func:`genius_search.config.usual_search`; with a model of its own, or without a generator,
+        hits are ranked by fused embeddings if the index stores them.
         """
         return default_settings(*self.current())
-
-    def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
-        """Store default search settings with the index."""
-        from genius_search.index.writer import one_writer
-
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            writer.tune(tuned)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -665,18 +653,17 @@ class Index:
             writer.calibrate(calibration)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
-        """Return whether the first hit is a good match: its relevance is at least 0.5.
+        """Return whether the first hit is a good match: as probable as the calibration's threshold.
 
-        Without hits the result is False. It is None if the relevance is not known, or if a calibration found
-        no probability from which enough hits are right (`genius calibrate --precision`).
+        Without hits the result is False. It is None if the index is not calibrated for the hits' settings, or
+        if no probability was found from which enough hits are right (`genius calibrate --precision`).
         """
         calibration = self.cached_snapshot.manifest.calibration
-        has_threshold = calibration is not None and calibration.threshold is not None
         if not hits:
             return False
-        if hits[0].relevance is None or (hits[0].probability is not None and not has_threshold):
+        if calibration is None or calibration.threshold is None or hits[0].probability is None:
             return None
-        return hits[0].relevance >= 0.5
+        return hits[0].probability >= calibration.threshold
 
     def reopen(self) -> Index:
         """Return another handle of the same index, with the same model."""

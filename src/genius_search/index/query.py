@@ -13,21 +13,19 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import ItemKey, knows_words, pair_odds
+from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit, SearchResult, interleave, merge
-from genius_search.index.items import Item
 from genius_search.index.requests import SearchPart, SearchRequest
-from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence, Ranking, table_rows
+from genius_search.search.rank import Evidence, table_rows
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
@@ -251,7 +249,7 @@ def _put_exact_first(
         except UsageError:  # without full-text search, or names of files
             continue
         if len(EXACT_WORD.findall(request.text or "")) == len((request.text or "").split()):
-            exact = [dataclasses.replace(hit, probability=None, relevance=1.0) for hit in exact]
+            exact = [dataclasses.replace(hit, probability=None) for hit in exact]
         ids = {hit.id for hit in exact}
         hits = [*exact, *(hit for hit in result.hits if hit.id not in ids)][: request.k]
         ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits, start=1)]
@@ -278,37 +276,13 @@ def _exact_filters(request: SearchRequest) -> Iterator[Filter]:
 def _search(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
-    """Search for queries, each with the settings of its kind."""
-    settings = [settings_of_kind(snapshot, query.request, config) for query in queries]
-    results: dict[int, SearchResult] = {}
-    for setting in dict.fromkeys(settings):
-        own = [number for number, one in enumerate(settings) if one == setting]
-        found = _search_alike(model, snapshot, [queries[number] for number in own], setting)
-        results |= zip(own, found, strict=True)
-    return [results[number] for number in range(len(queries))]
-
-
-def settings_of_kind(snapshot: Snapshot, request: SearchRequest, config: SearchConfig) -> SearchConfig:
-    """Return what was tuned for queries of this kind, if the search has the index's own settings."""
-    tuned = snapshot.manifest.tuned
-    if tuned is None or config != tuned.search or request.beam is not None or request.parts:
-        return config
-    has_text = bool((request.text or "").strip())
-    return tuned.of_kind(
-        Modality.of(has_image=request.image is not None, has_text=has_text), request.modality
-    )
-
-
-def _search_alike(
-    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
-) -> list[SearchResult]:
     calibration = snapshot.manifest.calibration
     if calibration is not None and not calibration.applies_to(config):
         calibration = None
     wanted = [
         Wanted(
             width=max(query.request.beam or config.beam, query.request.k),
-            k=query.request.k if calibration is None else max(query.request.k, DEPTH),
+            k=query.request.k if calibration is None else max(query.request.k, 2),
             level0=query.level0,
             restriction=query.restriction,
         )
@@ -340,16 +314,8 @@ def _search_alike(
         decoded = log_probabilities.tolist() if is_generated else [()] * len(scores)
         items = snapshot.items(ranking.segments, ranking.items)
         probabilities: list[float] | None = None
-        if calibration is None or request.parts or not items:
-            relevance = _rate(model, snapshot, query, ranking, items)
-        else:
-            has_image, modality = request.image is not None, items[0].modality
-            scale = calibration.scale(request.text, has_image=has_image, item=modality)
-            likely = scale.probabilities(found.scores)
-            probabilities, relevance = likely.tolist(), scale.relevance(likely).tolist()
-        if not _is_understood(model, request):
-            probabilities = probabilities and [0.0] * len(items)
-            relevance = [0.0] * len(items)
+        if calibration is not None and not request.parts:
+            probabilities = calibration.probabilities(found.scores).tolist()
         hits = [
             SearchHit(
                 rank=number + 1,
@@ -362,7 +328,6 @@ def _search_alike(
                 codes=tuple(codes[number]),
                 log_probabilities=tuple(one for one in decoded[number] if not math.isnan(one)),
                 probability=None if probabilities is None else probabilities[number],
-                relevance=relevance[number],
             )
             for number, item in enumerate(items)
         ]
@@ -370,52 +335,9 @@ def _search_alike(
     return results
 
 
-def _is_understood(model: Genius, request: SearchRequest) -> bool:
-    """Return whether the encoder knows any word of a request that is a text alone."""
-    if request.image is not None or request.parts or not request.text:
-        return True
-    return knows_words(model.encoder, request.text)
-
-
-def _rate(
-    model: Genius, snapshot: Snapshot, query: EncodedQuery, ranking: Ranking, items: Sequence[Item]
-) -> Sequence[float | None]:
-    """Return the relevance of hits of an index that is not calibrated; None where it is not known.
-
-    Texts found by a text have one if the index has a scale, images found by a text and texts found by an
-    image if the encoder rates such pairs and the embeddings are sums of its features.
-    """
-    request, manifest = query.request, snapshot.manifest
-    if request.parts or (request.image is not None and (request.text or request.instruction)):
-        return [None] * len(items)
-    of_texts = manifest.relevance if request.image is None else None
-    is_features = manifest.embeddings == "fused" and model.sums_features
-    of_pairs = pair_odds(model.encoder) if is_features else None
-    if of_texts is None and of_pairs is None:
-        return [None] * len(items)
-    cosines = np.zeros(len(ranking.items), dtype=np.float32)
-    stored = snapshot.vectors(model.ranker)
-    for segment in set(ranking.segments.tolist()):
-        own = ranking.segments == segment
-        if stored is None:
-            vectors = model.ranker.vectors(snapshot.search_segments[segment].table.ids[ranking.rows[own]])
-        else:
-            vectors = stored[segment](ranking.items[own])
-        cosines[own] = normalize(vectors) @ query.embedding
-    across = Modality.IMAGE if request.image is None else Modality.TEXT
-    rated = np.full(len(items), np.nan)
-    for scale, modality in ((of_texts, Modality.TEXT), (of_pairs, across)):
-        if scale is not None:
-            hits = np.array([item.modality is modality for item in items], dtype=bool)
-            rated[hits] = scale.rate(cosines[hits], snapshot.num_alive)
-    return [None if math.isnan(one) else one for one in rated.tolist()]
-
-
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
-    if manifest.tuned is not None:
-        return manifest.tuned.search
     usual = model.usual_search(snapshot.num_alive)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         return dataclasses.replace(usual, rerank="embeddings")

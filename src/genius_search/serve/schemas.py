@@ -250,11 +250,6 @@ class Hit(Item):
     probability: float | None = Field(
         description="Probability that it matches; null if the index is not calibrated."
     )
-    relevance: float | None = Field(
-        default=None,
-        description="From 0 to 1, a match from 0.5 on: how the probability compares with the threshold, "
-        "or the cosine with those of related texts; null if neither is known.",
-    )
 
 
 class SearchResult(ResponseBody):

@@ -14,13 +14,13 @@ from jaxtyping import Bool, Float, Float64, Int, Int16, Int64, UInt8
 from scipy import special, stats
 
 from genius_search.artifact import open_artifact
-from genius_search.calibrate import Predictions
 from genius_search.data.features import Features
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.errors import BadData
 from genius_search.lab.codes import KIND as CODES
 from genius_search.lab.report.evaluated import System
+from genius_search.lab.report.reliability import Predictions
 from genius_search.lab.runs import Qrels, Run
 from genius_search.lab.settings import Pool
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS

@@ -6,7 +6,7 @@ import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 import matplotlib as mpl
@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
-from genius_search.calibrate import reliability
 from genius_search.lab.report.analysis import ITEMS_SHOWN, OUTCOMES, FirstHits, Group, Item, project
 from genius_search.lab.report.evaluated import Benchmark, System
+from genius_search.lab.report.reliability import reliability
 from genius_search.lab.report.tables import beam_methods, sort_by_beam
 from genius_search.lab.table import pareto_front
 from genius_search.records import Modality
@@ -254,7 +254,7 @@ def reliability_figure(found: Sequence[FirstHits]) -> Drawing:
 
 def _draw_promises(axes: Axes, found: FirstHits, colour: str) -> None:
     """Draw a point for each bin, with the interval of its share (Wilson's, 95 %)."""
-    x, y, sizes = map(np.array, zip(*map(astuple, reliability(found.cases())), strict=True))
+    x, y, sizes = map(np.array, zip(*reliability(found.cases()), strict=True))
     bounds = [
         stats.binomtest(round(share * size), round(size)).proportion_ci(method="wilson")
         for share, size in zip(y, sizes, strict=True)

@@ -11,10 +11,10 @@ from typing import Final
 
 import pandas as pd
 
-from genius_search.calibrate import calibration_error, reliability
 from genius_search.lab.published.numbers import CAPTION_RESULTS, COMPARABLE, RESULTS
 from genius_search.lab.report.analysis import FirstHits, Group, Item, accuracy_of_surest, separation
 from genius_search.lab.report.evaluated import HEADLINE, Benchmark, System
+from genius_search.lab.report.reliability import calibration_error, reliability
 from genius_search.lab.report.statistics import Comparison, Pair, compare_all, mean_of_tasks
 from genius_search.lab.results import ResultRow, published_beside
 from genius_search.lab.settings import Pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.calibrate import Predictions, brier, calibration_error, reliability, threshold_for
+from genius_search.lab.report.reliability import Predictions, calibration_error, reliability
 
 
 def told(probability, is_right, weight=None) -> Predictions:
@@ -27,17 +27,3 @@ def test_probabilities_that_are_right_have_no_error():
     probability = random.random(20_000)
     drawn = told(probability, random.random(20_000) < probability)
     assert calibration_error(reliability(drawn)) < 0.02
-    assert brier(drawn) == pytest.approx(1 / 6, abs=0.01)
-
-
-def test_brier_weighs_squares():
-    assert brier(told([1.0, 0.5], [1, 0], [1, 3])) == pytest.approx(0.1875)
-
-
-def test_the_threshold_accepts_as_much_as_it_may():
-    many = told(np.repeat([0.9, 0.6, 0.3], 30), np.repeat([True, True, False], 30))
-    assert threshold_for(many, 0.9, at_least=0.5) == 0.6
-    assert threshold_for(many, 0.6, at_least=0.0) == 0.3
-    assert threshold_for(many, 0.6, at_least=0.5) == 0.6
-    few = told([0.9] * 5 + [0.3] * 40, [True] * 5 + [False] * 40)
-    assert threshold_for(few, 0.9, at_least=0.5) is None
