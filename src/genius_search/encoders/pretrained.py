@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +24,7 @@ from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import MAX_TOKENS, check_tokenizer, cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, need_packages
-from genius_search.hub.access import ENCODER_FILES, contents_fingerprint, is_path
-from genius_search.hub.pull import find_cached, plan_pull, pull
+from genius_search.hub import contents_fingerprint, copy_checkpoint, find, pull
 from genius_search.nn.weights import check_size
 
 _NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -67,11 +65,11 @@ def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> P
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if is_path(name) or not _NAME.fullmatch(name):
+    if name.startswith(".") or not _NAME.fullmatch(name):
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
-    cached = find_cached(name, "encoder")
+    cached = find(name)
     if cached is not None and not (download and _missing_files(cached, reads_texts=reads_texts)):
         return cached
     if not download:
@@ -79,7 +77,7 @@ def find_checkpoint(name: str, *, download: bool, reads_texts: bool = True) -> P
             f"{name} is not on this machine, and nothing is downloaded unless you ask. "
             f"Run again with --download, or `genius pull {name}`, or give the folder of a copy"
         )
-    return pull(plan_pull(name))
+    return pull(name)
 
 
 def check_files(folder: Path, *, image_processor: bool, reads_texts: bool = True) -> None:
@@ -152,14 +150,6 @@ def _weight_files(folder: Path) -> list[Path]:
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise ArtifactMismatch(f"{index} names no files, or files outside its folder; do not use it")
     return [folder / name for name in names]
-
-
-def copy_checkpoint(folder: Path, target: Path) -> None:
-    """Copy a model's settings, tokenizer and weights, also those in folders inside."""
-    for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
-        copied = target / file.relative_to(folder)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copied)
 
 
 def check_network(folder: Path) -> None:

@@ -166,7 +166,7 @@ class StoredSmall:
         """A hash of settings, vocabulary and weights."""
         found = None
         if self._opened.pictures is not None:
-            from genius_search.hub.access import contents_fingerprint  # noqa: PLC0415  most have none
+            from genius_search.hub import contents_fingerprint  # noqa: PLC0415  most have none
 
             found = contents_fingerprint(self._opened.pictures)
         return fingerprint(self._opened.config, self._opened.tokenizer, self._weights, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -199,12 +200,14 @@ class Index:
         The index stores the location of its model; ``model`` (a folder, a name on the hub, or an open model)
         overrides it. Raises like :meth:`genius_search.Genius.from_pretrained`.
         """
-        from genius_search.hub.pull import find_or_pull
-        from genius_search.index.publish import check_index
+        from genius_search.hub import find_or_pull
+        from genius_search.index.publish import check_images
 
         folder = find_or_pull(
-            name_or_folder, "index", check=check_index, revision=revision, download=download, token=token
+            name_or_folder, repo_type="dataset", revision=revision, download=download, token=token
         )
+        if not Path(name_or_folder).expanduser().is_dir():
+            check_images(folder)
         if isinstance(model, Genius):
             return Index.open(folder, model=model)
         named = read_manifest(folder).locate_model(folder) if model is None else model
@@ -227,15 +230,16 @@ class Index:
         Texts and fields of the items are published, but not their images. ``model`` is the name of the
         model on the hub, which is stored so that a pulled index finds it.
         """
-        from genius_search.hub.push import push_folder
+        from genius_search.hub import push
         from genius_search.index.publish import OBSOLETE, save_index
 
-        def write(folder: Path) -> None:
-            save_index(self.folder, folder, name=repository, license=license, model=model)
-
-        return push_folder(
-            write, repository, repo_type="dataset", private=private, token=token, obsolete=OBSOLETE
-        )
+        with tempfile.TemporaryDirectory() as temporary:
+            saved = save_index(
+                self.folder, Path(temporary) / "index", name=repository, license=license, model=model
+            )
+            return push(
+                saved, repository, repo_type="dataset", private=private, token=token, obsolete=OBSOLETE
+            )
 
     def add(
         self,
@@ -717,15 +721,14 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
     if Path(model).exists():
         return
-    from genius_search.hub.access import is_repository_name
-    from genius_search.hub.pull import find_local
+    from genius_search import hub
 
-    if not is_repository_name(model):
+    if not hub.is_name(model):
         raise ArtifactMissing(
             f"the model of {folder} is not at {model} any more; say where it is now with --model "
             "(in Python: model=)"
         )
-    if not find_local(model, "model").exists():
+    if hub.find(model) is None:
         raise ArtifactMissing(
             f"the model of {folder} is {model}, which is not on this machine; `genius pull {model}` fetches "
             "it, or say where it is with --model (in Python: model=)"

@@ -17,7 +17,6 @@ from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput,
 from genius_search.encoders.static import StaticEncoder
 from genius_search.errors import ArtifactMismatch, MissingExtra, UsageError
 from genius_search.index.index import Index
-from genius_search.model.publish import check_model
 
 KEY = ItemKey("candidate", "9:1")
 VECTORS = np.eye(5, 4, dtype=np.float32)
@@ -101,7 +100,6 @@ def test_texts_are_found_by_meaning_without_training_or_download(tmp_path):
     }
     first = {query: index.search(text=query, k=1)[0].id.removesuffix(".txt") for query in asked}
     assert sum(first[query] == right for query, right in asked.items()) >= 5
-    check_model(tmp_path / "notes.index" / "model")
 
 
 def test_without_an_encoder_texts_are_encoded_by_what_is_installed(tmp_path, monkeypatch, capsys):

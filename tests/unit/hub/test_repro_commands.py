@@ -9,24 +9,18 @@ from pathlib import Path
 import pytest
 import tyro
 from click.testing import CliRunner
-from huggingface_hub import constants
 from huggingface_hub.cli.hf import app
 
 from genius_search.cli import all_commands, find, main
 from genius_search.data.mbeir import PAPER_ROWS
-from genius_search.hub import pull
+from genius_search.hub import CHECKPOINTS
 from genius_search.lab.published.repro import DATA_REPOSITORY, plan
 
 
 @pytest.fixture
-def held(hub, monkeypatch):
+def held(hub):
     """A hub that holds the authors' files by name, each a few bytes."""
-    known = {
-        name: checkpoint._replace(sha256=(None,) * len(checkpoint.files))
-        for name, checkpoint in pull.CHECKPOINTS.items()
-    }
-    monkeypatch.setattr(pull, "CHECKPOINTS", known)
-    for checkpoint in known.values():
+    for checkpoint in CHECKPOINTS.values():
         hub.repositories[f"models/{checkpoint.repository}"] = {
             path: path.encode() for path in checkpoint.files
         }
@@ -78,9 +72,6 @@ def test_what_is_downloaded_of_the_data_is_what_is_missing(hub, tmp_path, monkey
     assert len(files) == 1 + 3 * len(PAPER_ROWS if name == "all" else [name])
     repository = dict.fromkeys([*files, "query/train/huge.jsonl", "qrels/val/other.txt"], b"x")
     hub.repositories[f"datasets/{DATA_REPOSITORY}"] = repository
-    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-    address = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     monkeypatch.chdir(tmp_path)
     _, *words = commands(name)[0]
     done = CliRunner().invoke(app, words)

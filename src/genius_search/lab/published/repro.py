@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMissing, UsageError
-from genius_search.hub.checkpoints import CHECKPOINTS
+from genius_search.hub import CHECKPOINTS
 from genius_search.lab.evaluate import evaluate
 from genius_search.lab.published.numbers import (
     CAPTION_RESULTS,
@@ -143,7 +143,7 @@ class Reproduction:
             (clip,) = CHECKPOINTS["clip-sf"].files
             quantizer, generator = CHECKPOINTS["genius"].files
             commands += [
-                *(f"genius pull {name} --out published/{name} --yes" for name in ("clip-sf", "genius")),
+                *(f"genius pull {name} --out published/{name}" for name in ("clip-sf", "genius")),
                 f"genius import clip-sf published/clip-sf/{clip} --out clip-sf",
                 (
                     f"genius import genius --quantizer published/genius/{quantizer} "
