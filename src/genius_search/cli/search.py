@@ -70,8 +70,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     match: Words = None
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
-    hybrid: Literal["auto", "words", "off"] = "auto"
-    """Put few items with the query's numbers first; with words, also raise those with its rare words."""
+    hybrid: bool = True
+    """Raise items that have rare words of the query, and put those with its numbers first."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""

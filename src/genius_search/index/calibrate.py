@@ -33,6 +33,7 @@ LIKELY: Final = 0.5
 """A hit that is more likely wrong than right is never called a good match."""
 SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
+STEPS: Final = 100
 BATCH: Final = 32
 
 
@@ -195,29 +196,41 @@ def _labelled(index: Index, data: MBeir, split: str) -> Iterator[tuple[SearchReq
                     text=query.text,
                     image=None if query.image is None else data.image_path(query.image),
                     modality=TASKS[row.task_id][1],
-                    hybrid="off",
+                    hybrid=False,
                     k=HITS + len(right),
                 )
                 yield request, right
 
 
 def fit(cases: Cases) -> tuple[float, Float64[np.ndarray, " 3"]]:
-    """Fit a logistic regression with weights that are not negative; return its intercept and weights."""
-    from scipy.optimize import minimize  # noqa: PLC0415  slow to import
+    """Fit a logistic regression whose weights are not negative; return intercept and weights."""
+    mean, scale = cases.numbers.mean(axis=0), cases.numbers.std(axis=0) + 1e-12
+    standard = (cases.numbers - mean) / scale
+    weights, used = np.zeros(3), [0, 1, 2]
+    intercept, fitted = _fit_logistic(standard, cases)
+    while len(fitted) and fitted.min() < 0:
+        used.pop(int(fitted.argmin()))
+        intercept, fitted = _fit_logistic(standard[:, used], cases)
+    weights[used] = fitted / scale[used]
+    return float(intercept - weights @ mean), weights
 
-    numbers, is_right, weight, _ = cases
-    mean, scale = numbers.mean(axis=0), numbers.std(axis=0) + 1e-12
-    design = np.column_stack([np.ones(len(weight)), (numbers - mean) / scale])
 
-    def loss(coefficients: Float64[np.ndarray, " 4"]) -> tuple[float, Float64[np.ndarray, " 4"]]:
-        log_odds = design @ coefficients
-        shrunk = SHRINKAGE * np.concatenate([[0.0], coefficients[1:]])
-        value = weight @ (np.logaddexp(0, log_odds) - is_right * log_odds) + shrunk @ coefficients / 2
-        return float(value), design.T @ (weight * (_expit(log_odds) - is_right)) + shrunk
-
-    found = minimize(loss, np.zeros(4), jac=True, bounds=[(None, None), *[(0, None)] * 3]).x
-    weights = np.asarray(found[1:] / scale)
-    return float(found[0] - weights @ mean), weights
+def _fit_logistic(
+    numbers: Float64[np.ndarray, "hits numbers"], cases: Cases
+) -> tuple[float, Float64[np.ndarray, " numbers"]]:
+    """Fit a logistic regression by Newton's method; return its intercept and weights."""
+    design = np.column_stack([np.ones(len(numbers)), numbers])
+    shrinkage = np.array([1e-3, *[SHRINKAGE] * numbers.shape[1]])
+    found = np.zeros(design.shape[1])
+    for _ in range(STEPS):
+        likely = _expit(design @ found)
+        slope = design.T @ (cases.weight * (likely - cases.is_right)) + shrinkage * found
+        bend = (design.T * (cases.weight * likely * (1 - likely))) @ design + np.diag(shrinkage)
+        step = np.linalg.solve(bend, slope)
+        found -= step
+        if np.abs(step).max() < 1e-9:
+            break
+    return float(found[0]), found[1:]
 
 
 def threshold_for(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
-    from genius_search.index.requests import Hybrid, Picture
+    from genius_search.index.requests import Picture
     from genius_search.index.verify import IndexInfo, Verified
     from genius_search.index.writer import Deleted, Writer
     from genius_search.presets import FitConfig
@@ -448,7 +448,7 @@ class Index:
         modality: Modality | str | None = None,
         where: Filter | Sequence[str] | Mapping[str, object] = (),
         match: str | None = None,
-        hybrid: Hybrid | str = "auto",
+        hybrid: bool = True,
         k: int = 10,
         beam: int | None = None,
         config: SearchConfig | None = None,
@@ -462,7 +462,7 @@ class Index:
             ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
         combine
             ``sum`` searches for the weighted sum of the parts. ``any`` searches for each part by itself and
-            interleaves the hits, as for a text that names alternatives: "a dog or a red car".
+            interleaves the hits.
         instruction
             A description of the wanted results. By default the model's training instruction for this kind of
             query and the wanted modality, if it has one.
@@ -476,9 +476,8 @@ class Index:
         match
             Words that the items' texts must contain.
         hybrid
-            ``auto`` puts items first whose text or file name contains the query's words with digits
-            (IMG_2034, a product code), if these are at most ten items; ``off`` does not. ``words`` also
-            raises items whose text has rare words of the query, such as names.
+            Raise items whose text or file name has a word of the query that few items have, such as
+            a name; a word with digits (IMG_2034, a product code) puts them first.
         beam
             Beam width, at least ``k``, instead of the configured one.
         config

@@ -132,10 +132,10 @@ class SearchBody(RequestBody):
         examples=[["price<20", "colour in red,blue"]],
     )
     match: Condition | None = Field(None, description="Words that the text of an item contains.")
-    hybrid: Literal["auto", "words", "off"] = Field(
-        "auto",
-        description="auto puts items first whose text or file name has the query's words with digits, if "
-        "they are at most ten; words also raises items whose text has rare words of the query.",
+    hybrid: bool = Field(
+        True,
+        description="Raise items whose text or file name has rare words of the query, and put those first "
+        "that have its words with digits.",
     )
     k: int = Field(10, ge=1, le=limits.HITS, description="Number of hits.")
     beam: int | None = Field(None, ge=1, le=limits.BEAM, description="IDs kept at each level.")
