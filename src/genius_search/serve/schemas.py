@@ -287,7 +287,6 @@ class LevelStep(ResponseBody):
     rank: int = Field(description="Rank among its siblings, from 1: by probability, or by distance.")
     num_siblings: int = Field(description="Including itself.")
     items: int = Field(description="Items that share the ID up to here.")
-    is_kept: bool | None = Field(description="Whether the beam kept it; null if decoding stopped before.")
     siblings: list[Sibling] = Field(description="The most probable, or nearest, perhaps including itself.")
 
 
@@ -303,8 +302,6 @@ class Explanation(ResponseBody):
     score: float | None
     touched: int = Field(description="Number of items under the beams.")
     beam: int
-    lost_at: int | None = Field(description="Level at which the beam dropped it.")
-    kept_by_beam: int | None = Field(description="A beam width that keeps it, if this one does not.")
     levels: list[LevelStep]
     neighbours: list[ItemSummary] = Field([], description="Other items that share most of its codes.")
 
