@@ -39,9 +39,7 @@ def encode_features(
         for start in range(0, len(features), BATCH):
             rows = slice(start, min(start + BATCH, len(features)))
             batch = features.gather(np.arange(rows.start, rows.stop))
-            encoded = encode_batch(
-                model, batch, features.modality[rows], embeddings=embeddings, numbers=features.ids[rows]
-            )
+            encoded = encode_batch(model, batch, features.modality[rows], embeddings=embeddings)
             for name, array in encoded._asdict().items():
                 if isinstance(array, np.ndarray):
                     if name not in files:

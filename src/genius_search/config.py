@@ -300,7 +300,7 @@ class SearchConfig:
 
 
 USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", candidates=1000, shortlist=100)
-"""Default settings of a small index that was not tuned: follow the nearest codes until at most 1000
+"""Default settings of a small index: follow the nearest codes until at most 1000
 candidates are left, then rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 ITEMS_PER_CANDIDATE: Final = 10
 MANY_CANDIDATES: Final = 70_000
@@ -317,7 +317,7 @@ longer."""
 
 @lru_cache
 def usual_search(items: int) -> SearchConfig:
-    """Return the default settings of an index of so many items that was not tuned.
+    """Return the default settings of an index of so many items.
 
     A tenth of the items are candidates, at most 70,000 or 30 times the square root of their number. With 256
     codes at a level, a tenth are the items under the best 25 first semantic codes. They lie side by side, so

@@ -310,7 +310,7 @@ def _encode(
     evidence = F.normalize(features.total(), dim=-1).numpy() if is_raw else fused
     return qids, [
         EncodedQuery(
-            SearchRequest(text=qid, k=DEPTH, hybrid="off"),
+            SearchRequest(text=qid, k=DEPTH, hybrid=False),
             0,
             0,
             frozenset(),

@@ -126,14 +126,14 @@ def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):
         answer = route.fetch().json()
         answer["good_match"] = False
         for hit in answer["hits"]:
-            hit["probability"] = hit["relevance"] = 0.04
+            hit["probability"] = 0.04
         route.fulfill(json=answer)
 
     page.route("**/v1/search", doubtful)
     search(page)
     expect(page.get_by_role("heading", name="No good match")).to_be_visible()
     expect(page.locator("#status")).to_contain_text("No good match")
-    expect(page.get_by_text("The best hit has a relevance of only 4.0 %.")).to_be_visible()
+    expect(page.get_by_text("The best hit is right with a probability of only 4.0 %.")).to_be_visible()
     expect(page.locator(".doubtful .card")).to_have_count(20)
     expect(page.locator(".doubtful .meter")).to_have_count(0)
 

@@ -18,7 +18,7 @@ from genius_search.index.index import Index
 
 NEVER = ("torch", "transformers", "scipy", "pandas", "fastapi", "PIL")
 """Packages that take long to import, or belong to other tasks."""
-OF_OTHERS = ("training", "evaluate", "serve", "hub", "tune", "calibrate", "data")
+OF_OTHERS = ("training", "evaluate", "serve", "hub", "data")
 """Our own packages and modules that searching does not need."""
 
 COUNT = """

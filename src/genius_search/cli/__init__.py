@@ -36,7 +36,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "index compact": "genius_search.cli.index:Compact",
         "index verify": "genius_search.cli.index:Verify",
         "index info": "genius_search.cli.index:Info",
-        "tune": "genius_search.cli.adapt:Tune",
         "calibrate": "genius_search.cli.adapt:Calibrate",
     },
     "Cluster": {

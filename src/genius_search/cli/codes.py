@@ -181,14 +181,13 @@ def _print_explanation(found: Explanation) -> None:
                 _probability(step),
                 f"{step.rank:,} of {step.num_siblings:,}",
                 f"{step.items:,}",
-                "" if step.beam_rank is None else f"{step.beam_rank:,}{'' if step.is_kept else ' lost'}",
                 "; ".join(
                     f"{one.code} {_probability(one)} ({plural(one.items, 'item')})".replace("  ", " ")
                     for one in others
                 ),
             ]
         )
-    columns = ["level", "code", "probability", "rank", "items", "beam", "more probable, or next"]
+    columns = ["level", "code", "probability", "rank", "items", "more probable, or next"]
     if any(step.probability is None for step in found.levels):
         columns[-1] = "nearer to the query, or next"
         for row in (columns, *rows):
@@ -198,16 +197,11 @@ def _print_explanation(found: Explanation) -> None:
         print("The search may not find it: it has another modality, or a condition excludes it.")
     elif found.rank is not None:
         print(f"Found: rank {found.rank:,} of {found.touched:,} ranked items, score {found.score:.4f}.")
-    elif found.lost_at is None:
-        print("Not found, though no beam dropped it: the generator gives it no probability at all.")
     else:
-        remedy = (
-            "no beam that was tried keeps it"
-            if found.kept_by_beam is None
-            else f"a beam of {found.kept_by_beam:,} keeps it (--beam)"
+        print(
+            f"Not found: it is not among the {found.touched:,} items that the search ranked with a beam of "
+            f"{found.beam:,}; a wider --beam may reach it."
         )
-        level = found.levels[found.lost_at].name
-        print(f"Not found: the beam of {found.beam:,} drops it at {level}; {remedy}.")
 
 
 def _probability(one: LevelStep | Sibling) -> str:

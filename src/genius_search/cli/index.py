@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from genius_search.index.items import Item
-    from genius_search.index.settings import Choice
     from genius_search.index.verify import IndexInfo
     from genius_search.index.writer import Writer
 
@@ -287,15 +286,6 @@ PARTS: Final = {"ids": "IDs", "buckets": "lists of items", "items": "texts and f
 """Parts of an index whose name in a sentence differs from that in JSON."""
 
 
-def _in_words(chosen: Choice) -> str:
-    """Return chosen settings in words."""
-    search = chosen.search
-    decoded = f"{search.candidates:,} candidates" if search.candidates else "all levels"
-    by_geometry = "without the generator, " if search.router == "geometry" else ""
-    mixed = f" + {search.generator_weight:g} × log-probability" if search.generator_weight else ""
-    return f"{by_geometry}beam {search.beam}, {decoded}, ranked by {search.rerank}{mixed}"
-
-
 def _readable(info: IndexInfo) -> dict[str, object]:
     """Return the facts of an index for people: rounded and in words."""
     total, deleted = sum(info.bytes_per_item.values()), info.bytes_per_item["deleted"] * info.items
@@ -306,15 +296,6 @@ def _readable(info: IndexInfo) -> dict[str, object]:
         f"{one.name}: {plural(one.items, 'item')}, {one.deleted:,} of them deleted or replaced"
         for one in info.segments
     ]
-    searched_with = "the defaults; `genius tune` finds better ones"
-    if info.tuned is not None:
-        tuned = info.tuned
-        searched_with = (
-            f"{_in_words(tuned)}; tuned for {tuned.wish} on {tuned.data} when it had {tuned.items:,} items: "
-            f"{tuned.share:.1%} of the recall of ranking everything, {tuned.cpu_ms:.2g} CPU-ms per query"
-        )
-        kinds = [one for one in tuned.kinds if one.search != tuned.search]
-        searched_with += "".join(f"; {one.query} → {one.item}: {_in_words(one)}" for one in kinds)
     facts: dict[str, object] = {
         "index": info.folder,
         "model": f"{info.model}, fingerprint {info.model_fingerprint[:12]}",
@@ -325,7 +306,6 @@ def _readable(info: IndexInfo) -> dict[str, object]:
         "on disk": f"{format_bytes(round(total * info.items))}, {total:,.0f} bytes per item",
         "bytes per item": ", ".join(parts) or "none",
         "embeddings": info.embeddings,
-        "searched with": searched_with,
         "changes so far": info.generation,
         "segments": "; ".join(segments) or "none",
     }

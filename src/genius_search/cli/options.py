@@ -12,9 +12,6 @@ from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
-    from genius_search.tune import ValidationConfig
-
-    Config = TypeVar("Config", bound=ValidationConfig)
 
 DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
 OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
@@ -147,28 +144,6 @@ class QueryOptions:
 
     modality: ModalityOption = None
     """Search only items of this modality."""
-
-
-@command
-class ValidationOptions(WaitOption, OpenIndexOptions, JsonOption):
-    """A command that measures an index with queries of a data set and stores the outcome in the index."""
-
-    split: str = "val"
-    """Split of the data set."""
-
-    row: str = ""
-    """Rows of the data set, as in its file names, separated by commas; default: all."""
-
-    dry_run: bool = False
-    """Measure and print, but leave the index unchanged."""
-
-    seed: int = 0
-    """Seed for the choice of instructions."""
-
-    def config(self, kind: type[Config]) -> Config:
-        """Return the settings whose names are flags of this command; the others have their defaults."""
-        given = {**vars(self), "rows": split_names(self.row)}
-        return kind(**{name: given[name] for name in kind.__dataclass_fields__ if name in given})
 
 
 def split_names(text: str) -> tuple[str, ...]:

@@ -61,7 +61,6 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """Search an index, or a folder of pictures and texts, with a text, an image, or both.
 
     A folder is indexed in the user's cache when it is first searched, and brought up to date at each search.
-    Settings that are not given are those that `genius tune` stored in the index, else the defaults.
     Exit status 3 if nothing is found.
     """
 
@@ -71,8 +70,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     match: Words = None
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
-    hybrid: Literal["auto", "words", "off"] = "auto"
-    """Put few items with the query's numbers first; with words, also raise those with its rare words."""
+    hybrid: bool = True
+    """Raise items that have rare words of the query, and put those with its numbers first."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
@@ -261,16 +260,16 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             show_pictures(hits)
             return
         is_cut = sys.stdout.isatty()
-        columns = ["rank", "score", "relevance", "item", "text or picture"]
+        columns = ["rank", "score", "probability", "item", "text or picture"]
         rows = []
         for hit in hits:
-            relevance = "" if hit.relevance is None else f"{hit.relevance:.2f}"
+            probability = "" if hit.probability is None else f"{hit.probability:.2f}"
             words = " ".join((hit.text or "").split())
             content = (words or hit.image or "") if is_cut else " ".join(filter(None, (hit.image, words)))
-            rows.append([str(hit.rank), f"{hit.score:.4f}", relevance, hit.id, content])
+            rows.append([str(hit.rank), f"{hit.score:.4f}", probability, hit.id, content])
             if self.codes:
                 rows.append([*[""] * 4, " · ".join(map(str, hit.codes))])
-        if all(hit.relevance is None for hit in hits):
+        if all(hit.probability is None for hit in hits):
             for row in (columns, *rows):
                 del row[2]
         print_table(columns, rows, left=("item",), fill=True)
@@ -292,5 +291,5 @@ def show_pictures(hits: Sequence[SearchHit]) -> None:
                 )
             except BadImage as error:
                 print_text(str(error), error=True)
-        relevance = "" if hit.relevance is None else f"{hit.relevance:.2f}  "
-        print_text(f"{hit.rank}  {relevance}{hit.id}  {' '.join((hit.text or '').split())}".rstrip())
+        probability = "" if hit.probability is None else f"{hit.probability:.2f}  "
+        print_text(f"{hit.rank}  {probability}{hit.id}  {' '.join((hit.text or '').split())}".rstrip())

@@ -48,7 +48,6 @@ from genius_search.errors import UsageError
 from genius_search.index.adding import Added, Pool, encode_items, feature_rows, stamp_of
 from genius_search.index.create import fit_model, usual_bits
 from genius_search.index.items import Item
-from genius_search.index.relevance import fit_relevance
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CLUSTER,
@@ -249,7 +248,7 @@ def _sizes(partitions: Iterable[Partition]) -> dict[str, int]:
 def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progress) -> None:
     """Open or fit the model, and write the manifest that all parts begin with."""
     expected = sum(ROWS_OF_TAR if one.rows is None else one.rows for one in plan.partitions)
-    embeddings, bits, relevance = settings.embeddings, settings.embedding_bits, None
+    embeddings, bits = settings.embeddings, settings.embedding_bits
     if settings.encoder is None:
         model = Genius.open(settings.model or "", device=settings.device, download=settings.download)
     else:
@@ -269,7 +268,6 @@ def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progr
         model = fit_model(
             folder / MODEL, encoder, features, items=max(expected, len(features)), progress=progress
         )
-        relevance = fit_relevance(encoder)
         bits = bits or (8 if embeddings == "raw" else usual_bits(expected))
         embeddings = embeddings or "fused"
     index = IndexManifest(
@@ -277,7 +275,6 @@ def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progr
         model_fingerprint=model.fingerprint,
         embeddings=embeddings or "none",
         embedding_bits=bits or 16,
-        relevance=relevance,
     )
     write_json(folder / BUILD / CURRENT, index.model_dump(mode="json"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +21,7 @@ from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import cut_texts
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, need_packages
-from genius_search.hub.access import ENCODER_FILES, contents_fingerprint
-from genius_search.hub.pull import find_cached, plan_pull, pull
+from genius_search.hub import contents_fingerprint, find, pull
 
 _NAME: Final = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 """Form of a model's name; old ones have no owner."""
@@ -57,7 +55,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
         raise ArtifactMissing(
             f"there is no folder {name!r}; give a model's folder, or its name as owner/model"
         )
-    cached = find_cached(name, "encoder")
+    cached = find(name)
     if cached is not None and not (download and _missing_files(cached)):
         return cached
     if not download:
@@ -65,7 +63,7 @@ def find_checkpoint(name: str, *, download: bool) -> Path:
             f"{name} is not on this machine, and nothing is downloaded unless you ask. "
             f"Run again with --download, or `genius pull {name}`, or give the folder of a copy"
         )
-    return pull(plan_pull(name))
+    return pull(name)
 
 
 def check_files(folder: Path, *, image_processor: bool) -> None:
@@ -80,14 +78,6 @@ def check_files(folder: Path, *, image_processor: bool) -> None:
 
 def _missing_files(folder: Path) -> list[str]:
     return [names[0] for names in _NEEDED if not any((folder / name).is_file() for name in names)]
-
-
-def copy_checkpoint(folder: Path, target: Path) -> None:
-    """Copy a model's settings, tokenizer and weights, also those in folders inside."""
-    for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
-        copied = target / file.relative_to(folder)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copied)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,6 @@ from genius_search.index.adding import (
     stamp_of,
 )
 from genius_search.index.items import Item
-from genius_search.index.relevance import fit_relevance
 from genius_search.index.store import (
     CURRENT,
     DELETED,
@@ -201,7 +200,6 @@ def _create_with_encoder(
         model_fingerprint=model.fingerprint,
         embeddings=embeddings or "fused",
         embedding_bits=embedding_bits or (8 if embeddings == "raw" else usual_bits(len(features))),
-        relevance=fit_relevance(encoder),
     )
     batches = _batches(model, features, opened, stamps, manifest, progress)
     added, replaced = writer.create_batches(manifest, batches)

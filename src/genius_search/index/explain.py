@@ -15,8 +15,9 @@ from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery, evidence_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
-from genius_search.search.rank import rank_items
-from genius_search.search.trace import Step, Target, Trace, find_keeping_width, score_path, trace
+from genius_search.search.fast import Wanted
+from genius_search.search.find import find
+from genius_search.search.path import Step, Target, score_path
 from genius_search.search.tree import CodeTree, Ranges
 
 MOST_CHILDREN: Final = 64
@@ -112,10 +113,6 @@ class LevelStep:
     """Number of items whose IDs share the codes up to this one."""
     siblings: list[Sibling]
     """The most probable, or nearest, codes, which may include the item's own."""
-    beam_rank: int | None
-    """Rank of the prefix up to this code among all that the beam scored; None if it was not scored."""
-    is_kept: bool | None
-    """True if the beam kept the prefix; None if decoding stopped before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +130,6 @@ class Explanation:
     """Number of items under the beams."""
     beam: int
     """Beam width."""
-    lost_at: int | None
-    """Level at which the beam dropped the item; None if it did not."""
-    kept_by_beam: int | None
-    """A wider beam that keeps the item if this one dropped it; None if none was found."""
     levels: list[LevelStep]
 
 
@@ -240,18 +233,16 @@ def explain(
         model.decoder_for(config), snapshot.tree, embedding, codes, query.level0, query.restriction
     )
     steps = score_path(target, config.scores)
-    traced = trace(target, config, width)
-    lost_at = traced.lost_at
-    found = rank_items(
+    wanted = Wanted(width, max(1, snapshot.num_alive), query.level0, query.restriction)
+    ((found, _),) = find(
+        lambda: model.decoder_for(config),
+        model.fast_for(config),
         snapshot.search_segments,
-        traced.beams,
-        0,
-        query.evidence,
-        config=config,
+        query.embedding[None],
+        [wanted],
+        config,
         evidence=evidence_of(model, snapshot),
-        k=max(1, snapshot.num_alive),
-        restriction=query.restriction,
-        for_codes=query.embedding,
+        embeddings=[query.evidence],
     )
     there = np.flatnonzero((found.segments == location.segment) & (found.items == location.row))
     return Explanation(
@@ -262,14 +253,12 @@ def explain(
         score=float(found.scores[there[0]]) if len(there) else None,
         touched=found.touched,
         beam=width,
-        lost_at=lost_at,
-        kept_by_beam=None if lost_at is None else find_keeping_width(target, config, traced),
-        levels=_levels(model, snapshot, steps, traced, is_generated=model.uses_generator(config)),
+        levels=_levels(model, snapshot, steps, is_generated=model.uses_generator(config)),
     )
 
 
 def _levels(
-    model: Genius, snapshot: Snapshot, steps: Sequence[Step], traced: Trace, *, is_generated: bool
+    model: Genius, snapshot: Snapshot, steps: Sequence[Step], *, is_generated: bool
 ) -> list[LevelStep]:
     """Return each level with its best siblings; all example items are looked up at once."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
@@ -282,7 +271,6 @@ def _levels(
     first_is_modality = model.has_modality_level
     levels = []
     for level, (step, places) in enumerate(zip(steps, best, strict=True)):
-        seen = traced.seen[level] if level < len(traced.seen) else None
         levels.append(
             LevelStep(
                 level=level,
@@ -303,8 +291,6 @@ def _levels(
                     )
                     for sibling in places
                 ],
-                beam_rank=None if seen is None else seen.rank,
-                is_kept=None if seen is None else seen.is_kept,
             )
         )
     return levels

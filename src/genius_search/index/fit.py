@@ -24,13 +24,12 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.adding import CHUNK, Batch, encode_batch, feature_rows
 from genius_search.index.query import EncodedQuery, default_settings, search_encoded
 from genius_search.index.refit import carry_encoder
-from genius_search.index.relevance import fit_relevance
 from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, alive_items, remove_work
 from genius_search.model import Genius
-from genius_search.nn.arrays import as_array, as_floats, normalize
+from genius_search.nn.arrays import as_floats, normalize
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer
 from genius_search.progress import Progress
@@ -172,9 +171,7 @@ def fit_index(
     manifest = snapshot.manifest.replace(
         model=f"{OWN_MODEL}-{snapshot.manifest.generation + 1}",
         model_fingerprint=trained.fingerprint,
-        tuned=None,
         calibration=None,
-        relevance=fit_relevance(_Fused(trained)),
     )
     after = before
     kept = False
@@ -397,29 +394,6 @@ def _train(
         pairs, quantizer, folder / "generator", config.generator, progress=progress, device=device
     )
     return Genius.finish(folder, carry_encoder(model, folder), quantizer, generator, model.instructions)
-
-
-class _Fused:
-    """An encoder that gives a model's embeddings as features."""
-
-    kind = "fused"
-
-    def __init__(self, model: Genius) -> None:
-        self._model = model
-        self.spec = model.encoder.spec
-        self.fingerprint = model.fingerprint
-        self.dim = model.dim
-        self.needs_pixels = model.encoder.needs_pixels
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the embeddings of images alone."""
-        features = as_floats(as_array(self._model.encoder.image_features(images)))
-        return self._model.fuse(features, np.zeros_like(features))
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the embeddings of texts alone."""
-        features = as_floats(as_array(self._model.encoder.text_features(texts)))
-        return self._model.fuse(np.zeros_like(features), features)
 
 
 def _measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +25,8 @@ class SearchHit:
     score: float
     """Score that the hits are ranked by. Without re-ranking it is a log-probability. By codes it is the inner
     product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
-    weighted density is subtracted from both, and the weighted log-probability is added to scores by codes."""
+    weighted density is subtracted from both, and the weighted log-probability is added to scores by codes.
+    Rare words of the query raise it (:mod:`genius_search.index.words`)."""
     modality: Modality
     text: str | None
     image: str | None
@@ -40,13 +41,6 @@ class SearchHit:
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
-    relevance: float | None = None
-    """How well the item matches, from 0 to 1; from 0.5 on it is a match. If there is a probability, how it
-    compares with the least of a good match (:meth:`~genius_search.index.settings.Scale.relevance`);
-    otherwise, for a text found by a text, how its cosine compares with those of related texts
-    (:class:`~genius_search.index.settings.Relevance`); between image and text, the probability of an encoder
-    that gives one (:class:`~genius_search.encoders.base.PairOdds`). 0 if the encoder knows no word of the
-    query (:func:`~genius_search.encoders.base.knows_words`). None where nothing is known."""
 
     def _repr_html_(self) -> str:
         """Show the hit with its picture in a notebook."""
@@ -94,19 +88,19 @@ class SearchResult(NamedTuple):
     """Number of items under all beams."""
 
 
-def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
+def merge(results: Sequence[SearchResult], k: int, *, first: Collection[str] = ()) -> SearchResult:
     """Merge the hits of several modalities into one list of ``k``.
 
-    They are ordered by relevance if the index is calibrated, otherwise by reciprocal rank: the first hit of
-    each modality, the second of each, and so on, in the order of their scores.
+    They are ordered by probability if the index is calibrated, otherwise by reciprocal rank: the first hit of
+    each modality, the second of each, and so on, in the order of their scores. Items of ``first`` come first.
     """
     if len(results) == 1:
         return results[0]
     hits = [hit for result in results for hit in result.hits]
     if all(hit.probability is not None for hit in hits):
-        hits.sort(key=lambda hit: (-(hit.relevance or 0), hit.rank, -hit.score))
+        hits.sort(key=lambda hit: (hit.id not in first, -(hit.probability or 0), hit.rank, -hit.score))
     else:
-        hits.sort(key=lambda hit: (hit.rank, -hit.score))
+        hits.sort(key=lambda hit: (hit.id not in first, hit.rank, -hit.score))
     ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]
     return SearchResult(ranked, sum(result.touched for result in results))
 

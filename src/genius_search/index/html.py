@@ -31,7 +31,7 @@ def draw_hits(hits: Sequence[SearchHit]) -> str:
 
 
 def _figure(hit: SearchHit) -> str:
-    known = f"score {hit.score:.3f}" if hit.relevance is None else f"relevance {hit.relevance:.2f}"
+    known = f"score {hit.score:.3f}" if hit.probability is None else f"{hit.probability:.0%}"
     text = " ".join((hit.text or "").split())
     shown = text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}…"
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
+from genius_search.index.calibrate import Calibration
 from genius_search.index.filters import Filter
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.query import default_settings, encode_queries, search_encoded, settings_of_kind
+from genius_search.index.query import default_settings, encode_queries, search_encoded
 from genius_search.index.requests import SearchPart, SearchRequest
-from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
-    from genius_search.index.requests import Hybrid, Picture
+    from genius_search.index.requests import Picture
     from genius_search.index.verify import IndexInfo, Verified
     from genius_search.index.writer import Deleted, Writer
 
@@ -199,12 +200,14 @@ class Index:
         The index stores the location of its model; ``model`` (a folder, a name on the hub, or an open model)
         overrides it. Raises like :meth:`genius_search.Genius.from_pretrained`.
         """
-        from genius_search.hub.pull import find_or_pull
-        from genius_search.index.publish import check_index
+        from genius_search.hub import find_or_pull
+        from genius_search.index.publish import check_images
 
         folder = find_or_pull(
-            name_or_folder, "index", check=check_index, revision=revision, download=download, token=token
+            name_or_folder, repo_type="dataset", revision=revision, download=download, token=token
         )
+        if not Path(name_or_folder).expanduser().is_dir():
+            check_images(folder)
         if isinstance(model, Genius):
             return Index.open(folder, model=model)
         named = read_manifest(folder).locate_model(folder) if model is None else model
@@ -227,15 +230,16 @@ class Index:
         Texts and fields of the items are published, but not their images. ``model`` is the name of the
         model on the hub, which is stored so that a pulled index finds it.
         """
-        from genius_search.hub.push import push_folder
+        from genius_search.hub import push
         from genius_search.index.publish import OBSOLETE, save_index
 
-        def write(folder: Path) -> None:
-            save_index(self.folder, folder, name=repository, license=license, model=model)
-
-        return push_folder(
-            write, repository, repo_type="dataset", private=private, token=token, obsolete=OBSOLETE
-        )
+        with tempfile.TemporaryDirectory() as temporary:
+            saved = save_index(
+                self.folder, Path(temporary) / "index", name=repository, license=license, model=model
+            )
+            return push(
+                saved, repository, repo_type="dataset", private=private, token=token, obsolete=OBSOLETE
+            )
 
     def add(
         self,
@@ -342,7 +346,7 @@ class Index:
         """Fit the codebooks anew, after an index that was created with an encoder has grown.
 
         All items get new IDs, computed from the stored embeddings, which lose a little each time if they have
-        fewer than 8 bits. Settings of `genius tune` and `genius calibrate` are removed. Searches go on.
+        fewer than 8 bits. A calibration is removed. Searches go on.
 
         Parameters
         ----------
@@ -444,7 +448,7 @@ class Index:
         modality: Modality | str | None = None,
         where: Filter | Sequence[str] | Mapping[str, object] = (),
         match: str | None = None,
-        hybrid: Hybrid | str = "auto",
+        hybrid: bool = True,
         k: int = 10,
         beam: int | None = None,
         config: SearchConfig | None = None,
@@ -458,23 +462,22 @@ class Index:
             ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
         combine
             ``sum`` searches for the weighted sum of the parts. ``any`` searches for each part by itself and
-            interleaves the hits, as for a text that names alternatives: "a dog or a red car".
+            interleaves the hits.
         instruction
             A description of the wanted results. By default the model's training instruction for this kind of
             query and the wanted modality, if it has one.
         modality
             Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the
             instruction decides. Without one too, each modality is searched, and the hits are merged by
-            relevance if the index is calibrated, otherwise by rank: the best of each modality come first.
+            probability if the index is calibrated, otherwise by rank: the best of each modality come first.
         where
             Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
             ``{"brand": "acme"}``; see :meth:`genius_search.index.filters.Filter.parse`.
         match
             Words that the items' texts must contain.
         hybrid
-            ``auto`` puts items first whose text or file name contains the query's words with digits
-            (IMG_2034, a product code), if these are at most ten items; ``off`` does not. ``words`` also
-            raises items whose text has rare words of the query, such as names.
+            Raise items whose text or file name has a word of the query that few items have, such as
+            a name; a word with digits (IMG_2034, a product code) puts them first.
         beam
             Beam width, at least ``k``, instead of the configured one.
         config
@@ -559,10 +562,7 @@ class Index:
         queries = encode_queries(model, snapshot, [request], config)
         own = [one for one in queries if one.request.modality is item.modality] or queries[:1]
         with diagnose_corruption(snapshot):
-            explained = [
-                explain(model, snapshot, one, item_id, settings_of_kind(snapshot, one.request, config))
-                for one in own
-            ]
+            explained = [explain(model, snapshot, one, item_id, config) for one in own]
         return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
 
     def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
@@ -638,19 +638,10 @@ class Index:
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
-        These are the settings chosen by `genius tune` (searches with just these take those of their kind of
-        query, where it chose others), or :func:`genius_search.config.usual_search`; with a
-        model of its own, or without a generator, hits are ranked by fused embeddings if the index stores
-        them.
+        These are :func:`genius_search.config.usual_search`; with a model of its own, or without a generator,
+        hits are ranked by fused embeddings if the index stores them.
         """
         return default_settings(*self.current())
-
-    def keep_settings(self, tuned: Tuned, *, wait_seconds: float = 0.0) -> None:
-        """Store default search settings with the index."""
-        from genius_search.index.writer import one_writer
-
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
-            writer.tune(tuned)
 
     @property
     def calibration(self) -> Calibration | None:
@@ -665,18 +656,17 @@ class Index:
             writer.calibrate(calibration)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
-        """Return whether the first hit is a good match: its relevance is at least 0.5.
+        """Return whether the first hit is a good match: as probable as the calibration's threshold.
 
-        Without hits the result is False. It is None if the relevance is not known, or if a calibration found
-        no probability from which enough hits are right (`genius calibrate --precision`).
+        Without hits the result is False. It is None if the index is not calibrated for the hits' settings, or
+        if no probability was found from which enough hits are right (`genius calibrate --precision`).
         """
         calibration = self.cached_snapshot.manifest.calibration
-        has_threshold = calibration is not None and calibration.threshold is not None
         if not hits:
             return False
-        if hits[0].relevance is None or (hits[0].probability is not None and not has_threshold):
+        if calibration is None or calibration.threshold is None or hits[0].probability is None:
             return None
-        return hits[0].relevance >= 0.5
+        return hits[0].probability >= calibration.threshold
 
     def reopen(self) -> Index:
         """Return another handle of the same index, with the same model."""
@@ -730,15 +720,14 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
     if Path(model).exists():
         return
-    from genius_search.hub.access import is_repository_name
-    from genius_search.hub.pull import find_local
+    from genius_search import hub
 
-    if not is_repository_name(model):
+    if not hub.is_name(model):
         raise ArtifactMissing(
             f"the model of {folder} is not at {model} any more; say where it is now with --model "
             "(in Python: model=)"
         )
-    if not find_local(model, "model").exists():
+    if hub.find(model) is None:
         raise ArtifactMissing(
             f"the model of {folder} is {model}, which is not on this machine; `genius pull {model}` fetches "
             "it, or say where it is with --model (in Python: model=)"

@@ -274,8 +274,15 @@ class ItemStore:
                 values = [json.dumps(rows.tolist()), *values]
             return np.flatnonzero(mask & look_up(source, values))
 
-    def rows_with(self, word: str, most: int) -> Int64[np.ndarray, " rows"]:
-        """Return rows of items whose text has a word, the first ``most``.
+    def rows_with(self, word: str, most: int) -> list[int]:
+        """Return rows of items whose text has a word, or several in this order, or whose ``name`` it is.
+
+        Parameters
+        ----------
+        word
+            letters and digits, and spaces.
+        most
+            rows to return, at most.
 
         Raises
         ------
@@ -284,7 +291,13 @@ class ItemStore:
         """
         self._check_full_text()
         query = "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?"
-        return np.array(self._query(query, [f'"{word}"', most]), dtype=np.int64).reshape(-1)
+        found = self._query(query, [f'"{word}"', most])
+        name = self.field_names.get(spell_path(("name",)))
+        if name is not None:
+            query = "SELECT row FROM field_text WHERE name = ? AND value IN (?, ?, ?) LIMIT ?"
+            values = [name, word, word.upper(), word.lower(), most]
+            found += self._query(query, values, self._fields)
+        return sorted({row for (row,) in found})[:most]
 
     def _holds(
         self, condition: Condition, connection: Connection, deadline: float

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -13,29 +12,25 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import ItemKey, knows_words, pair_odds
+from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit, SearchResult, interleave, merge
-from genius_search.index.items import Item
 from genius_search.index.requests import SearchPart, SearchRequest
-from genius_search.index.settings import DEPTH
 from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
+from genius_search.index.words import DEPTH, NO_WORDS, RareWords, find_rare_words, raise_hits
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence, Ranking, table_rows
+from genius_search.search.rank import Evidence, table_rows
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
     from PIL import Image
 
-MOST_EXACT: Final = 10
-"""Numbers that more items contain do not single one out."""
-EXACT_WORD: Final = re.compile(r"\S*\d\S*")
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
 
@@ -158,148 +153,57 @@ def search_encoded(
     """Search for encoded queries in one batch, and return the result of each request.
 
     A query's beam is at least as wide as its ``k``. The hits of a request that became several queries are
-    merged: those of its modalities (:func:`merge`), then those of its alternatives (:func:`interleave`).
-    Items that contain the query's numbers come first (:func:`_put_exact_first`).
+    merged: those of its modalities (:func:`merge`), then those of its parts (:func:`interleave`).
     """
     if not queries or not snapshot.segments:
         return [SearchResult([], 0) for _ in queries]
     with diagnose_corruption(snapshot):
-        found = zip(queries, _search_with_words(model, snapshot, queries, config), strict=True)
+        rare = [_rare_words(snapshot, query.request) for query in queries]
+        found = zip(queries, _search_with_words(model, snapshot, queries, rare, config), rare, strict=True)
         results = []
-        for _, group in groupby(found, key=lambda pair: pair[0].number):
+        for _, group in groupby(found, key=lambda one: one[0].number):
             alternatives = []
-            for (_, k), pairs in groupby(group, key=lambda pair: (pair[0].alternative, pair[0].request.k)):
-                own, by_modality = zip(*pairs, strict=True)
-                merged = merge(by_modality, k)
-                alternatives.append(_put_exact_first(model, snapshot, own, merged, config))
+            for (_, k), one in groupby(group, key=lambda one: (one[0].alternative, one[0].request.k)):
+                _, by_modality, words = zip(*one, strict=True)
+                first = frozenset().union(*(own.first for own in words))
+                alternatives.append(merge(by_modality, k, first=first))
             results.append(interleave(alternatives, k))
         return results
 
 
+def _rare_words(snapshot: Snapshot, request: SearchRequest) -> RareWords:
+    if not (request.hybrid and request.text) or request.image is not None or request.parts:
+        return NO_WORDS
+    return find_rare_words(snapshot, request.text)
+
+
 def _search_with_words(
-    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
-) -> list[SearchResult]:
-    """Search for queries; for those with ``hybrid="words"``, also for items that have their rare words."""
-    if not any(_wants_words(query.request) for query in queries):
-        return _search(model, snapshot, queries, config)
-    from genius_search.index import words  # noqa: PLC0415  for these only
-
-    if config.rerank == "none":
-        raise UsageError("hybrid words needs hits ranked by codes or embeddings; rerank is none")
-    deep = [
-        query._replace(request=dataclasses.replace(query.request, k=max(query.request.k, words.DEPTH)))
-        if _wants_words(query.request)
-        else query
-        for query in queries
-    ]
-    results = _search(model, snapshot, deep, config)
-    for number, (query, own) in enumerate(zip(queries, deep, strict=True)):
-        if _wants_words(query.request):
-            rare = words.find_rare_words(snapshot, query.request.text or "", query.restriction)
-            others: list[SearchHit] = []
-            if rare.item_ids:
-                having = dataclasses.replace(query.request.filter, item_ids=rare.item_ids)
-                asked = dataclasses.replace(own.request, where=having, match=None)
-                level0, restriction = _constraint(model, snapshot, asked)
-                among = own._replace(request=asked, level0=level0, restriction=restriction)
-                others = _search(model, snapshot, [among], config)[0].hits
-            results[number] = words.raise_hits(results[number], others, rare.weights, query.request.k)
-    return results
-
-
-def _wants_words(request: SearchRequest) -> bool:
-    return request.hybrid == "words" and _has_plain_text(request)
-
-
-def _has_plain_text(request: SearchRequest) -> bool:
-    return bool(request.text) and request.image is None and not request.parts
-
-
-def _put_exact_first(
     model: Genius,
     snapshot: Snapshot,
     queries: Sequence[EncodedQuery],
-    result: SearchResult,
+    rare: Sequence[RareWords],
     config: SearchConfig,
-) -> SearchResult:
-    """Put items whose text contains the query's words with digits first, or files of that name.
-
-    Encoders hardly tell numbers, codes and names like IMG_2034 apart. If more than :data:`MOST_EXACT` items
-    contain them, or none does, nothing changes.
-
-    Parameters
-    ----------
-    queries
-        one for each modality that is searched.
-    """
-    request = queries[0].request
-    for filter_ in _exact_filters(request):
-        own = []
-        try:
-            kinds = [one.request.modality for one in queries]
-            wanted = [
-                filter_ if kind is None else dataclasses.replace(filter_, modality=Modality(kind))
-                for kind in kinds
-            ]
-            if not 0 < sum(map(snapshot.count_matching, wanted)) <= MOST_EXACT:
-                continue
-            for query in queries:
-                asked = dataclasses.replace(query.request, where=filter_, match=None, k=MOST_EXACT)
-                level0, restriction = _constraint(model, snapshot, asked)
-                own.append(query._replace(request=asked, level0=level0, restriction=restriction))
-            exact = merge(_search(model, snapshot, own, config), MOST_EXACT).hits
-        except UsageError:  # without full-text search, or names of files
-            continue
-        if len(EXACT_WORD.findall(request.text or "")) == len((request.text or "").split()):
-            exact = [dataclasses.replace(hit, probability=None, relevance=1.0) for hit in exact]
-        ids = {hit.id for hit in exact}
-        hits = [*exact, *(hit for hit in result.hits if hit.id not in ids)][: request.k]
-        ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits, start=1)]
-        return SearchResult(ranked, result.touched)
-    return result
-
-
-def _exact_filters(request: SearchRequest) -> Iterator[Filter]:
-    """Yield filters for the words with digits of a request: texts that have all of them, files so named."""
-    words = EXACT_WORD.findall(request.text or "")
-    if request.hybrid == "off" or not _has_plain_text(request):
-        return
-    if not 1 <= len(words) <= MOST_EXACT:
-        return
-    phrases = " ".join('"{}"'.format(word.replace('"', " ")) for word in words)
-    yield dataclasses.replace(request.filter, match=f"{request.filter.match or ''} {phrases}".strip())
-    stems = [re.sub(r"\.[^\W\d]\w{1,4}$", "", word.rpartition("/")[2]) for word in words]
-    names = {" ".join(re.findall(r"[^\W_]+", stem)) for stem in stems}
-    spelled = {form for name in names for form in (name, name.upper(), name.lower())}
-    named = Filter.parse({"name": sorted(spelled)}).conditions
-    yield dataclasses.replace(request.filter, conditions=(*request.filter.conditions, *named))
+) -> list[SearchResult]:
+    """Search for queries; for those with rare words, also among the items that have them."""
+    deep = [
+        query._replace(request=dataclasses.replace(query.request, k=max(query.request.k, DEPTH)))
+        if words.weights
+        else query
+        for query, words in zip(queries, rare, strict=True)
+    ]
+    results = _search(model, snapshot, deep, config)
+    for number, (query, own, words) in enumerate(zip(queries, deep, rare, strict=True)):
+        if words.weights:
+            having = dataclasses.replace(query.request.filter, item_ids=frozenset(words.weights))
+            asked = dataclasses.replace(own.request, where=having, match=None)
+            level0, restriction = _constraint(model, snapshot, asked)
+            among = own._replace(request=asked, level0=level0, restriction=restriction)
+            others = _search(model, snapshot, [among], config)[0].hits
+            results[number] = raise_hits(results[number], others, words, query.request.k)
+    return results
 
 
 def _search(
-    model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
-) -> list[SearchResult]:
-    """Search for queries, each with the settings of its kind."""
-    settings = [settings_of_kind(snapshot, query.request, config) for query in queries]
-    results: dict[int, SearchResult] = {}
-    for setting in dict.fromkeys(settings):
-        own = [number for number, one in enumerate(settings) if one == setting]
-        found = _search_alike(model, snapshot, [queries[number] for number in own], setting)
-        results |= zip(own, found, strict=True)
-    return [results[number] for number in range(len(queries))]
-
-
-def settings_of_kind(snapshot: Snapshot, request: SearchRequest, config: SearchConfig) -> SearchConfig:
-    """Return what was tuned for queries of this kind, if the search has the index's own settings."""
-    tuned = snapshot.manifest.tuned
-    if tuned is None or config != tuned.search or request.beam is not None or request.parts:
-        return config
-    has_text = bool((request.text or "").strip())
-    return tuned.of_kind(
-        Modality.of(has_image=request.image is not None, has_text=has_text), request.modality
-    )
-
-
-def _search_alike(
     model: Genius, snapshot: Snapshot, queries: Sequence[EncodedQuery], config: SearchConfig
 ) -> list[SearchResult]:
     calibration = snapshot.manifest.calibration
@@ -308,7 +212,7 @@ def _search_alike(
     wanted = [
         Wanted(
             width=max(query.request.beam or config.beam, query.request.k),
-            k=query.request.k if calibration is None else max(query.request.k, DEPTH),
+            k=query.request.k if calibration is None else max(query.request.k, 2),
             level0=query.level0,
             restriction=query.restriction,
         )
@@ -340,16 +244,8 @@ def _search_alike(
         decoded = log_probabilities.tolist() if is_generated else [()] * len(scores)
         items = snapshot.items(ranking.segments, ranking.items)
         probabilities: list[float] | None = None
-        if calibration is None or request.parts or not items:
-            relevance = _rate(model, snapshot, query, ranking, items)
-        else:
-            has_image, modality = request.image is not None, items[0].modality
-            scale = calibration.scale(request.text, has_image=has_image, item=modality)
-            likely = scale.probabilities(found.scores)
-            probabilities, relevance = likely.tolist(), scale.relevance(likely).tolist()
-        if not _is_understood(model, request):
-            probabilities = probabilities and [0.0] * len(items)
-            relevance = [0.0] * len(items)
+        if calibration is not None and not request.parts:
+            probabilities = calibration.probabilities(found.scores).tolist()
         hits = [
             SearchHit(
                 rank=number + 1,
@@ -362,7 +258,6 @@ def _search_alike(
                 codes=tuple(codes[number]),
                 log_probabilities=tuple(one for one in decoded[number] if not math.isnan(one)),
                 probability=None if probabilities is None else probabilities[number],
-                relevance=relevance[number],
             )
             for number, item in enumerate(items)
         ]
@@ -370,52 +265,9 @@ def _search_alike(
     return results
 
 
-def _is_understood(model: Genius, request: SearchRequest) -> bool:
-    """Return whether the encoder knows any word of a request that is a text alone."""
-    if request.image is not None or request.parts or not request.text:
-        return True
-    return knows_words(model.encoder, request.text)
-
-
-def _rate(
-    model: Genius, snapshot: Snapshot, query: EncodedQuery, ranking: Ranking, items: Sequence[Item]
-) -> Sequence[float | None]:
-    """Return the relevance of hits of an index that is not calibrated; None where it is not known.
-
-    Texts found by a text have one if the index has a scale, images found by a text and texts found by an
-    image if the encoder rates such pairs and the embeddings are sums of its features.
-    """
-    request, manifest = query.request, snapshot.manifest
-    if request.parts or (request.image is not None and (request.text or request.instruction)):
-        return [None] * len(items)
-    of_texts = manifest.relevance if request.image is None else None
-    is_features = manifest.embeddings == "fused" and model.sums_features
-    of_pairs = pair_odds(model.encoder) if is_features else None
-    if of_texts is None and of_pairs is None:
-        return [None] * len(items)
-    cosines = np.zeros(len(ranking.items), dtype=np.float32)
-    stored = snapshot.vectors(model.ranker)
-    for segment in set(ranking.segments.tolist()):
-        own = ranking.segments == segment
-        if stored is None:
-            vectors = model.ranker.vectors(snapshot.search_segments[segment].table.ids[ranking.rows[own]])
-        else:
-            vectors = stored[segment](ranking.items[own])
-        cosines[own] = normalize(vectors) @ query.embedding
-    across = Modality.IMAGE if request.image is None else Modality.TEXT
-    rated = np.full(len(items), np.nan)
-    for scale, modality in ((of_texts, Modality.TEXT), (of_pairs, across)):
-        if scale is not None:
-            hits = np.array([item.modality is modality for item in items], dtype=bool)
-            rated[hits] = scale.rate(cosines[hits], snapshot.num_alive)
-    return [None if math.isnan(one) else one for one in rated.tolist()]
-
-
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
-    if manifest.tuned is not None:
-        return manifest.tuned.search
     usual = model.usual_search(snapshot.num_alive)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         return dataclasses.replace(usual, rerank="embeddings")

@@ -39,7 +39,7 @@ def refit_index(
 ) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
-    Nothing is encoded. Generator, search settings and calibration, which belong to the old IDs, are removed.
+    Nothing is encoded. Generator and calibration, which belong to the old IDs, are removed.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def refit_index(
     fitted = Genius.finish(folder, carry_encoder(model, folder), quantizer, None, model.instructions)
     before = writer.folder / manifest.model
     writer.replace_items(
-        manifest.replace(model=name, model_fingerprint=fitted.fingerprint, tuned=None, calibration=None),
+        manifest.replace(model=name, model_fingerprint=fitted.fingerprint, calibration=None),
         _batches(fitted, model, snapshot, rows, progress),
     )
     shutil.rmtree(before, ignore_errors=True)

@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
 from genius_search.errors import UsageError
-from genius_search.index.alternatives import split_alternatives
 from genius_search.index.filters import Filter
 from genius_search.records import Modality
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
-
-
-Hybrid: TypeAlias = Literal["auto", "words", "off"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +69,7 @@ class SearchRequest:
     embeddings, scaled to unit length. ``text`` and ``image`` form one more part of weight 1."""
     combine: Literal["sum", "any"] = "sum"
     """``any`` searches for each part by itself instead of their sum, and interleaves the hits: the best of
-    each part, the second of each, and so on. A text that clearly names alternatives ("a dog or a red car") is
-    searched for in the same way, as a whole and by its alternatives
-    (:func:`genius_search.index.alternatives.split_alternatives`)."""
+    each part, the second of each, and so on."""
     instruction: str | None = None
     """A description of the wanted results; by default the model's own for this kind of query and result."""
     modality: Modality | str | None = None
@@ -85,10 +79,9 @@ class SearchRequest:
     """Conditions on the items' fields, as :meth:`Filter.parse` takes them."""
     match: str | None = None
     """Words that the items' texts must contain."""
-    hybrid: Hybrid | str = "auto"
-    """``auto`` puts items first whose text or file name contains the query's words with digits (IMG_2034, a
-    product code), if these are at most ten items; ``off`` does not. ``words`` also raises items whose text
-    has rare words of the query (:mod:`genius_search.index.words`)."""
+    hybrid: bool = True
+    """Raise items whose text or file name has a word of the query that few items have, such as a
+    name; a word with digits (IMG_2034, a product code) puts them first (:mod:`genius_search.index.words`)."""
     k: int = 10
     """Number of hits."""
     beam: int | None = None
@@ -115,7 +108,7 @@ class SearchRequest:
         return (own, *self.parts) if has_content(own) else self.parts
 
     def alternatives(self) -> list[SearchRequest]:
-        """Return the requests that are searched for by themselves: one, unless there are alternatives."""
+        """Return the requests that are searched for by themselves: one, or each part."""
         if self.combine == "any":
             return [
                 dataclasses.replace(
@@ -123,9 +116,7 @@ class SearchRequest:
                 )
                 for one in self.all_parts()
             ]
-        if self.text is None or self.image is not None or self.parts:
-            return [self]
-        return [self, *(dataclasses.replace(self, text=text) for text in split_alternatives(self.text))]
+        return [self]
 
     def check(self) -> None:
         """Check everything that can be checked without the index.
@@ -141,8 +132,6 @@ class SearchRequest:
                 raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
-        if self.hybrid not in get_args(Hybrid):
-            raise UsageError(f"hybrid is {self.hybrid!r}, it must be auto, words or off")
         parts = self.all_parts()
         texts = [*(("text", part.text) for part in parts), ("instruction", self.instruction)]
         for name, words in texts:

@@ -223,17 +223,6 @@ class Snapshot:
                 self._restrictions[wanted] = known
         return known
 
-    def count_matching(self, wanted: Filter) -> int:
-        """Return the number of items that a filter allows, in a fraction of the time of a restriction.
-
-        Raises
-        ------
-        UsageError
-            A condition is about a field that no item has.
-        """
-        self.check_fields(wanted)
-        return sum(int((~segment.is_dead(segment.items.matching(wanted))).sum()) for segment in self.segments)
-
     def check_fields(self, wanted: Filter) -> None:
         """Refuse conditions on fields that no item has."""
         names = set().union(*(segment.items.field_names for segment in self.segments))

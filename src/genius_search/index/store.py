@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.index.calibrate import Calibration
 from genius_search.index.items import ITEMS_FILE, ItemStore
-from genius_search.index.settings import Calibration, Relevance, Tuned, to_dict
 from genius_search.search.arrays import open_array
 from genius_search.search.table import IdTable
 from genius_search.search.vectors import EmbeddingBits, Quantized, StoredVectors, is_residual, value_type
@@ -277,11 +277,7 @@ class IndexManifest(BaseModel):
     embeddings: StoredEmbeddings
     embedding_bits: EmbeddingBits = 16
     segments: tuple[SegmentEntry, ...] = ()
-    tuned: Tuned | None = None
-    """Default search settings, where `genius tune` chose some."""
-    calibration: Calibration | None = None
-    relevance: Annotated[Relevance | None, Field(exclude_if=lambda value: value is None)] = None
-    """How the encoder's cosines are read; None if it is not known."""
+    calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
 
     @field_validator("segments")
     @classmethod
@@ -293,11 +289,7 @@ class IndexManifest(BaseModel):
     @property
     def body(self) -> dict[str, Any]:
         """Return the contents of the file, without the checksum."""
-        body = {"format": FORMAT, **self.model_dump(mode="json", exclude={"tuned", "calibration"})}
-        for name, value in (("tuned", self.tuned), ("calibration", self.calibration)):
-            if value is not None:
-                body[name] = to_dict(value)
-        return body
+        return {"format": FORMAT, **self.model_dump(mode="json")}
 
     @property
     def num_items(self) -> int:

@@ -16,7 +16,6 @@ from jaxtyping import Int64, Integer
 from genius_search.artifact import open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError, plural
 from genius_search.index.items import ITEMS_FILE
-from genius_search.index.settings import Tuned
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CODE_COSINE,
@@ -252,8 +251,6 @@ class IndexInfo:
     compact`."""
     embeddings: str
     """The stored embeddings and their type."""
-    tuned: Tuned | None
-    """Default search settings chosen by `genius tune`, if any."""
     segments: list[SegmentInfo]
     work_bytes: int
     """Size of the temporary files of an interrupted or running `genius index add`."""
@@ -287,7 +284,6 @@ def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         embeddings=manifest.embeddings
         if manifest.embeddings == "none"
         else f"{manifest.embeddings}, {plural(manifest.embedding_bits, 'bit')} a number",
-        tuned=manifest.tuned,
         segments=[
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
             for segment in snapshot.segments

@@ -27,9 +27,9 @@ from jaxtyping import Int64
 
 from genius_search.artifact import MANIFEST, file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.index.calibrate import Calibration
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import ArraysWriter, write_items, write_manifest
-from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CLUSTER,
@@ -438,11 +438,6 @@ class Writer:
             gone = {name: rows for name, (_, rows) in found.items()}
             self._use_reserve(partial(self._commit, snapshot, kept=len(found), gone=gone, new=None))
         return Deleted(len(there), [name for name in ids if name not in there])
-
-    def tune(self, tuned: Tuned) -> None:
-        """Store default search settings."""
-        self._check_open()
-        self._note(self.snapshot.manifest.replace(tuned=tuned))
 
     def calibrate(self, calibration: Calibration) -> None:
         """Store a calibration."""

@@ -90,11 +90,11 @@ def read_model_file(folder: Path) -> ModelFile:
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
     if not path.exists():
-        from genius_search.hub.access import is_repository_name  # noqa: PLC0415  for the message only
+        from genius_search.hub import is_name  # noqa: PLC0415  for the message only
 
         pull = (
             f"; or, if this is a name on the hub, `genius pull {folder}` first"
-            if is_repository_name(str(folder)) and not folder.exists()
+            if is_name(str(folder)) and not folder.exists()
             else ""
         )
         raise ArtifactMissing(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,13 +90,9 @@ class Genius:
         """
         folder = Path(folder)
         if not folder.exists():
-            from genius_search.hub.pull import find_local  # noqa: PLC0415  opening a folder needs none of it
-            from genius_search.model.publish import check_model  # noqa: PLC0415
+            from genius_search import hub  # noqa: PLC0415  opening a folder needs none of it
 
-            cached = find_local(folder, "model")
-            if cached != folder:
-                check_model(cached)
-                folder = cached
+            folder = (hub.find(str(folder)) if hub.is_name(str(folder)) else None) or folder
         if device != "cpu":
             from genius_search.nn.parallel import usable  # noqa: PLC0415  as below
 
@@ -137,24 +134,21 @@ class Genius:
         """Open a model by its folder, or by its name on the Hugging Face hub.
 
         A folder, or a model that was pulled before, is opened without the network; `genius pull` updates it.
-        Any other model is downloaded to the cache of huggingface_hub, unless ``download=False``,
-        ``GENIUS_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``.
+        Any other model is downloaded to the cache of huggingface_hub, unless ``download=False`` or
+        ``HF_HUB_OFFLINE=1``.
 
         Raises
         ------
         NetworkNeeded
-            The model is not on this machine and cannot be downloaded; raised within about two seconds.
+            The model is not on this machine and cannot be downloaded.
         ArtifactMissing
             There is no such folder or repository.
         ArtifactMismatch
-            A file is damaged, or the model refers to something outside its folder.
+            The parts do not belong together.
         """
-        from genius_search.hub.pull import find_or_pull  # noqa: PLC0415  as above
-        from genius_search.model.publish import check_model  # noqa: PLC0415
+        from genius_search.hub import find_or_pull  # noqa: PLC0415  as above
 
-        folder = find_or_pull(
-            name_or_folder, "model", check=check_model, revision=revision, download=download, token=token
-        )
+        folder = find_or_pull(name_or_folder, revision=revision, download=download, token=token)
         return Genius.open(folder, device=device, download=download)
 
     @staticmethod
@@ -188,9 +182,6 @@ class Genius:
         *,
         name: str | None = None,
         license: str = "unknown",  # noqa: A002  the word of every model card
-        datasets: tuple[str, ...] = (),
-        results: str | Path | None = None,
-        copy_encoder: bool = True,
     ) -> Path:
         """Save the model as a self-contained folder with a model card.
 
@@ -198,15 +189,7 @@ class Genius:
         """
         from genius_search.model.publish import save_model  # noqa: PLC0415  as above
 
-        return save_model(
-            self.folder,
-            Path(folder),
-            name=name,
-            license=license,
-            datasets=datasets,
-            results=None if results is None else Path(results),
-            copy_encoder=copy_encoder,
-        )
+        return save_model(self.folder, Path(folder), name=name, license=license)
 
     def push_to_hub(
         self,
@@ -214,8 +197,6 @@ class Genius:
         *,
         private: bool = False,
         license: str = "unknown",  # noqa: A002  as above
-        datasets: tuple[str, ...] = (),
-        results: str | Path | None = None,
         token: str | None = None,
     ) -> str:
         """Publish the model as ``owner/name`` and return its address.
@@ -227,12 +208,11 @@ class Genius:
         ArtifactMissing
             You have no permission to write there; log in first.
         """
-        from genius_search.hub.push import push_folder  # noqa: PLC0415  as above
+        from genius_search.hub import push  # noqa: PLC0415  as above
 
-        write = partial(
-            self.save_pretrained, name=repository, license=license, datasets=datasets, results=results
-        )
-        return push_folder(write, repository, repo_type="model", private=private, token=token)
+        with tempfile.TemporaryDirectory() as temporary:
+            saved = self.save_pretrained(Path(temporary) / "model", name=repository, license=license)
+            return push(saved, repository, repo_type="model", private=private, token=token)
 
     def __repr__(self) -> str:
         sizes = " × ".join(str(size) for size in self.sizes)

@@ -102,7 +102,7 @@ class Client:
         modality: str | None = None,
         where: Sequence[str] = (),
         match: str | None = None,
-        hybrid: str | None = None,
+        hybrid: bool | None = None,
         k: int = 10,
         beam: int | None = None,
         rerank: Rerank | None = None,

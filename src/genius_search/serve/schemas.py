@@ -132,10 +132,10 @@ class SearchBody(RequestBody):
         examples=[["price<20", "colour in red,blue"]],
     )
     match: Condition | None = Field(None, description="Words that the text of an item contains.")
-    hybrid: Literal["auto", "words", "off"] = Field(
-        "auto",
-        description="auto puts items first whose text or file name has the query's words with digits, if "
-        "they are at most ten; words also raises items whose text has rare words of the query.",
+    hybrid: bool = Field(
+        True,
+        description="Raise items whose text or file name has rare words of the query, and put those first "
+        "that have its words with digits.",
     )
     k: int = Field(10, ge=1, le=limits.HITS, description="Number of hits.")
     beam: int | None = Field(None, ge=1, le=limits.BEAM, description="IDs kept at each level.")
@@ -250,11 +250,6 @@ class Hit(Item):
     probability: float | None = Field(
         description="Probability that it matches; null if the index is not calibrated."
     )
-    relevance: float | None = Field(
-        default=None,
-        description="From 0 to 1, a match from 0.5 on: how the probability compares with the threshold, "
-        "or the cosine with those of related texts; null if neither is known.",
-    )
 
 
 class SearchResult(ResponseBody):
@@ -292,7 +287,6 @@ class LevelStep(ResponseBody):
     rank: int = Field(description="Rank among its siblings, from 1: by probability, or by distance.")
     num_siblings: int = Field(description="Including itself.")
     items: int = Field(description="Items that share the ID up to here.")
-    is_kept: bool | None = Field(description="Whether the beam kept it; null if decoding stopped before.")
     siblings: list[Sibling] = Field(description="The most probable, or nearest, perhaps including itself.")
 
 
@@ -308,8 +302,6 @@ class Explanation(ResponseBody):
     score: float | None
     touched: int = Field(description="Number of items under the beams.")
     beam: int
-    lost_at: int | None = Field(description="Level at which the beam dropped it.")
-    kept_by_beam: int | None = Field(description="A beam width that keeps it, if this one does not.")
     levels: list[LevelStep]
     neighbours: list[ItemSummary] = Field([], description="Other items that share most of its codes.")
 

@@ -95,7 +95,6 @@ def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, rout
     printed = run_json(capsys, "explain", index.folder, *asked, *led)
     assert printed["rank"] == 1
     assert printed["score"] == pytest.approx(hit.score, abs=1e-5)
-    assert printed["lost_at"] is None
     assert tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
     whole = index.search("a red square", k=1002, modality=hit.modality, config=SearchConfig())
     (generated,) = [one.log_probabilities for one in whole if one.id == hit.id]
@@ -116,7 +115,6 @@ def test_an_item_of_another_modality_is_not_allowed(index):
     found = index.explain(hits[0].id, "a red square", modality=Modality.TEXT)
     assert not found.is_allowed
     assert found.rank is None
-    assert found.lost_at is None
 
 
 def test_explaining_an_unknown_item_is_refused(index):

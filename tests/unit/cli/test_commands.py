@@ -82,7 +82,7 @@ def test_the_json_of_a_search_has_every_field_of_a_hit(index, photos, capsys):
     hits = run_json(capsys, "search", index, "a red square", "-k", "2")["hits"]
     assert [hit["rank"] for hit in hits] == [1, 2]
     expected = {
-        *("rank", "id", "score", "probability", "relevance", "modality", "text", "image", "fields"),
+        *("rank", "id", "score", "probability", "modality", "text", "image", "fields"),
         *("codes", "log_probabilities"),
     }
     for hit in hits:
@@ -145,7 +145,6 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("search", "a kite", "{index}"), 2),
         (("search", "{index}/..", "x"), 2),
         (("codes", "{index}", "abc"), 2),
-        (("tune", "{index}", "--recall", "97"), 2),
         (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
         (("index", "delete", "{index}"), 2),

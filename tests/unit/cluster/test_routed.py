@@ -108,7 +108,7 @@ def test_numbers_are_looked_up_only_where_there_is_full_text_search(here, routed
 
     monkeypatch.setattr(ItemStore, "_check_full_text", lacks)
     given = {"k": 5, "config": CONFIG}
-    assert routed.search("kite 9", **given) == routed.search("kite 9", hybrid="off", **given)
+    assert routed.search("kite 9", **given) == routed.search("kite 9", hybrid=False, **given)
 
 
 def test_settings_choose_the_router(here, routed):

@@ -138,6 +138,15 @@ def test_without_the_wish_to_download_an_absent_model_is_refused_at_once(monkeyp
         ClipEncoder("nobody/has-this-model")
 
 
+def test_a_download_that_fails_says_so(monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionError("404")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", fail)
+    with pytest.raises(NetworkNeeded, match=r"nobody/has-this-model is not on this machine.*404"):
+        ClipEncoder("nobody/has-this-model", download=True)
+
+
 def test_a_cached_model_is_found_by_name(clip_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     cached = tmp_path / "models--somebody--tiny"

@@ -12,13 +12,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from genius_search.cli import main
-from genius_search.config import SearchConfig
 from genius_search.encoders import static
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, load_encoder
 from genius_search.encoders.static import StaticEncoder
 from genius_search.errors import ArtifactMismatch, MissingExtra, UsageError
 from genius_search.index.index import Index
-from genius_search.model.publish import check_model
 
 KEY = ItemKey("candidate", "9:1")
 VECTORS = np.eye(5, 4, dtype=np.float32)
@@ -94,16 +92,6 @@ def test_texts_are_found_by_meaning_without_training_or_download(tmp_path):
     }
     first = {query: index.search(text=query, k=1)[0].id.removesuffix(".txt") for query in asked}
     assert sum(first[query] == right for query, right in asked.items()) >= 5
-    check_model(tmp_path / "notes.index" / "model")
-
-    for query in ("holiday by the sea", "fixing my bike", "classical concert"):
-        assert index.good_match(index.search(query, k=3))
-    for nonsense in ("xqzv blorp", "gn tuwq ozzt", "asdf jkl qwertz"):
-        hits = index.search(nonsense, k=3)
-        assert index.good_match(hits) is False
-        assert all(hit.relevance < 0.5 for hit in hits)
-    by_codes = index.search("holiday by the sea", k=3, config=SearchConfig(rerank="codes"))
-    assert by_codes[0].relevance > 0.5 > by_codes[2].relevance
 
 
 def test_without_an_encoder_texts_are_encoded_by_what_is_installed(tmp_path, monkeypatch, capsys):

@@ -1,9 +1,8 @@
-"""A hub on this machine: the few answers that huggingface_hub needs, and faults on request."""
+"""A hub on this machine: the few answers that huggingface_hub needs."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
@@ -18,33 +17,16 @@ LARGE = (".safetensors", ".npy", ".sqlite", ".pth")
 
 
 class Hub:
-    """Its contents, the requests it had, and what goes wrong next."""
+    """Its contents, the requests it had, and what goes wrong."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self) -> None:
+        self.address = ""
         self.repositories: dict[str, dict[str, bytes]] = {}
-        self.requests: list[tuple[str, str, str | None]] = []
-        """Method, path, range."""
-        self.cut_after: int | None = None
-        """Close the next download's connection after so many bytes, once."""
-        self.wrong: str | None = None
-        """Send other bytes for this file."""
+        self.downloads: list[str] = []
         self.fails: str | None = None
         """Break off the connection instead of sending this file."""
-        self.sent: list[str] = []
-        """Files that were sent completely."""
-        self.too_much = 0
-        """Send so many bytes more than a file has."""
-        self.full = False
+        self.is_closed = False
         """Refuse to store anything."""
-        self.commit_name: str | None = None
-        """Say this instead of a commit."""
-        self.headers: dict[str, str] = {}
-        """Send these with each file."""
-        self.changes: dict[str, object] = {}
-        """Say this about each file of a listing."""
-        self.answer: object = None
-        """Give this answer to every question about a repository."""
 
     def hold(self, name: str, folder: Path, *, kind: str = "models") -> None:
         self.repositories[f"{kind}/{name}"] = {
@@ -56,14 +38,6 @@ class Hub:
     def commit(self, repository: str) -> str:
         files = self.repositories[repository]
         return hashlib.sha1(json.dumps({n: blob(c) for n, c in sorted(files.items())}).encode()).hexdigest()  # noqa: S324
-
-    def downloads(self) -> list[str]:
-        """Files that were requested."""
-        return [
-            path.split("/resolve/")[1].partition("/")[2]
-            for method, path, _ in self.requests
-            if method == "GET" and "/resolve/" in path
-        ]
 
 
 def blob(content: bytes) -> str:
@@ -86,8 +60,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def reply(self, status, body=b"", **headers):
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
-            length = headers.pop("Content_Length", len(content))
-            self.send_header("Content-Length", str(length))
+            self.send_header("Content-Length", str(len(content)))
             for name, value in headers.items():
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
@@ -99,62 +72,33 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self):
             path = self.path.partition("?")[0]
-            hub.requests.append((self.command, path, self.headers.get("Range")))
-            if path == "/":
-                return self.reply(200)
             if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/revision/.*|/tree/.*)?", path):
                 repository = f"{match[1]}/{match[2]}"
                 if repository not in hub.repositories:
                     return self.reply(404, X_Error_Code="RepoNotFound")
                 if "/revision/nowhere" in path:
                     return self.reply(404, X_Error_Code="RevisionNotFound")
-                if hub.answer is not None:
-                    return self.reply(200, hub.answer)
                 if "/tree/" in path:
                     files = hub.repositories[repository]
-                    listed = [{**entry(name, content), **hub.changes} for name, content in files.items()]
-                    return self.reply(200, listed)
-                sha = hub.commit_name or hub.commit(repository)
-                return self.reply(200, {"id": match[2], "sha": sha, "siblings": []})
+                    return self.reply(200, [entry(name, content) for name, content in files.items()])
+                return self.reply(200, {"id": match[2], "sha": hub.commit(repository), "siblings": []})
             match = re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path)
             if match is None:
                 return self.reply(404)
-            repository = f"{'datasets' if match[1] else 'models'}/{match[2]}"
-            return self.send_file(repository, match[4])
-
-        def send_file(self, repository, name):
+            repository, name = f"{'datasets' if match[1] else 'models'}/{match[2]}", match[4]
             content = hub.repositories[repository][name]
             facts = entry(name, content)
-            headers = {
-                "ETag": f'"{facts.get("lfs", {}).get("oid", facts["oid"])}"',
-                "X_Repo_Commit": hub.commit(repository),
-                **hub.headers,
-            }
-            if hub.fails == name and self.command == "GET":
-                return self.reply(500)
-            if hub.wrong == name:
-                content = bytes(reversed(content))
-            start = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
-            part = content[start:]
-            if self.command == "GET" and hub.cut_after is not None and len(part) > hub.cut_after:
-                cut, hub.cut_after = hub.cut_after, None
-                self.reply(206 if start else 200, part[:cut], Content_Length=len(part), **headers)
-                self.close_connection = True
-                return None
-            if self.command == "GET" and hub.too_much:
-                with contextlib.suppress(ConnectionError):  # nobody has to read all of it
-                    self.reply(200, part + bytes(hub.too_much), **headers)
-                self.close_connection = True
-                return None
+            etag = f'"{facts.get("lfs", {}).get("oid", facts["oid"])}"'
             if self.command == "GET":
-                hub.sent.append(name)
-            return self.reply(206 if start else 200, part, **headers)
+                if hub.fails == name:
+                    return self.reply(500)
+                hub.downloads.append(name)
+            return self.reply(200, content, ETag=etag, X_Repo_Commit=hub.commit(repository))
 
         def do_POST(self):
             path = self.path.partition("?")[0]
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            hub.requests.append(("POST", path, None))
-            if hub.full:
+            if hub.is_closed:
                 return self.reply(403, {"error": "you may not write here"})
             if path == "/api/repos/create":
                 wanted = json.loads(body)
@@ -186,18 +130,19 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A running hub, empty, that the settings point to; with a cache of its own."""
-    state = Hub("")
+    """A running hub, empty, that the library's settings point to; with a cache of its own."""
+    state = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
     state.address = f"http://127.0.0.1:{server.server_port}"
     serving = threading.Thread(target=server.serve_forever, args=(0.01,))
     serving.start()
-    for switch in ("GENIUS_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(switch, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", state.address)
+    template = f"{state.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", state.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 18)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     yield state
     server.shutdown()

@@ -177,7 +177,7 @@ def test_a_published_index_is_whole_without_its_pictures(index, tmp_path, model)
 
 def test_one_part_alone_is_the_query_itself(index):
     index.add_items([NewItem(name, f"a {name} boat") for name in ("red", "green", "blue")])
-    plain = index.search("a green boat", modality="text", k=4, config=WIDE)
+    plain = index.search("a green boat", modality="text", k=4, config=WIDE, hybrid=False)
     assert index.search(parts=[SearchPart(text="a green boat")], modality="text", k=4, config=WIDE) == plain
     assert (
         index.search(parts=[SearchPart(text="a green boat", weight=2.5)], modality="text", k=4, config=WIDE)

@@ -18,7 +18,7 @@ from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit, SearchResult, merge
 from genius_search.index.index import Index
 from genius_search.index.query import encode_queries, evidence_of
-from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.records import Modality
@@ -323,13 +323,10 @@ def test_without_modality_and_instruction_each_modality_is_searched(model, pool,
     assert found.rank == 1
 
 
-def test_merged_hits_are_ordered_by_relevance_where_the_index_is_calibrated(model, pool, tmp_path):
+def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(model, pool, tmp_path):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     lists = [
-        [
-            dataclasses.replace(hit, probability=chance, relevance=chance)
-            for hit, chance in zip(hits, chances, strict=True)
-        ]
+        [dataclasses.replace(hit, probability=chance) for hit, chance in zip(hits, chances, strict=True)]
         for hits, chances in (
             (made.search("a red kite", modality="image", k=2), (0.9, 0.8)),
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),
@@ -339,16 +336,3 @@ def test_merged_hits_are_ordered_by_relevance_where_the_index_is_calibrated(mode
     assert [hit.probability for hit in merged.hits] == [0.9, 0.8, 0.5]
     assert [hit.rank for hit in merged.hits] == [1, 2, 3]
     assert merged.touched == 14
-
-
-def test_a_query_without_a_known_word_has_no_good_match(index):
-    hits = index.search("xqzv pfftk", k=3)
-    assert [hit.relevance for hit in hits] == [0, 0, 0]
-    assert index.good_match(hits) is False
-    picture = Image.new("RGB", (32, 32), "red")
-    for known in (
-        index.search("a red xqzv"),
-        index.search("xqzv", image=picture),
-        index.search(parts=[SearchPart(image=picture), SearchPart(text="xqzv")]),
-    ):
-        assert {hit.relevance for hit in known} == {None}

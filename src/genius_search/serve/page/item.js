@@ -127,12 +127,11 @@ async function explain(place, item, state) {
   }
 }
 
-/** Where it stands, or where it was lost. */
-function outcome({ is_allowed: isAllowed, rank, touched, beam, lost_at: lostAt, kept_by_beam: wider }) {
+/** Where it stands, or that it was not reached. */
+function outcome({ is_allowed: isAllowed, rank, touched, beam }) {
   if (!isAllowed) return "The filters, or the choice of what may be found, leave it out.";
   if (rank !== null) return `Rank ${count(rank)} of ${items(touched)} that the search looked at, with a beam of ${count(beam)}.`;
-  const lost = lostAt === null ? "The search ended before it was reached." : `A beam of ${count(beam)} dropped it at level ${lostAt}.`;
-  return `${lost} ${wider === null ? "No wider beam that was tried keeps it." : `A beam of ${count(wider)} keeps it.`}`;
+  return `It is not among the ${items(touched)} that the search looked at; a beam wider than ${count(beam)} may reach it.`;
 }
 
 /** Level by level, as long as there was anything to choose; where one item is left its other codes are one line. */
@@ -170,7 +169,7 @@ function levelRow(codes, level, item) {
       "details",
       {},
       row,
-      h("div", { class: "siblings" }, h("p", { class: "fine" }, place, level.is_kept === false ? " The beam dropped it here. " : " ", codeLink(codes, level.level, `The ${items(level.items)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
+      h("div", { class: "siblings" }, h("p", { class: "fine" }, place, " ", codeLink(codes, level.level, `The ${items(level.items)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
     ),
   );
 }

@@ -84,7 +84,7 @@ function draw(place, answer, state, roundTrip) {
     return;
   }
   const held = place.contains(document.activeElement) && (document.activeElement.closest(".card")?.dataset.id ?? "");
-  const list = h("ol", { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(isGood === false ? { ...hit, relevance: null } : hit, state)));
+  const list = h("ol", { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(isGood === false ? { ...hit, probability: null } : hit, state)));
   const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
   place.replaceChildren(
     ...[
@@ -104,7 +104,7 @@ function gridClass(found, isDoubtful) {
 }
 
 function noMatchWords(best, state) {
-  const chance = best.relevance === null ? "Nothing here is near enough to be called one." : `The best hit has a relevance of only ${percent(best.relevance)}.`;
+  const chance = best.probability === null ? "Nothing here is near enough to be called one." : `The best hit is right with a probability of only ${percent(best.probability)}.`;
   return `${chance} ${narrowed(state) ? "A wider choice or other words may help." : "Other words may help."}`;
 }
 
@@ -128,9 +128,9 @@ async function showMore(state) {
 }
 
 function hitCard(hit, state) {
-  const sure = hit.relevance === null ? null : percent(hit.relevance);
-  const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} relevant` : ""}`;
-  const rated = sure && h("span", { class: "sure", title: `relevance ${sure}` }, h("span", { class: "meter", "--share": hit.relevance }), sure);
+  const sure = hit.probability === null ? null : percent(hit.probability);
+  const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} likely` : ""}`;
+  const rated = sure && h("span", { class: "sure", title: `probability ${sure}` }, h("span", { class: "meter", "--share": hit.probability }), sure);
   return card(
     hit,
     { label, state },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.search.trace import Target, find_keeping_width, score_path, trace
+from genius_search.search.path import Target, score_path
 from genius_search.search.tree import CodeTree
 
 
@@ -45,26 +45,3 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
             assert steps[-1].items[steps[-1].own] >= 1
             compared += 1
     assert compared > 50
-
-
-def test_an_id_is_lost_where_the_search_does_not_list_it_and_a_wider_beam_keeps_it(plain):
-    lost = 0
-    for case, model, query, ids in cases(plain, scores="level"):
-        width = case.width(query)
-        there = {one.id for one in case.pool.found(case.only(query).search(model.decoder), 0)}
-        for codes in ids[:3]:
-            asked = sought(plain, case, model, query, codes)
-            traced = trace(asked, case.config, width)
-            assert (traced.lost_at is None) == (codes in there)
-            if traced.lost_at is None:
-                continue
-            last = traced.seen[-1]
-            assert last.rank > width
-            assert all(one.is_kept for one in traced.seen[:-1])
-            assert last.rank <= last.scored
-            wider = find_keeping_width(asked, case.config, traced)
-            if wider is not None:
-                assert wider > width
-                assert trace(asked, case.config, wider).lost_at is None
-                lost += 1
-    assert lost > 10

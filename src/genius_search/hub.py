@@ -1,0 +1,290 @@
+"""Models and indexes on the Hugging Face hub; the library ``huggingface_hub`` does the work."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from genius_search.artifact import file_fingerprint
+from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
+
+RepoType: TypeAlias = Literal["model", "dataset"]
+"""A model, or an index, which is a data set on the hub."""
+DATASETS: Final = "datasets/"
+"""Prefix of a data set's name, as in the hub's own addresses."""
+ENCODER_FILES: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
+"""Files of a pretrained encoder: settings, tokenizers, weights."""
+FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
+"""Files that are fetched: never pickles, never programs."""
+_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_CITATION: Final = """## Citation
+
+```bibtex
+@inproceedings{kim2025genius,
+  title     = {{GENIUS}: A Generative Framework for Universal Multimodal Search},
+  author    = {Kim, Sungyeon and Zhu, Xinliang and Lin, Xiaofan and Bastan, Muhammet and Gray, Douglas and
+               Kwak, Suha},
+  booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
+  pages     = {19659--19669},
+  year      = {2025}
+}
+```
+"""
+
+
+class Checkpoint(NamedTuple):
+    """Published files of the authors of GENIUS and UniIR, and the command that imports them."""
+
+    repository: str
+    files: tuple[str, ...]
+    next_command: str
+    """With the files' places as ``{0}``, ``{1}``."""
+
+
+CHECKPOINTS: Final[dict[str, Checkpoint]] = {
+    "clip-sf": Checkpoint(  # CLIP-SF large with its training state: 5.13 GB; 1.71 GB once imported
+        "TIGER-Lab/UniIR",
+        ("checkpoint/CLIP_SF/clip_sf_large.pth",),
+        "genius import clip-sf {0} --out clip-sf",
+    ),
+    "genius": Checkpoint(  # the quantizer and the generator; their encoder is clip-sf
+        "Sungyeon/GENIUS",
+        ("checkpoint/rq_clip_large.pth", "checkpoint/GENIUS_t5small.pth"),
+        "genius import genius --quantizer {0} --generator {1} --encoder uniir:clip-sf --out genius-model",
+    ),
+}
+"""By the short names that ``genius pull`` takes."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text has the form owner/name."""
+    return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def contents_fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
+    total = hashlib.sha256()
+    for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
+        total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())
+    return total.hexdigest()
+
+
+def copy_checkpoint(folder: Path, target: Path) -> None:
+    """Copy a model's settings, tokenizer and weights, also those in folders inside."""
+    for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
+        copied = target / file.relative_to(folder)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copied)
+
+
+def pull(
+    name: str,
+    *,
+    out: Path | None = None,
+    repo_type: RepoType | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Path:
+    """Fetch a repository's files that are not here yet, and return their folder.
+
+    Parameters
+    ----------
+    name
+        ``owner/name``, ``datasets/owner/name``, or a name of :data:`CHECKPOINTS`.
+    out
+        A plain folder; by default the library's cache, where the name finds it again.
+    repo_type
+        By default what the name says.
+
+    Raises
+    ------
+    UsageError
+        The name is no repository's, or something else is at ``out``.
+    ArtifactMissing
+        There is no such repository or revision, or it needs a token.
+    NetworkNeeded
+        The hub cannot be reached, or the connection broke.
+    """
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  slow to import
+
+    checkpoint = CHECKPOINTS.get(name)
+    repository = name.removeprefix(DATASETS) if checkpoint is None else checkpoint.repository
+    if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
+    with translate_errors(name):
+        return Path(
+            snapshot_download(
+                repository,
+                repo_type=repo_type or ("dataset" if name.startswith(DATASETS) else "model"),
+                revision=revision,
+                local_dir=out,
+                token=token,
+                allow_patterns=list(FILES if checkpoint is None else checkpoint.files),
+            )
+        )
+
+
+def find(name: str, *, repo_type: RepoType = "model", revision: str | None = None) -> Path | None:
+    """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  as above
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                repo_type=repo_type,
+                revision=revision,
+                allow_patterns=list(FILES),
+                local_files_only=True,
+            )
+        )
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+
+
+def find_or_pull(
+    name: str | Path,
+    *,
+    repo_type: RepoType = "model",
+    revision: str | None = None,
+    download: bool = True,
+    token: str | None = None,
+) -> Path:
+    """Return a folder by its path, or by its name on the hub; it is pulled if it is not in the cache.
+
+    Raises
+    ------
+    ArtifactMissing
+        It can only be a folder, and there is none.
+    NetworkNeeded
+        It is not on this machine, and downloading is not allowed or not possible.
+    """
+    given = str(name).removeprefix(DATASETS)
+    folder = Path(name).expanduser()
+    if given and folder.is_dir():
+        return folder
+    if not is_name(given):
+        raise ArtifactMissing(f"there is no folder {given!r}; give one, or a name on the hub as owner/name")
+    cached = find(given, repo_type=repo_type, revision=revision)
+    if cached is not None:
+        return cached
+    if not download:
+        full_name = given if repo_type == "model" else DATASETS + given
+        raise NetworkNeeded(f"{full_name} is not on this machine; `genius pull {full_name}` fetches it")
+    return pull(given, repo_type=repo_type, revision=revision, token=token)
+
+
+def push(
+    folder: Path,
+    repository: str,
+    *,
+    repo_type: RepoType,
+    private: bool = False,
+    token: str | None = None,
+    obsolete: Sequence[str] = (),
+) -> str:
+    """Upload a folder as one commit, make the repository if there is none, and return its address.
+
+    Parameters
+    ----------
+    obsolete
+        Patterns of files in the repository that are removed unless the folder has them. They stay in the
+        repository's history.
+
+    Raises
+    ------
+    NetworkNeeded
+        The hub cannot be reached, or the upload broke off.
+    ArtifactMissing
+        You may not write there.
+    UsageError
+        The repository's name is not of the form owner/name.
+    """
+    if not is_name(repository):
+        raise UsageError(f"{repository!r} is not a repository's name; give owner/name")
+    from huggingface_hub import HfApi  # noqa: PLC0415  as above
+
+    api = HfApi(token=token)
+    with translate_errors(repository):
+        created = api.create_repo(repository, repo_type=repo_type, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=created.repo_id,
+            folder_path=folder,
+            repo_type=repo_type,
+            commit_message="Upload with genius",
+            delete_patterns=list(obsolete) or None,
+        )
+    return str(created)
+
+
+@contextmanager
+def translate_errors(name: str) -> Iterator[None]:
+    """Turn the errors of huggingface_hub about a repository into ours."""
+    from huggingface_hub import errors  # noqa: PLC0415  as above
+
+    login = "`hf auth login`, or set HF_TOKEN"
+    try:
+        yield
+    except errors.HFValidationError as error:
+        raise UsageError(f"{name!r} is not a repository's name; give owner/name ({error})") from None
+    except errors.RevisionNotFoundError:
+        raise ArtifactMissing(f"{name} has no such revision; give a branch, a tag or a commit") from None
+    except errors.RepositoryNotFoundError:
+        raise ArtifactMissing(
+            f"the hub has no repository {name}: check the spelling; if it is private or has terms to accept, "
+            f"{login}"
+        ) from None
+    except errors.LocalTokenNotFoundError:
+        raise UsageError(f"{name} needs a token: {login}") from None
+    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise ArtifactMissing(f"the hub does not permit this with {name}: {login}") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NetworkNeeded(
+            f"{name} is not on this machine, and the hub cannot be used ({reason}). Connect and run the same "
+            "again: finished files are not fetched twice; or give the folder of a copy"
+        ) from error
+
+
+def card(
+    name: str,
+    text: str,
+    *,
+    head: Mapping[str, Any],
+    facts: Mapping[str, object],
+    license: str,  # noqa: A002  the hub's word
+) -> str:
+    """Return the README.md of what is published.
+
+    Parameters
+    ----------
+    text
+        Description and use, in Markdown.
+    head
+        Entries of the hub's metadata.
+    facts
+        Rows of a table.
+
+    Raises
+    ------
+    UsageError
+        The licence cannot be the hub's short name of one.
+    """
+    from huggingface_hub import CardData  # noqa: PLC0415  as above
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", license):
+        raise UsageError(f"the licence is {license!r}, expected its short name on the hub, such as mit")
+    tags = ["genius", "generative-retrieval", "multimodal-search"]
+    data = CardData(**{"license": license, "tags": tags, **head})
+    rows = "\n".join(f"| {fact} | {value} |" for fact, value in facts.items())
+    said = "The publisher did not say." if license == "unknown" else f"`{license}`."
+    return (
+        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n\n| | |\n|---|---|\n{rows}\n\n"
+        f"## Licence\n\n{said}\n\n{_CITATION}"
+    )

@@ -1,1 +1,0 @@
-"""Models and indexes on the Hugging Face hub: folders and repository names, nothing of what they hold."""

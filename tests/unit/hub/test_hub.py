@@ -1,0 +1,275 @@
+"""Pulling and pushing against a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from genius_search import Index
+from genius_search.cli import main
+from genius_search.encoders.pretrained import find_checkpoint
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.hub import CHECKPOINTS, find, is_name, pull
+from genius_search.index.store import read_manifest
+from genius_search.index.writer import one_writer
+from genius_search.model import Genius
+from genius_search.model.publish import save_model
+
+WEIGHTS = "generator/generator.safetensors"
+
+
+@pytest.fixture(scope="module")
+def saved(trained, tmp_path_factory) -> Path:
+    return save_model(trained.model, tmp_path_factory.mktemp("saved") / "model", name="me/model")
+
+
+@pytest.fixture
+def some_index(trained, tmp_path) -> Path:
+    (tmp_path / "pool").mkdir()
+    for name, text in (("anchor", "a red anchor"), ("kite", "a green kite")):
+        (tmp_path / "pool" / f"{name}.txt").write_text(text)
+    Index.create(tmp_path / "photos.index", model=trained.model, pool=tmp_path / "pool")
+    return tmp_path / "photos.index"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    return {name: file.read_bytes() for name, file in files.items() if not name.startswith(".cache")}
+
+
+def edit(path, change):
+    body = json.loads(path.read_text())
+    change(body)
+    path.write_text(json.dumps(body))
+
+
+def test_a_saved_model_is_complete_and_holds_nothing_else(trained, saved):
+    assert Genius.open(saved).fingerprint == Genius.open(trained.model).fingerprint
+    found = {entry.name for entry in saved.iterdir()}
+    assert found == {"README.md", "config.json", "model.json", "encoder", "quantizer", "generator"}
+    assert not [file for file in saved.rglob("*") if file.suffix in (".pt", ".pkl", ".pth", ".bin")]
+    config = json.loads((saved / "config.json").read_text())
+    assert (config["model_type"], config["encoder"]) == ("genius", "small:./encoder")
+    card = (saved / "README.md").read_text()
+    assert card.startswith("---\nlicense: unknown\n")
+    assert 'Genius.from_pretrained("me/model")' in card
+    assert "kim2025genius" in card
+    assert "Its parts were imported" not in card
+
+
+def test_an_encoder_on_this_machine_goes_along_and_a_name_on_the_hub_stays_one(saved, tmp_path):
+    source = Path(shutil.copytree(saved, tmp_path / "source"))
+    folder = tmp_path / "clip"
+    (folder / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "1_Pooling/config.json", "pytorch_model.bin"):
+        (folder / name).write_text("{}")
+    edit(source / "model.json", lambda body: body["encoder"].update(spec=f"clip:{folder}"))
+    copy = save_model(source, tmp_path / "copy")
+    found = set(contents(copy / "encoder"))
+    assert found == {"config.json", "model.safetensors", "1_Pooling/config.json"}
+    assert json.loads((copy / "model.json").read_text())["encoder"]["spec"] == "clip:./encoder"
+    edit(source / "model.json", lambda body: body["encoder"].update(spec="clip:openai/clip-vit-base-patch32"))
+    copy = save_model(source, tmp_path / "second")
+    assert not (copy / "encoder").exists()
+    spec = json.loads((copy / "model.json").read_text())["encoder"]["spec"]
+    assert spec == "clip:openai/clip-vit-base-patch32"
+
+
+def test_an_imported_models_card_credits_the_authors(saved, tmp_path):
+    source = Path(shutil.copytree(saved, tmp_path / "source"))
+    edit(source / "quantizer" / "manifest.json", lambda body: body["inputs"].update(published="hash"))
+    card = (save_model(source, tmp_path / "copy") / "README.md").read_text()
+    assert "GENIUS (Kim et al., CVPR 2025) and UniIR (Wei et al.," in card
+
+
+def test_what_cannot_be_saved_is_refused_and_nothing_is_written(saved, some_index, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("years of work")
+    odd = Path(shutil.copytree(saved, tmp_path / "odd"))
+    edit(odd / "model.json", lambda body: body["encoder"].update(spec="precomputed:features"))
+    for source, target, flags, match in (
+        (saved, "taken", {}, "there already"),
+        (saved, "new", {"license": "the MIT licence"}, "short name"),
+        (odd, "new", {}, "looks its features up"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            save_model(source, tmp_path / target, **flags)
+    assert not (tmp_path / "new").exists()
+    index = Index.open(some_index)
+    with pytest.raises(UsageError, match="owner/name"):
+        index.push_to_hub("me/some", model="../model")
+
+
+def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twice(
+    hub, saved, some_index, tmp_path, monkeypatch
+):
+    hub.hold("me/model", saved)
+    with pytest.raises(NetworkNeeded, match="genius pull me/model"):
+        Genius.from_pretrained("me/model", download=False)
+    folder = pull("me/model")
+    assert contents(folder) == contents(saved)
+    hub.downloads.clear()
+    assert pull("me/model") == find("me/model") == folder
+    assert hub.downloads == []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for model in (Genius.from_pretrained("me/model"), Genius.open("me/model"), Genius.open(Path("me/model"))):
+        assert model.folder == folder
+    made, _ = Index.create(tmp_path / "new.index", model="me/model", pool=tmp_path / "pool")
+    assert Index.open(made.folder).info().items == 2
+
+
+def test_a_revision_is_found_by_its_name(hub, saved):
+    hub.hold("me/model", saved)
+    folder = pull("me/model", revision="v1")
+    assert find("me/model") is None
+    for revision in ("v1", folder.name):
+        assert Genius.from_pretrained("me/model", revision=revision, download=False).folder == folder
+    with pytest.raises(ArtifactMissing, match="no such revision"):
+        pull("me/model", revision="nowhere")
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_finished_files_are_not_fetched_again_after_an_interruption(hub, saved, tmp_path, is_plain):
+    hub.hold("me/model", saved)
+    hub.repositories["models/me/model"]["code.py"] = hub.repositories["models/me/model"]["x.pkl"] = b"x"
+    hub.fails = WEIGHTS
+    out = tmp_path / "out" if is_plain else None
+    with pytest.raises(NetworkNeeded):
+        pull("me/model", out=out)
+    assert find("me/model") is None
+    hub.fails = None
+    before = set(hub.downloads)
+    hub.downloads.clear()
+    assert contents(pull("me/model", out=out)) == contents(saved)  # without programs and pickles
+    assert WEIGHTS in hub.downloads
+    assert before.isdisjoint(hub.downloads)
+
+
+def test_a_plain_folder_of_somebody_else_is_not_written_to(hub, saved, tmp_path):
+    hub.hold("me/model", saved)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="there already"):
+        pull("me/model", out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["me/nothing", "datasets/me/model"])
+def test_what_the_hub_does_not_have_is_said(hub, saved, name):
+    hub.hold("me/model", saved)
+    with pytest.raises(ArtifactMissing, match=f"no repository {name}.*hf auth login"):
+        pull(name)
+
+
+def test_a_hub_that_does_not_answer_leaves_with_5_and_advice(hub, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert main(["pull", "some/repo"]) == NetworkNeeded.exit_code
+    assert "give the folder of a copy" in " ".join(capsys.readouterr().err.split())
+    for use in (Genius.from_pretrained, lambda name: find_checkpoint(name, download=True)):
+        with pytest.raises(NetworkNeeded, match="some/repo is not on this machine"):
+            use("some/repo")
+
+
+def test_names_of_repositories_and_of_folders_are_told_apart(saved, monkeypatch):
+    assert is_name("a/b")
+    assert not any(map(is_name, ("./a", "/a/b", "~/a", "a/b/c", "a/../b", "a", "")))
+    monkeypatch.chdir(saved.parent.parent)
+    assert Genius.from_pretrained(f"{saved.parent.name}/{saved.name}").fingerprint
+    for name in ("nothing", "./me/model", ""):
+        with pytest.raises(ArtifactMissing, match="no folder"):
+            Genius.from_pretrained(name)
+
+
+def test_a_pushed_model_comes_back_the_same(hub, trained, capsys):
+    model = Genius.open(trained.model)
+    assert model.push_to_hub("me/fresh", license="mit").endswith("/me/fresh")
+    assert Genius.from_pretrained("me/fresh").fingerprint == model.fingerprint
+    held = hub.repositories["models/me/fresh"]
+    assert not [name for name in held if "features" in name or "checkpoint" in name]
+    assert b"license: mit" in held["README.md"]
+    hub.is_closed = True
+    with pytest.raises(ArtifactMissing, match=r"me/other.*HF_TOKEN"):
+        model.push_to_hub("me/other")
+
+
+def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(hub, some_index, trained):
+    index = Index.open(some_index, model=trained.model)
+    index.delete(["kite.txt"])
+    (some_index / "segments" / "notes.txt").write_text("mine")
+    assert index.push_to_hub("me/some", model="me/model").endswith("/datasets/me/some")
+    held = hub.repositories["datasets/me/some"]
+    assert not [name for name in held if "deleted" in name or "notes" in name or name.startswith(".")]
+    everything = b"".join(held.values())
+    assert b"green kite" not in everything
+    assert str(trained.model).encode() not in everything
+    pulled = Index.from_pretrained("me/some", model=trained.model)
+    assert read_manifest(pulled.folder).model == "me/model"
+    assert [hit.id for hit in pulled.search("a red anchor")] == ["anchor.txt"]
+    assert pulled.verify().items == 1
+    assert b"| items: text | 1 |" in held["README.md"]
+    with pytest.raises(ArtifactMissing, match="`genius pull me/model`"):
+        Index.open(pulled.folder)
+    held |= {"segments/000099/ids.npy": b"of an earlier state", "notes.txt": b"of somebody"}
+    index.push_to_hub("me/some", model="me/model")
+    assert "segments/000099/ids.npy" not in held
+    assert "notes.txt" in held
+
+
+def test_a_pulled_index_that_names_files_of_this_machine_is_refused(hub, some_index, trained, tmp_path):
+    with one_writer(some_index) as writer:
+        writer.compact(lambda item: item._replace(image="/home/somebody/secret.png"))
+    hub.hold("me/some", some_index, kind="datasets")
+    with pytest.raises(ArtifactMismatch, match=r"secret\.png"):
+        Index.from_pretrained("me/some", model=trained.model)
+    assert main(["pull", "datasets/me/some"]) == ArtifactMismatch.exit_code
+    Index.open(some_index, model=trained.model).push_to_hub("me/clean", model="me/model")
+    assert b"secret.png" not in b"".join(hub.repositories["datasets/me/clean"].values())
+    assert Index.from_pretrained("me/clean", model=trained.model).info().items == 2
+
+
+def test_an_index_with_its_own_model_takes_it_along(hub, clip_folder, tmp_path):
+    (tmp_path / "pool").mkdir()
+    (tmp_path / "pool" / "anchor.txt").write_text("a red anchor")
+    made, _ = Index.create(tmp_path / "own.index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}")
+    assert main(["push", str(made.folder), "me/own", "--yes"]) == 0
+    assert Index.from_pretrained("me/own").search("a red anchor")[0].id == "anchor.txt"
+
+
+def test_the_authors_checkpoints_have_short_names_and_a_next_command(hub, tmp_path, capsys):
+    held = {path: path.encode() for path in (*CHECKPOINTS["genius"].files, "checkpoint/other.pth")}
+    hub.repositories[f"models/{CHECKPOINTS['genius'].repository}"] = held
+    assert main(["pull", "genius", "--json", "--out", str(tmp_path / "out")]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"name": "genius", "folder": str(tmp_path / "out")}
+    assert f"--quantizer {tmp_path}/out/checkpoint/rq_clip_large.pth" in " ".join(captured.err.split())
+    assert set(contents(tmp_path / "out")) == set(CHECKPOINTS["genius"].files)
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 2), (None, 2)])
+def test_push_shows_what_goes_out_and_asks(hub, trained, monkeypatch, capsys, answer, status):
+    class Terminal:
+        def isatty(self):
+            return answer is not None
+
+        def readline(self):
+            return answer
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert main(["push", str(trained.model), "me/model"]) == status
+    assert WEIGHTS in capsys.readouterr().err
+    assert bool(hub.repositories) == (status == 0)
+
+
+def test_what_cannot_be_pushed_is_refused(hub, trained, some_index, tmp_path, capsys):
+    for folder, name, flags, status in (
+        (trained.model, "me/x", ("--model", "me/other"), 2),
+        (some_index, "datasets/me/x", (), 2),
+        (some_index, "nothing", (), 2),
+        (tmp_path, "me/x", (), 4),
+    ):
+        assert main(["push", str(folder), name, "--yes", *flags]) == status, flags
+        assert capsys.readouterr().err.splitlines()[-1].startswith("genius: ")
+    assert not hub.repositories

@@ -1,0 +1,176 @@
+"""Scores become probabilities by queries whose answers are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genius_search.cli import main
+from genius_search.config import SearchConfig
+from genius_search.data.mbeir import MBeir
+from genius_search.errors import BadData, UsageError
+from genius_search.index.calibrate import Calibration, Cases, calibrate, fit, hit_numbers, threshold_for
+from genius_search.index.index import Index
+from genius_search.index.store import IndexManifest
+from genius_search.model import Genius
+from genius_search.progress import Silent
+
+CALIBRATION = Calibration(
+    intercept=-4.0,
+    weights=(20.0, 6.0, 12.0),
+    threshold=0.5,
+    precision=0.8,
+    search=SearchConfig(rerank="codes", candidates=1000),
+    data="photos val",
+    items=300,
+    queries=40,
+    promised=0.7,
+    right=0.72,
+    good=0.6,
+    good_and_right=0.85,
+    refused=0.6,
+)
+
+
+def drawn_cases(queries: int, weights: tuple[float, float, float]) -> Cases:
+    """Hits that are right as often as a known regression says."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(queries):
+        numbers = hit_numbers(np.sort(random.normal(0, 0.3, 10))[::-1].astype(np.float32))
+        is_right = random.random(10) < 1 / (1 + np.exp(1 - numbers @ weights))
+        found.append(Cases(numbers, is_right, np.ones(10), np.arange(10) == 0))
+    return Cases.join(found)
+
+
+def test_the_regression_that_drew_the_answers_is_found_again():
+    intercept, weights = fit(drawn_cases(1200, (3, 4, 2)))
+    assert intercept == pytest.approx(-1, abs=0.3)
+    assert weights == pytest.approx((3, 4, 2), abs=1)
+
+
+def test_where_high_scores_are_worse_the_score_says_nothing():
+    cases = drawn_cases(300, (3, 4, 2))
+    _, weights = fit(cases._replace(is_right=~cases.is_right))
+    assert weights == pytest.approx((0, 0, 0), abs=1e-9)
+
+
+def test_the_threshold_accepts_as_much_as_it_may():
+    def threshold(probability, is_right, precision):
+        return threshold_for(probability, is_right, np.ones(len(probability)), precision=precision)
+
+    many, right = np.repeat([0.9, 0.6, 0.3], 30), np.repeat([True, True, False], 30)
+    assert threshold(many, right, 0.9) == 0.6
+    assert threshold(many, right, 0.6) == 0.6
+    few = np.array([0.9] * 5 + [0.3] * 40)
+    assert threshold(few, few > 0.5, 0.9) is None
+
+
+def test_the_numbers_of_hits():
+    found = hit_numbers(np.array([0.9, 0.5, 0.1], dtype=np.float32))
+    assert found == pytest.approx(np.array([[0.9, 0.4, 0], [0.5, 0, -0.4], [0.1, 0, -0.8]]), abs=1e-6)
+    assert hit_numbers(np.array([0.2], dtype=np.float32)) == pytest.approx(np.array([[0.2, 0, 0]]))
+    assert len(CALIBRATION.probabilities(np.zeros(0, dtype=np.float32))) == 0
+
+
+@given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
+def test_probabilities_are_bounded_and_never_rise_down_the_list(scores):
+    found = CALIBRATION.probabilities(np.array(sorted(scores, reverse=True), dtype=np.float32))
+    assert ((found > 0) & (found < 1)).all()
+    assert (np.diff(found) <= 1e-9).all()
+
+
+def test_it_is_read_as_it_was_written_and_odd_ones_are_refused():
+    manifest = IndexManifest(
+        model="m", model_fingerprint="f", embeddings="none", calibration=CALIBRATION
+    ).model_dump(mode="json")
+    assert IndexManifest.model_validate_json(json.dumps(manifest)).calibration == CALIBRATION
+    for odd in ("likely", {}, {**manifest["calibration"], "more": 1}):
+        with pytest.raises(ValueError):
+            IndexManifest.model_validate_json(json.dumps({**manifest, "calibration": odd}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "applies"),
+    [
+        ({"beam": 200, "candidates": 50}, True),
+        ({"scores": "children"}, True),
+        ({"rerank": "embeddings"}, False),
+        ({"rerank": "none"}, False),
+        ({"generator_weight": 0.1}, False),
+        ({"density_weight": 0.0}, False),
+    ],
+)
+def test_it_applies_to_hits_that_are_ordered_alike(changed, applies):
+    assert CALIBRATION.applies_to(dataclasses.replace(CALIBRATION.search, **changed)) is applies
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory) -> Path:
+    """An index of the test pool, that no test changes."""
+    (pool,) = MBeir(trained.data).global_pool("test")
+    folder = tmp_path_factory.mktemp("calibrated") / "index"
+    Index.create(folder, model=Genius.open(trained.model), pool=pool)
+    return folder
+
+
+@pytest.fixture
+def index(whole, trained, tmp_path) -> Index:
+    """A copy to change."""
+    return Index.open(shutil.copytree(whole, tmp_path / "index"), model=trained.model)
+
+
+def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
+    (before,) = index.search("a red square", k=1)
+    assert (before.probability, index.good_match([before])) == (None, None)
+    found = calibrate(index, MBeir(trained.data), split="test", precision=0.05, progress=Silent())
+    assert index.calibration is None
+    assert found.queries == 48
+    assert found.promised == pytest.approx(found.right, abs=0.15)
+    index.keep_calibration(found)
+    again = Index.open(index.folder, model=trained.model)
+    assert again.calibration == found
+    hits = again.search("a red square", modality="image", k=12)
+    few = again.search("a red square", modality="image", k=1)
+    assert few == hits[:1]
+    assert all(0 < hit.probability < 1 for hit in hits)
+    assert all(a.probability >= b.probability - 1e-9 for a, b in pairwise(hits))
+    for threshold, is_good in ((hits[0].probability, True), (0.999, False), (None, None)):
+        index.keep_calibration(dataclasses.replace(found, threshold=threshold))
+        assert index.good_match(index.search("a red square", modality="image")) is is_good
+    assert index.good_match([]) is False
+    (other,) = again.search("a red square", k=1, config=SearchConfig(rerank="none"))
+    assert (other.probability, again.good_match([other])) == (None, None)
+
+
+def test_a_calibration_stays_while_items_come_and_go(index):
+    index.keep_calibration(CALIBRATION)
+    (hit,) = index.search("a red square", k=1)
+    index.delete([hit.id])
+    index.compact()
+    assert index.calibration == CALIBRATION
+
+
+def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        calibrate(index, MBeir(trained.data), split="test", precision=1.0, progress=Silent())
+    monkeypatch.setattr("genius_search.index.calibrate.FEWEST_QUERIES", 1000)
+    with pytest.raises(BadData, match="at least 1000"):
+        calibrate(index, MBeir(trained.data), split="test", progress=Silent())
+
+
+def test_the_command_keeps_it(index, trained, capsys):
+    words = ["calibrate", index.folder, "--data", trained.data, "--split", "test", "--model", trained.model]
+    assert main([str(word) for word in (*words, "--json")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["weights"] == list(index.calibration.weights)
+    assert main([str(word) for word in words]) == 0
+    assert "of them are right." in capsys.readouterr().out

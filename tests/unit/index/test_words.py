@@ -1,0 +1,118 @@
+"""Words beside vectors: names, numbers and codes, which encoders hardly tell apart, find their items."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from genius_search.cli import main
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.index.index import Index
+from genius_search.index.items import ItemStore
+from genius_search.index.words import find_rare_words, split_words
+
+NUMBERS = range(100, 140)
+NAMES = ("Kerlin", "Vikdal", "Zôra", "Moprasen")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts that differ in a number and a name alone, and pictures without texts."""
+    place = tmp_path_factory.mktemp("words")
+    for number in NUMBERS:
+        name = dict(zip(NUMBERS, NAMES, strict=False)).get(number, f"nobody {number}")
+        text = f"a red anchor, part AX-{number}4 of {number % 2 + 2020}, painted by {name}"
+        (place / f"note {number}.txt").write_text(text)
+    for number in range(4):
+        Image.new("RGB", (20, 20), (60 * number, 0, 0)).save(place / f"IMG_203{number}.png")
+    return place
+
+
+@pytest.fixture
+def index(folder, clip_folder, tmp_path):
+    """An index of two segments."""
+    index, _ = Index.create(tmp_path / "index", pool=folder, encoder=f"clip:{clip_folder}")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "late.txt").write_text("a red anchor, part AX-7774 of 2021, painted by Lindhu")
+    index.add(tmp_path / "more")
+    return index
+
+
+def ids(hits):
+    return [hit.id for hit in hits]
+
+
+def test_a_number_is_found_where_the_encoder_does_not_see_it(index):
+    for number in (103, 117, 138):
+        hits = index.search(f"red anchor ax-{number}4", k=5)
+        assert hits[0].id == f"note {number}.txt"
+        assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
+        assert len(set(ids(hits))) == 5
+    assert index.search("part ax-7774")[0].id == "late.txt"
+    found = {index.search(f"red anchor AX-{other}4", hybrid=False)[0].id for other in NUMBERS}
+    assert len(found) < 10
+
+
+@pytest.mark.parametrize("name", ["IMG_2032", "img_2032", "IMG_2032.png", "holiday/IMG_2032.png"])
+def test_a_file_is_found_by_its_name(index, name):
+    best, *_ = index.search(name)
+    assert (best.id, best.probability) == ("IMG_2032.png", None)
+    assert index.search(name, k=1) == [best]
+
+
+@pytest.mark.parametrize(
+    ("name", "item"), [("kerlin", "note 100.txt"), ("ZORA", "note 102.txt"), ("lindhu,", "late.txt")]
+)
+def test_an_item_is_found_by_a_name_that_the_encoder_does_not_know(index, name, item):
+    hits = index.search(f"anchor by {name}", modality="text", k=3)
+    assert hits[0].id == item
+    assert hits[0].score >= hits[1].score >= hits[2].score
+
+
+def test_what_many_items_contain_changes_nothing(index):
+    for text in ("red anchor 2021", "red anchor 77777", "a red anchor", "red"):
+        assert index.search(text, k=8) == index.search(text, k=8, hybrid=False)
+
+
+def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
+    words = find_rare_words(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
+    assert set(words.weights) == {"note 100.txt", "note 105.txt", "late.txt", "IMG_2031.png"}
+    assert words.first == {"note 105.txt", "IMG_2031.png"}
+
+
+def test_filters_and_deleted_items_count(index):
+    assert "note 105.txt" not in ids(index.search("part ax-1054", where=["id!=note 105.txt"], k=45))
+    assert {hit.modality.value for hit in index.search("IMG_2031", modality="text")} == {"text"}
+    assert index.search("IMG_2031", modality="image")[0].id == "IMG_2031.png"
+    assert index.search("part ax-1054", match="ax-1064")[0].id == "note 106.txt"
+    index.delete("note 105.txt")
+    assert "note 105.txt" not in ids(index.search("part ax-1054", k=45))
+
+
+def test_a_generators_order_and_an_index_without_full_text_search_are_searched_too(index, monkeypatch):
+    assert (
+        index.search("kerlin", modality="text", config=SearchConfig(rerank="codes"))[0].id == "note 100.txt"
+    )
+
+    def lacks(_):
+        raise UsageError("this SQLite lacks full-text search")
+
+    plain = index.search("img_2031", hybrid=False)
+    monkeypatch.setattr(ItemStore, "_check_full_text", lacks)
+    assert index.search("img_2031") == plain
+
+
+def test_words_are_split_at_blanks_and_lose_folders_and_endings():
+    assert list(split_words("Zôra's kite_3D, trips/IMG_2034.png — 7")) == [
+        "Zôra s",
+        "kite 3D",
+        "IMG 2034",
+        "7",
+    ]
+
+
+def test_the_command(index, capsys):
+    assert main(["search", str(index.folder), "IMG_2033", "--files-only", "-k", "1"]) == 0
+    assert capsys.readouterr().out.strip().endswith("IMG_2033.png")
+    assert main(["search", str(index.folder), "IMG_2033", "--no-hybrid"]) == 0
