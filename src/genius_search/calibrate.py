@@ -40,8 +40,8 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import Modality
-from genius_search.search.fast import Wanted
 from genius_search.search.find import find
+from genius_search.search.rank import Wanted
 from genius_search.search.table import Allowed
 from genius_search.tune import ValidationConfig, ValidationQueries, validation_queries
 

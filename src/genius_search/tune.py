@@ -31,9 +31,8 @@ from genius_search.nn.columns import decode_densities
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Modality, Query
 from genius_search.search.exact import append_bias, append_one, exact_search
-from genius_search.search.fast import Found, Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Vectors
+from genius_search.search.rank import Found, Vectors, Wanted
 
 FIRST: Final = 5
 """A query is answered when a right answer is among this many first hits."""

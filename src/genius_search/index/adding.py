@@ -541,7 +541,7 @@ def encode_batch(
     Parameters
     ----------
     bits
-        of a number, as the embeddings will be stored; with fewer than 8, their residuals are returned.
+        of a number, as the embeddings will be stored; with fewer than 16, their residuals are returned.
     numbers, texts
         for ID schemes that use them (:class:`genius_search.nn.ids.Candidates`).
     """

@@ -25,9 +25,8 @@ from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.records import Modality, instructed
-from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence, Ranking, table_rows
+from genius_search.search.rank import Evidence, Ranking, Wanted, table_rows
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 MOST_EXACT: Final = 10
 """Numbers that more items contain do not single one out."""
 EXACT_WORD: Final = re.compile(r"\S*\d\S*")
+SHORTEST_VECTOR: Final = 1e-12
+"""A vector that is not longer has no direction."""
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
 
@@ -130,12 +131,17 @@ def encode_queries(
     contents = [
         Content(images.get(id(part.image)), _text(model, snapshot, request, part), ItemKey("query", ""))
         for request, part in parts
-        if part.id is None
+        if part.id is None and part.vector is None
     ]
     encoded = iter(_encode(model, contents, is_raw=is_raw))
     queries = []
     for number, alternative, request, (level0, restriction) in single:
-        vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
+        vectors = [
+            _given(model, part.vector)
+            if part.vector is not None
+            else next(encoded if part.id is None else from_items)
+            for part in request.all_parts()
+        ]
         fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], vectors)
         queries.append(EncodedQuery(request, number, alternative, level0, restriction, fused, evidence))
     return queries
@@ -212,7 +218,7 @@ def _wants_words(request: SearchRequest) -> bool:
 
 
 def _has_plain_text(request: SearchRequest) -> bool:
-    return bool(request.text) and request.image is None and not request.parts
+    return bool(request.text) and request.image is None and request.vector is None and not request.parts
 
 
 def _put_exact_first(
@@ -372,7 +378,7 @@ def _search_alike(
 
 def _is_understood(model: Genius, request: SearchRequest) -> bool:
     """Return whether the encoder knows any word of a request that is a text alone."""
-    if request.image is not None or request.parts or not request.text:
+    if request.image is not None or request.vector is not None or request.parts or not request.text:
         return True
     return knows_words(model.encoder, request.text)
 
@@ -386,7 +392,9 @@ def _rate(
     image if the encoder rates such pairs and the embeddings are sums of its features.
     """
     request, manifest = query.request, snapshot.manifest
-    if request.parts or (request.image is not None and (request.text or request.instruction)):
+    if request.parts or request.vector is not None:
+        return [None] * len(items)
+    if request.image is not None and (request.text or request.instruction):
         return [None] * len(items)
     of_texts = manifest.relevance if request.image is None else None
     is_features = manifest.embeddings == "fused" and model.sums_features
@@ -478,6 +486,25 @@ def _encode(
     features = features_of(model.encoder, contents)
     fused = model.fuse(features.image, features.text)
     return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)
+
+
+def _check_vector(vector: object, dim: int) -> Float32[np.ndarray, " dim"]:
+    """Return a query's vector at unit length; raise :class:`UsageError` unless it can be searched with."""
+    array = np.asarray(vector)
+    if array.shape != (dim,) or array.dtype.kind not in "fiu":
+        raise UsageError(
+            f"the query's vector is {array.dtype} of shape {array.shape}; expected {dim} numbers"
+        )
+    length = np.linalg.norm(array.astype(np.float64))
+    if not np.isfinite(length) or length <= SHORTEST_VECTOR:
+        raise UsageError("the query's vector has only zeros, or a number that is not finite")
+    return np.asarray(array / length, dtype=np.float32)
+
+
+def _given(model: Genius, vector: np.ndarray) -> Float32[np.ndarray, "2 dim"]:
+    """Return the two vectors of a vector as a query, which is read as the feature of a text."""
+    feature = _check_vector(vector, model.encoder.dim)[None]
+    return np.concatenate([model.fuse(np.zeros_like(feature), feature), feature])
 
 
 def _item_vectors(

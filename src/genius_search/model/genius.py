@@ -30,7 +30,6 @@ from genius_search.nn.codebooks import Codebooks, StoredQuantizer
 from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality
-from genius_search.search.fast import NumpyGenerator, NumpySearch
 from genius_search.search.find import quick_reader, quick_search
 from genius_search.search.rank import CodeRanker
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that
     from genius_search.nn.generator import Generator, TrainedGenerator
     from genius_search.nn.ids import IdScheme, TrainedIds
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
+    from genius_search.search.compiled import CompiledSearch
     from genius_search.search.decoder import Decoder, GeometricDecoder
     from genius_search.search.read import CompiledReader
 
@@ -330,14 +330,14 @@ class Genius:
 
         decoder = T5Decoder(self.generator)
         guide = self.generator.guide
-        return decoder if guide is None else GuidedDecoder(decoder, guide)
+        return decoder if guide is None else GuidedDecoder(decoder, guide, self.ranker.spread)
 
     @cached_property
     def router(self) -> GeometricDecoder:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
         from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415  needs PyTorch
 
-        return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables())
+        return GeometricDecoder(self.ids.scheme.tables() or self.quantizer.tables(), self.ranker.spread)
 
     def uses_generator(self, config: SearchConfig) -> bool:
         """Return whether a search with these settings asks the generator."""
@@ -348,17 +348,17 @@ class Genius:
         """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""
         return self.decoder if self.uses_generator(config) else self.router
 
-    def fast_for(self, config: SearchConfig) -> NumpySearch | None:
+    def fast_for(self, config: SearchConfig) -> CompiledSearch | None:
         """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
         return self.fast if self.uses_generator(config) else self._fast_router
 
     @cached_property
-    def _fast_router(self) -> NumpySearch | None:
+    def _fast_router(self) -> CompiledSearch | None:
         """A quicker search with the results of :attr:`router`."""
         return None if self._scheme.tables() is None else quick_search(self.ranker)
 
     @cached_property
-    def fast(self) -> NumpySearch | None:
+    def fast(self) -> CompiledSearch | None:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
         if self._scheme.tables() is None:
             return None
@@ -368,7 +368,7 @@ class Genius:
         if folded is None:
             return None
         combination = folded.combination(self.ranker.tables())
-        return quick_search(self.ranker, NumpyGenerator(folded.weights, combination))
+        return quick_search(self.ranker, (folded.weights, combination))
 
     @cached_property
     def ranker(self) -> CodeRanker:
@@ -498,7 +498,7 @@ def _ranker(scheme: IdScheme | Codebooks | Quantizer, ids: TrainedIds | None) ->
     tables = scheme.tables()
     if tables is None:
         return _NoRanker("" if ids is None else ids.name, len(scheme.sizes))
-    return CodeRanker(tables)
+    return CodeRanker(tables, getattr(scheme, "spread", None))  # schemes of baselines have none
 
 
 def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:

@@ -34,9 +34,8 @@ from genius_search.nn.columns import NUM_EXTRA_COLUMNS, decode_densities
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, task_name
 from genius_search.search.exact import append_bias, append_one, exact_search
-from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence
+from genius_search.search.rank import Evidence, Wanted
 from genius_search.search.table import SearchSegment
 from genius_search.search.vectors import StoredVectors, quantize
 
