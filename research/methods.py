@@ -17,6 +17,7 @@ from genius_search.config import SearchConfig
 from genius_search.data.features import Features
 from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
+from genius_search.nn.arrays import as_floats
 from genius_search.nn.columns import decode_densities
 from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import search
@@ -226,25 +227,31 @@ def _exact_methods(
 
     All compare by inner product; a bias that is taken from an item's score is one more column.
     """
+    among = model.ranker.spread.among()
+    density_cost = settings.density_weight * among.density_unit
+
+    def scaled(queries: RowQueries) -> Tensor:
+        products = as_floats(queries.fused) @ model.ranker.tables()[model.ranker.spread.level].T
+        return append_one(queries.fused * torch.from_numpy(among.scale(products))[:, None])
 
     def fused_less_density(rows: slice) -> Tensor:
         if pool.densities is None:
             raise ValueError("fused embeddings were not kept")
         density = decode_densities(pool.densities[rows])
-        return append_bias(pool.fused(rows), np.float32(settings.density_weight) * density)
+        return append_bias(pool.fused(rows), np.float32(density_cost) * density)
 
     def code_vectors(rows: slice) -> Tensor:
         codes = pool.codes[rows]
         levels = torch.from_numpy(codes.astype(np.int64)).T
         tables = model.quantizer.tables()
         vectors = sum((table[level] for table, level in zip(tables, levels, strict=False)), torch.zeros(()))
-        return append_bias(vectors, model.ranker.costs(codes, density_weight=settings.density_weight))
+        return append_bias(vectors, model.ranker.costs(codes, density_cost=density_cost))
 
     return {
         "exact-raw": (lambda queries: queries.raw, pool.raw),
         "exact-fused": (lambda queries: queries.fused, pool.fused),
-        "exact-fused+hubness": (lambda queries: append_one(queries.fused), fused_less_density),
-        "exact-codes": (lambda queries: append_one(queries.fused), code_vectors),
+        "exact-fused+hubness": (scaled, fused_less_density),
+        "exact-codes": (scaled, code_vectors),
     }
 
 

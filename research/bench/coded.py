@@ -18,17 +18,17 @@ from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.spread import Spread
 from genius_search.progress import Progress
+from genius_search.search.compiled import CompiledSearch
 from genius_search.search.decoder import Decoder, GeometricDecoder
-from genius_search.search.fast import NumpySearch, Wanted
 from genius_search.search.find import find, quick_search
-from genius_search.search.rank import CodeRanker, Evidence, Vectors
+from genius_search.search.rank import CodeRanker, Evidence, Vectors, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import (
     EmbeddingBits,
     Quantized,
     StoredVectors,
-    is_residual,
     quantize,
     stored_width,
     value_type,
@@ -114,16 +114,16 @@ def name_evidence(bits: EmbeddingBits | None) -> str:
     """Return what items are ranked by."""
     if bits is None:
         return "codes"
-    return f"codes and {bits} bit{'s' * (bits > 1)}" if is_residual(bits) else f"{bits}-bit embeddings"
+    return f"codes and {bits} bit{'s' * (bits > 1)}"
 
 
 class Ours:
     """The searches of a pool, or of the segments of an index."""
 
-    def __init__(self, tables: Sequence[torch.Tensor]) -> None:
-        self.ranker = CodeRanker(tables)
-        self.quick: NumpySearch | None = quick_search(self.ranker)
-        self.router = GeometricDecoder(list(tables))
+    def __init__(self, tables: Sequence[torch.Tensor], spread: Spread | None = None) -> None:
+        self.ranker = CodeRanker(tables, spread)
+        self.quick = quick_search(self.ranker)
+        self.router = GeometricDecoder(list(tables), self.ranker.spread)
         self.segments: Sequence[SearchSegment] = ()
         self.stored: Mapping[EmbeddingBits, Sequence[Vectors]] = {}
         self.densities: Sequence[np.ndarray] | None = None
@@ -133,7 +133,7 @@ class Ours:
         """Return the searches of a pool in memory, by codes and, if there are any, by stored vectors."""
         table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
         densities = None if codes.arrays.densities is None else [codes.arrays.densities]
-        own = Ours(codes.quantizer.tables())
+        own = Ours(codes.quantizer.tables(), codes.quantizer.spread)
         stored = {bits: [own.store(vectors, table, bits)] for bits in BITS if vectors is not None}
         return own.on([SearchSegment(table)], stored, densities)
 
@@ -148,13 +148,9 @@ class Ours:
         for start in range(0, items, BLOCK):
             block = slice(start, start + BLOCK)
             own = vectors[block]
-            if is_residual(bits):
-                own = own - self.ranker.vectors(table.ids[rows[block]])
+            own = own - self.ranker.vectors(table.ids[rows[block]])
             values[block], scales[block] = quantize(own, bits)
-        stored = Quantized(values, scales)
-        if is_residual(bits):
-            return StoredVectors(stored, bits, ranker=self.ranker, table=table)
-        return StoredVectors(stored, bits)
+        return StoredVectors(Quantized(values, scales), bits, ranker=self.ranker, table=table)
 
     def on(
         self,
@@ -196,7 +192,7 @@ class Ours:
     def method(
         self,
         config: SearchConfig,
-        fast: NumpySearch | None,
+        fast: CompiledSearch | None,
         decoder: Decoder | None = None,
         bits: EmbeddingBits | None = None,
     ) -> Search:
@@ -237,12 +233,9 @@ class Ours:
                 yield OurMethod(f"{title}, all items ranked", search, self.bytes_with(bits))
 
     def other_ways(self, model: Genius | None) -> dict[str, Search]:
-        """Return the search by codes in NumPy and in PyTorch, and with a model's generator if it has one."""
+        """Return the search by codes in PyTorch, and with a model's generator if it has one."""
         usual = usual_search(self.num_items)
-        found = {
-            "ours, codes, in NumPy": self.method(usual, NumpySearch(self.ranker)),
-            "ours, codes, in PyTorch": self.method(usual, None),
-        }
+        found = {"ours, codes, in PyTorch": self.method(usual, None)}
         if model is not None and model.has_generator:
             generating = self.method(usual, model.fast, model.decoder)
             found["ours, codes, found by the generator"] = generating

@@ -419,7 +419,7 @@ def _measure_codes(bench: _Bench, given: Given, codes: Codes, count: int) -> Non
     blocks = [invent_ids(known, min(BLOCK, count - done), random) for done in range(0, count, BLOCK)]
     table = IdTable.build(np.concatenate(blocks), np.zeros(count, np.float16))
     del blocks
-    ours = Ours(codes.quantizer.tables()).on([SearchSegment(table)])
+    ours = Ours(codes.quantizer.tables(), codes.quantizer.spread).on([SearchSegment(table)])
     if "candidates" in bench.parts:
         bench.add("candidates", _candidates(bench, ours, given, CODE_BUDGETS), pool)
     if "plain" in bench.parts:

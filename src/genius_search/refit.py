@@ -29,7 +29,7 @@ from genius_search.nn.generator import write_generator
 from genius_search.nn.health import Health, measure_health
 from genius_search.nn.quantizer import Quantizer, encode, fuse, write_quantizer
 from genius_search.progress import Progress
-from genius_search.training.codebooks import draw_ids, move_vectors
+from genius_search.training.codebooks import draw_ids, measure_items, move_vectors
 from genius_search.training.features import embed
 from genius_search.training.fit import check_folder
 from genius_search.writing import ArtifactWriter
@@ -94,7 +94,9 @@ def refit(
     if not quantizer.config.shared_codebook:
         move_vectors(list(quantizer.books), embeddings.float(), encode(quantizer, features).codes.long())
     after = measure_health(quantizer, features)
-    quantizer.set_pool_sample(draw_ids(encode(quantizer, features).codes, features.modality, seed=seed))
+    encoded = encode(quantizer, features)
+    quantizer.set_pool_sample(draw_ids(encoded.codes, features.modality, seed=seed))
+    measure_items(quantizer, encoded.embeddings, encoded.codes)
     source = {"pool": features.manifest.fingerprint, "passes": str(passes), "seed": str(seed)}
     old = model.quantizer_manifest
     inputs = {**source, "quantizer": old.fingerprint}

@@ -16,10 +16,13 @@ from genius_search.cli.options import (
     IndexArgument,
     JsonOption,
     OpenIndexOptions,
+    OptionalFile,
     OptionalFolder,
     WaitOption,
     command,
     is_cluster,
+    read_ids,
+    read_vectors,
 )
 from genius_search.cli.terminal import (
     TerminalProgress,
@@ -49,8 +52,14 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
     """Folder of the new index."""
 
-    pool: Path
+    pool: OptionalFolder = None
     """A folder, with its subfolders, or a .jsonl file in M-BEIR's layout."""
+
+    vectors: OptionalFile = None
+    """Instead of a pool: a .npy file with a vector for each item."""
+
+    ids: OptionalFile = None
+    """With --vectors: a text file with the id of each item, a line each. Default: the numbers of the rows."""
 
     model: OptionalFolder = None
     """Folder of a trained model. Without one nothing is trained: codebooks are fitted to the pool."""
@@ -82,7 +91,9 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         if self.model is not None and self.encoder != "auto":
             raise UsageError("--model and --encoder exclude each other: a model has its own encoder")
         encoder, download = None, self.download
-        if self.model is None:
+        if self.vectors is not None and self.encoder != "auto":
+            encoder = self.encoder
+        if self.model is None and self.pool is not None:
             encoder = self.encoder
             if encoder == "auto":
                 check_place(self.index)
@@ -93,6 +104,8 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
             _, added = Index.create(
                 self.index,
                 pool=self.pool,
+                vectors=None if self.vectors is None else read_vectors(self.vectors),
+                ids=read_ids(self.ids),
                 model=self.model,
                 encoder=encoder,
                 embeddings=self.embeddings,
@@ -104,7 +117,8 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 progress=progress,
             )
             report_added(progress, added, as_json=self.json)
-            progress.say_next("genius", "search", self.index, "what you look for")
+            query = ["what you look for"] if self.vectors is None else ["--vector", "query.npy"]
+            progress.say_next("genius", "search", self.index, *query)
 
 
 @command
@@ -114,9 +128,17 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
     An item with a known id replaces the old one.
     """
 
-    pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
+    pool: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[POOL]", help_behavior_hint="")
+    ] = None
     """A folder of pictures and texts, one such file, or a .jsonl file of candidates; for a cluster, anything
     that `genius cluster build` takes."""
+
+    vectors: OptionalFile = None
+    """Instead of a pool: a .npy file with a vector of the index's encoder for each item."""
+
+    ids: OptionalFile = None
+    """With --vectors: a text file with the id of each item, a line each."""
 
     no_captions: bool = False
     """Ignore texts beside pictures."""
@@ -126,7 +148,12 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
         with TerminalProgress() as progress:
             index = self.open_index()
             added = index.add(
-                self.pool, captions=not self.no_captions, progress=progress, wait_seconds=self.wait
+                self.pool,
+                vectors=None if self.vectors is None else read_vectors(self.vectors),
+                ids=read_ids(self.ids),
+                captions=not self.no_captions,
+                progress=progress,
+                wait_seconds=self.wait,
             )
             report_added(progress, added, as_json=self.json)
             if index.has_outgrown:

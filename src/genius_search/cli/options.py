@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, datac
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
 
+from genius_search.errors import BadData
+
 if TYPE_CHECKING:
+    import numpy as np
+
     from genius_search.index.index import Index
 
 DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -153,3 +157,23 @@ def split_names(text: str) -> tuple[str, ...]:
     ('a', 'b')
     """
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def read_vectors(file: Path) -> np.ndarray:
+    """Map a .npy file of vectors; raise :class:`BadData` if it is none."""
+    import numpy as np
+
+    try:
+        return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError) as error:
+        raise BadData(f"{file} cannot be read as a .npy file of vectors: {error}") from None
+
+
+def read_ids(file: Path | None) -> list[str] | None:
+    """Read ids, one on each line; None without a file."""
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise BadData(f"{file} cannot be read as a text file of ids: {error}") from None

@@ -18,12 +18,14 @@ from genius_search.cli.options import (
     Conditions,
     JsonOption,
     OpenIndexOptions,
+    OptionalFile,
     OptionalFloat,
     OptionalInt,
     QueryOptions,
     RouterOption,
     Words,
     command,
+    read_vectors,
 )
 from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
 from genius_search.errors import BadData, BadImage, UsageError, plural
@@ -64,6 +66,9 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     Exit status 3 if nothing is found.
     """
 
+    vector: OptionalFile = None
+    """Search with the vector in a .npy file, a feature of the index's encoder."""
+
     where: Conditions = ()
     """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella'."""
 
@@ -95,7 +100,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """With --rerank codes, or a shortlist: weight of the generator's log-probability. Default: 0."""
 
     density_weight: OptionalFloat = None
-    """With --rerank: how much lower items close to everything rank. Default: 0.3."""
+    """With --rerank: how much lower items close to everything rank. Default: 0.11."""
 
     scores: Annotated[Scores | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Normalise the generator's scores over a level's codes (default), its vocabulary, or the codes there."""
@@ -134,6 +139,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         hits = index.search(
             self.text,
             image=self.image,
+            vector=None if self.vector is None else read_vectors(self.vector).squeeze(),
             instruction=self.instruction,
             modality=self.modality,
             where=self.where,

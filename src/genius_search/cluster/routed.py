@@ -21,7 +21,7 @@ from genius_search.index.filters import Filter
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.search.decoder import Decoder
-from genius_search.search.fast import Found, Wanted
+from genius_search.search.rank import Found, Wanted
 from genius_search.search.table import Restriction
 
 log = logging.getLogger(__name__)

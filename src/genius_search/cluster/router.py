@@ -21,8 +21,7 @@ from genius_search.index.filters import Filter
 from genius_search.search.beam import BeamSearch, Frontier
 from genius_search.search.beams import Beams, topk
 from genius_search.search.decoder import Decoder
-from genius_search.search.fast import Found
-from genius_search.search.rank import Ranking
+from genius_search.search.rank import Found, Ranking
 from genius_search.search.table import Children, IdTable
 
 DEPTH: Final = 4

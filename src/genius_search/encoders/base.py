@@ -143,14 +143,16 @@ def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
     return hasattr(encoder, "joint_features")
 
 
-def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:
+def load_encoder(  # noqa: PLR0911  one for each kind
+    spec: str, *, download: bool = False, device: str = "cpu"
+) -> Encoder:
     """Open an encoder by its spec, importing only the kind that is named.
 
     Parameters
     ----------
     spec
         ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``,
-        ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, or the kind of an entry point
+        ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, ``vectors:DIM``, or an entry point's
         (:mod:`genius_search.registry`): a function that is called with what follows the colon, ``download=``
         and ``device=``.
     download
@@ -190,6 +192,10 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
             from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
 
             return load_uniir(Path(place).expanduser(), device=device)
+        case "vectors":
+            from genius_search.encoders.vectors import VectorEncoder  # noqa: PLC0415
+
+            return VectorEncoder(place)
         case _:
             opened: Encoder = find_encoder(kind)(place, download=download, device=device)
             return opened

@@ -536,7 +536,7 @@ def encode_batch(
     Parameters
     ----------
     bits
-        of a number, as the embeddings will be stored; with fewer than 8, their residuals are returned.
+        of a number, as the embeddings will be stored; with fewer than 16, their residuals are returned.
     """
     encoded = model.encode(features, modality.astype(np.int64))
     vectors = densities = None

@@ -43,6 +43,7 @@ from genius_search.index.store import (
     StoredEmbeddings,
     check_bits,
 )
+from genius_search.index.vectors import VectorItems, add_vectors, fit_to_vectors
 from genius_search.index.writer import PICTURES, Writer, one_writer, remove_unused_pictures, remove_work
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
@@ -71,7 +72,7 @@ def usual_bits(items: int) -> EmbeddingBits:
 def create_index(
     folder: Path,
     *,
-    pool: GivenPool,
+    pool: GivenPool | VectorItems,
     model: str | Path | Genius | None,
     encoder: str | None,
     embeddings: StoredEmbeddings | None,
@@ -98,7 +99,20 @@ def create_index(
             embedding_bits=embedding_bits or 16,
             progress=progress,
         )
-    elif encoder is not None and model is None:
+    elif isinstance(pool, VectorItems) and model is None:
+        opened = None
+        if encoder is not None:
+            opened = load_encoder(absolute_spec(encoder), download=download, device=device)
+        create = partial(
+            _create_with_vectors,
+            encoder=opened,
+            items=pool,
+            embeddings=embeddings,
+            embedding_bits=embedding_bits,
+            levels=LEVELS if levels is None else check_levels(levels),
+            progress=progress,
+        )
+    elif encoder is not None and model is None and not isinstance(pool, VectorItems):
         create = partial(
             _create_with_encoder,
             encoder=load_encoder(absolute_spec(encoder), download=download, device=device),
@@ -129,7 +143,7 @@ def create_index(
 def _create_with_model(
     writer: Writer,
     model: Genius,
-    pool: GivenPool,
+    pool: GivenPool | VectorItems,
     *,
     captions: bool,
     embeddings: StoredEmbeddings,
@@ -142,9 +156,31 @@ def _create_with_model(
         embeddings=embeddings,
         embedding_bits=embedding_bits,
     )
+    if isinstance(pool, VectorItems):
+        return model, add_vectors(writer, model, pool, create=manifest, progress=progress)
     return model, add_pool(
         writer, model, _open(pool, writer.folder, captions=captions), create=manifest, progress=progress
     )
+
+
+def _create_with_vectors(
+    writer: Writer,
+    encoder: Encoder | None,
+    items: VectorItems,
+    *,
+    embeddings: StoredEmbeddings | None,
+    embedding_bits: EmbeddingBits | None,
+    levels: int,
+    progress: Progress,
+) -> tuple[Genius, Added]:
+    model = fit_to_vectors(writer, items, encoder, levels, progress)
+    manifest = IndexManifest(
+        model=OWN_MODEL,
+        model_fingerprint=model.fingerprint,
+        embeddings=embeddings or "fused",
+        embedding_bits=embedding_bits or (16 if embeddings == "raw" else usual_bits(len(items.ids))),
+    )
+    return model, add_vectors(writer, model, items, create=manifest, progress=progress)
 
 
 def _open(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
@@ -199,7 +235,7 @@ def _create_with_encoder(
         model=OWN_MODEL,
         model_fingerprint=model.fingerprint,
         embeddings=embeddings or "fused",
-        embedding_bits=embedding_bits or (8 if embeddings == "raw" else usual_bits(len(features))),
+        embedding_bits=embedding_bits or (16 if embeddings == "raw" else usual_bits(len(features))),
     )
     batches = _batches(model, features, opened, stamps, manifest, progress)
     added, replaced = writer.create_batches(manifest, batches)

@@ -15,9 +15,9 @@ from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery, evidence_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
-from genius_search.search.fast import Wanted
 from genius_search.search.find import find
 from genius_search.search.path import Step, Target, score_path
+from genius_search.search.rank import Wanted
 from genius_search.search.tree import CodeTree, Ranges
 
 MOST_CHILDREN: Final = 64

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from jaxtyping import Float
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 
 OneOrMany = TypeVar("OneOrMany", bound="Index")
+Vectors: TypeAlias = Float[np.ndarray, "rows dim"]
 ATTEMPTS: Final = 5
 """How often a search is begun anew because the state of the index is gone."""
 
@@ -77,7 +82,12 @@ class Index:
     def create(
         folder: str | Path,
         *,
-        pool: GivenPool,
+        pool: GivenPool | None = None,
+        vectors: Vectors | None = None,
+        ids: Sequence[str] | None = None,
+        modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
+        texts: Sequence[str | None] | None = None,
+        fields: Sequence[Mapping[str, object] | None] | None = None,
         model: str | Path | Genius | None = None,
         encoder: str | None = None,
         embeddings: StoredEmbeddings | None = None,
@@ -88,11 +98,12 @@ class Index:
         download: bool = False,
         progress: Progress | None = None,
     ) -> tuple[Index, Added]:
-        """Create an index of a folder of images and texts, a ``.jsonl`` file of candidates, or a list.
+        """Create an index of a folder of images and texts, a file of candidates, a list, or vectors.
 
         An interrupted run resumes when repeated. The index appears when it is complete.
 
         >>> Index.create("photos.index", pool="Pictures", encoder="clip:models/clip")  # doctest: +SKIP
+        >>> Index.create("mine.index", vectors=np.load("vectors.npy"), ids=names)  # doctest: +SKIP
 
         Parameters
         ----------
@@ -101,6 +112,13 @@ class Index:
             pictures (Pillow images, NumPy arrays, or the bytes of files), texts, :class:`pathlib.Path` of
             files, :class:`NewItem`, or dicts with the same keys. Elements without an id are numbered from 0.
             Pictures that are not files are stored in the index.
+        vectors
+            Instead of a pool, a matrix of shape (items, dim), a row for each item; it may be memory-mapped.
+            Rows are scaled to unit length, so items are compared by cosine. Without model and encoder the
+            index knows no encoder, and is searched by vectors.
+        ids, modalities, texts, fields
+            With vectors: a name for each item, by default the number of its row; its modality, or one for
+            all; its text, for ``match``; values to filter by.
         model
             A trained model, or its folder.
         encoder
@@ -111,9 +129,9 @@ class Index:
             are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R). By default
             ``none`` with a model, and ``fused`` with an encoder.
         embedding_bits
-            Bits of each number of an embedding: 16 or 8; or 4, 2 or 1 of what the codes leave unexplained,
-            for fused embeddings only. By default 16 with a model; with an encoder 4, and 1 from a million
-            items on (8 for raw embeddings).
+            Bits of each number of an embedding: 16; or 8, 4, 2 or 1 of what the codes leave unexplained, for
+            fused embeddings only. By default 16 with a model and for raw embeddings; with an encoder 4, and 1
+            from a million items on.
         levels
             Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,
             ranking by codes comes closer to exact search and takes longer. By default 12.
@@ -125,14 +143,24 @@ class Index:
         UsageError
             An index or something else exists in its place, or not exactly one of model and encoder is given.
         BadData
-            Nothing in the pool can be used.
+            Nothing in the pool can be used; or a vector is zero, has a number that is not finite, or an id
+            occurs twice: the message names the row.
         """
         from genius_search.index.create import create_index
+        from genius_search.index.vectors import VectorItems
+
+        if (pool is None) is (vectors is None):
+            raise UsageError("give either a pool, or vectors")
+        given: GivenPool | VectorItems
+        if pool is not None:
+            given = pool
+        else:
+            given = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
 
         folder = Path(folder)
         opened, added = create_index(
             folder,
-            pool=pool,
+            pool=given,
             model=model,
             encoder=encoder,
             embeddings=embeddings,
@@ -243,13 +271,20 @@ class Index:
 
     def add(
         self,
-        pool: str | Path,
+        pool: str | Path | None = None,
         *,
+        vectors: Vectors | None = None,
+        ids: Sequence[str] | None = None,
+        modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
+        texts: Sequence[str | None] | None = None,
+        fields: Sequence[Mapping[str, object] | None] | None = None,
         captions: bool = True,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> Added:
-        """Add the items of a pool without retraining; they are searchable at once.
+        """Add the items of a pool, or vectors of the index's encoder, without retraining.
+
+        They are searchable at once.
 
         An item replaces the one with the same id. Unchanged items are skipped, so a folder can be added
         repeatedly. Items with unreadable images are left out; if they are in the index already, they stay
@@ -257,18 +292,25 @@ class Index:
 
         Parameters
         ----------
+        vectors, ids, modalities, texts, fields
+            Instead of a pool; see :meth:`create`. Each item needs an id.
         wait_seconds
             How long to wait while another process changes the index.
 
         Raises
         ------
         BadData
-            Nothing in the pool can be used. The message names files and reasons.
+            Nothing in the pool can be used: the message names files and reasons. Or a vector cannot be used:
+            it names the row.
         UsageError
             The pool is a list; :meth:`add_items` adds items from memory.
         """
         from genius_search.index.adding import add_pool, open_pool
 
+        if vectors is not None:
+            return self._add_vectors(
+                vectors, ids, modalities, texts, fields, progress=progress, wait_seconds=wait_seconds
+            )
         if not isinstance(pool, str | Path):
             raise UsageError(
                 f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
@@ -277,6 +319,25 @@ class Index:
         items = open_pool(Path(pool), captions=captions)
         with self._one_writer(wait_seconds) as writer:
             return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
+
+    def _add_vectors(
+        self,
+        vectors: Vectors,
+        ids: Sequence[str] | None,
+        modalities: str | Modality | Sequence[str | Modality],
+        texts: Sequence[str | None] | None,
+        fields: Sequence[Mapping[str, object] | None] | None,
+        *,
+        progress: Progress | None,
+        wait_seconds: float,
+    ) -> Added:
+        from genius_search.index.vectors import VectorItems, add_vectors
+
+        if ids is None:
+            raise UsageError("vectors that are added need ids=, a name for each row")
+        items = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+        with self._one_writer(wait_seconds) as writer:
+            return add_vectors(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
 
     def sync(
         self,
@@ -442,6 +503,7 @@ class Index:
         text: str | None = None,
         *,
         image: Picture | None = None,
+        vector: np.ndarray | None = None,
         parts: Sequence[SearchPart] = (),
         combine: Literal["sum", "any"] = "sum",
         instruction: str | None = None,
@@ -453,10 +515,12 @@ class Index:
         beam: int | None = None,
         config: SearchConfig | None = None,
     ) -> Hits:
-        """Return the ``k`` best items for a text, an image, both, or several weighted parts.
+        """Return the ``k`` best items for a text, an image, both, a vector, or several weighted parts.
 
         Parameters
         ----------
+        vector
+            A feature of the index's encoder, of shape (dim,), instead of a text and an image.
         parts
             Texts, images and items of the index with weights, which may be negative:
             ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
@@ -486,6 +550,7 @@ class Index:
         request = SearchRequest(
             text=text,
             image=image,
+            vector=vector,
             parts=tuple(parts),
             combine=combine,
             instruction=instruction,
@@ -509,6 +574,21 @@ class Index:
             with contextlib.suppress(SnapshotGone):
                 return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, used)]
         raise SnapshotGone(f"{self.folder} changes faster than it can be searched; try again")
+
+    def search_vectors(
+        self,
+        vectors: Vectors,
+        *,
+        modality: Modality | str | None = None,
+        where: Filter | Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
+        k: int = 10,
+        config: SearchConfig | None = None,
+    ) -> list[Hits]:
+        """Search for several vectors, of shape (queries, dim), in one batch; see :meth:`search`."""
+        request = SearchRequest(modality=modality, where=where, match=match, k=k)
+        requests = [dataclasses.replace(request, vector=vector) for vector in vectors]
+        return self.search_many(requests, config=config)
 
     def explain(
         self,

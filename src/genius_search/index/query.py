@@ -23,14 +23,15 @@ from genius_search.index.words import DEPTH, NO_WORDS, RareWords, find_rare_word
 from genius_search.model import Genius
 from genius_search.nn.arrays import normalize
 from genius_search.records import Modality, instructed
-from genius_search.search.fast import Wanted
 from genius_search.search.find import find
-from genius_search.search.rank import Evidence, table_rows
+from genius_search.search.rank import Evidence, Wanted, table_rows
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
     from PIL import Image
 
+SHORTEST_VECTOR: Final = 1e-12
+"""A vector that is not longer has no direction."""
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
 
@@ -125,12 +126,17 @@ def encode_queries(
     contents = [
         Content(images.get(id(part.image)), _text(model, snapshot, request, part), ItemKey("query", ""))
         for request, part in parts
-        if part.id is None
+        if part.id is None and part.vector is None
     ]
     encoded = iter(_encode(model, contents, is_raw=is_raw))
     queries = []
     for number, alternative, request, (level0, restriction) in single:
-        vectors = [next(encoded if part.id is None else from_items) for part in request.all_parts()]
+        vectors = [
+            _given(model, part.vector)
+            if part.vector is not None
+            else next(encoded if part.id is None else from_items)
+            for part in request.all_parts()
+        ]
         fused, evidence = _weighted_sum([part.weight for part in request.all_parts()], vectors)
         queries.append(EncodedQuery(request, number, alternative, level0, restriction, fused, evidence))
     return queries
@@ -172,7 +178,7 @@ def search_encoded(
 
 
 def _rare_words(snapshot: Snapshot, request: SearchRequest) -> RareWords:
-    if not (request.hybrid and request.text) or request.image is not None or request.parts:
+    if not (request.hybrid and request.text) or len(request.all_parts()) > 1 or request.image is not None:
         return NO_WORDS
     return find_rare_words(snapshot, request.text)
 
@@ -328,6 +334,25 @@ def _encode(
     features = features_of(model.encoder, contents)
     fused = model.fuse(features.image, features.text)
     return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)
+
+
+def _check_vector(vector: object, dim: int) -> Float32[np.ndarray, " dim"]:
+    """Return a query's vector at unit length; raise :class:`UsageError` unless it can be searched with."""
+    array = np.asarray(vector)
+    if array.shape != (dim,) or array.dtype.kind not in "fiu":
+        raise UsageError(
+            f"the query's vector is {array.dtype} of shape {array.shape}; expected {dim} numbers"
+        )
+    length = np.linalg.norm(array.astype(np.float64))
+    if not np.isfinite(length) or length <= SHORTEST_VECTOR:
+        raise UsageError("the query's vector has only zeros, or a number that is not finite")
+    return np.asarray(array / length, dtype=np.float32)
+
+
+def _given(model: Genius, vector: np.ndarray) -> Float32[np.ndarray, "2 dim"]:
+    """Return the two vectors of a vector as a query, which is read as the feature of a text."""
+    feature = _check_vector(vector, model.encoder.dim)[None]
+    return np.concatenate([model.fuse(np.zeros_like(feature), feature), feature])
 
 
 def _item_vectors(

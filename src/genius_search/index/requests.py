@@ -28,19 +28,23 @@ MAX_HITS: Final = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchPart:
-    """One weighted part of a query: a text, an image, both, or an item of the index."""
+    """One weighted part of a query: a text, an image, both, an item of the index, or a vector."""
 
     text: str | None = None
     image: Picture | None = None
     id: str | None = None
     """An item of the index, instead of a text and an image."""
+    vector: np.ndarray | None = field(default=None, compare=False)
+    """A feature of the index's encoder, of shape (dim,), instead of a text and an image."""
     weight: float = 1.0
     """Negative weights search away from this part."""
 
     def check(self, combine: Literal["sum", "any"]) -> None:
         """Check the part of a request; see :meth:`SearchRequest.check`."""
-        if (self.id is None) is not has_content(self):
-            raise UsageError("a part of a query needs a text, an image, or both; or else an item")
+        if has_content(self) + (self.id is not None) + (self.vector is not None) != 1:
+            raise UsageError(
+                "a part of a query needs a text, an image, or both; or else an item, or a vector"
+            )
         if not math.isfinite(self.weight):
             raise UsageError(f"the weight of a part is {self.weight}, it must be a finite number")
         if combine == "any" and self.weight != 1:
@@ -64,6 +68,9 @@ class SearchRequest:
 
     text: str | None = None
     image: Picture | None = None
+    vector: np.ndarray | None = field(default=None, compare=False)
+    """A feature of the index's encoder, of shape (dim,), instead of a text and an image or as a part beside
+    them. A trained fusion reads it as the feature of a text."""
     parts: tuple[SearchPart, ...] = ()
     """Weighted parts ("this picture, in red, less of that"). The query is the weighted sum of their
     embeddings, scaled to unit length. ``text`` and ``image`` form one more part of weight 1."""
@@ -105,14 +112,23 @@ class SearchRequest:
     def all_parts(self) -> tuple[SearchPart, ...]:
         """Return every part of the query; the request's own text and image come first."""
         own = SearchPart(text=self.text, image=self.image)
-        return (own, *self.parts) if has_content(own) else self.parts
+        given = SearchPart(vector=self.vector)
+        return (
+            *([own] if has_content(own) else []),
+            *([] if self.vector is None else [given]),
+            *self.parts,
+        )
 
     def alternatives(self) -> list[SearchRequest]:
         """Return the requests that are searched for by themselves: one, or each part."""
         if self.combine == "any":
             return [
                 dataclasses.replace(
-                    self, text=one.text, image=one.image, parts=() if one.id is None else (one,)
+                    self,
+                    text=one.text,
+                    image=one.image,
+                    vector=one.vector,
+                    parts=() if one.id is None else (one,),
                 )
                 for one in self.all_parts()
             ]
@@ -142,7 +158,7 @@ class SearchRequest:
                     f"the {name} {words!r} contains a lone surrogate (half a character)"
                 ) from None
         if not parts:
-            raise UsageError("a query needs a text, an image, or both")
+            raise UsageError("a query needs a text, an image, or both; or a vector")
         for part in parts:
             part.check(self.combine)
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:  # opening an index does not rank
     from collections.abc import Callable
 
     from genius_search.config import SearchConfig
-    from genius_search.search.fast import Found, Wanted
-    from genius_search.search.rank import CodeRanker
+    from genius_search.search.rank import CodeRanker, Found, Wanted
     from genius_search.search.tree import CodeTree, SharedPrefixes
     from genius_search.search.vectors import StoredVectors
 

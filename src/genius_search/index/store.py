@@ -120,7 +120,7 @@ class Segment(NamedTuple):
         Parameters
         ----------
         ranker
-            the code vectors of the index's model; needed for embeddings of fewer than 8 bits.
+            the code vectors of the index's model; needed for embeddings of fewer than 16 bits.
 
         Raises
         ------
@@ -243,8 +243,8 @@ def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) 
         raise UsageError(f"embeddings have 1, 2, 4, 8 or 16 bits a number, not {bits}")
     if bits is not None and is_residual(bits) and embeddings == "raw":
         raise UsageError(
-            f"raw embeddings cannot have {bits} bits a number, since codes do not approximate them; give 8 "
-            "or 16, or store fused ones"
+            f"raw embeddings have 16 bits a number, not {bits}, since codes do not approximate them; store "
+            "fused ones instead"
         )
 
 

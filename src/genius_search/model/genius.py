@@ -30,7 +30,6 @@ from genius_search.nn.codebooks import Codebooks, StoredQuantizer
 from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality
-from genius_search.search.fast import NumpyGenerator, NumpySearch
 from genius_search.search.find import quick_search
 from genius_search.search.rank import CodeRanker
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that
     from genius_search.data.features import FeatureBatch
     from genius_search.nn.generator import Generator, TrainedGenerator
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
+    from genius_search.search.compiled import CompiledSearch
     from genius_search.search.decoder import Decoder, GeometricDecoder
 
 
@@ -277,14 +277,14 @@ class Genius:
 
         decoder = T5Decoder(self.generator)
         guide = self.generator.guide
-        return decoder if guide is None else GuidedDecoder(decoder, guide)
+        return decoder if guide is None else GuidedDecoder(decoder, guide, self.ranker.spread)
 
     @cached_property
     def router(self) -> GeometricDecoder:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
         from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415  needs PyTorch
 
-        return GeometricDecoder(self.quantizer.tables())
+        return GeometricDecoder(self.quantizer.tables(), self.ranker.spread)
 
     def uses_generator(self, config: SearchConfig) -> bool:
         """Return whether a search with these settings asks the generator."""
@@ -295,17 +295,17 @@ class Genius:
         """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""
         return self.decoder if self.uses_generator(config) else self.router
 
-    def fast_for(self, config: SearchConfig) -> NumpySearch | None:
+    def fast_for(self, config: SearchConfig) -> CompiledSearch | None:
         """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
         return self.fast if self.uses_generator(config) else self._fast_router
 
     @cached_property
-    def _fast_router(self) -> NumpySearch | None:
+    def _fast_router(self) -> CompiledSearch | None:
         """A quicker search with the results of :attr:`router`."""
         return quick_search(self.ranker)
 
     @cached_property
-    def fast(self) -> NumpySearch | None:
+    def fast(self) -> CompiledSearch | None:
         """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
         if self._generator is None:
             return self._fast_router
@@ -313,12 +313,12 @@ class Genius:
         if folded is None:
             return None
         combination = folded.combination(self.ranker.tables())
-        return quick_search(self.ranker, NumpyGenerator(folded.weights, combination))
+        return quick_search(self.ranker, (folded.weights, combination))
 
     @cached_property
     def ranker(self) -> CodeRanker:
         """Scores IDs by their code vectors."""
-        return CodeRanker(self.codebooks.tables())
+        return CodeRanker(self.codebooks.tables(), self.codebooks.spread)
 
     def usual_search(self, items: int) -> SearchConfig:
         """Return the default search settings of an index of so many items."""
@@ -400,7 +400,7 @@ class Genius:
 def open_ranker(folder: Path) -> CodeRanker:
     """Open the ranker of a model (:attr:`Genius.ranker`), without its encoder and generator."""
     quantizer = _open_quantizer(folder / "quantizer", "cpu")
-    return CodeRanker(quantizer.codebooks.tables())
+    return CodeRanker(quantizer.codebooks.tables(), quantizer.codebooks.spread)
 
 
 def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:

@@ -71,6 +71,8 @@ typedef struct { /* a decoder, as T5Decoder arranges it; matrices are packed as 
 typedef struct {
   int64_t levels, dim;
   int64_t gram_levels;  /* levels that gram covers */
+  int64_t first_level;  /* the first level of semantic codes */
+  int64_t num_constant; /* directions that have the same product with every item */
   const Generator *generator; /* NULL: codes are scored by nearness alone */
   const int32_t *sizes; /* codes of each level, at most CODES */
   const float *vectors; /* code vectors, level after level: [codes][dim] */
@@ -79,6 +81,8 @@ typedef struct {
   const float *coarsest, *longest; /* largest step and largest norm of each level */
   const float *halves;  /* half squared norms: [levels][CODES] */
   const float *gram;    /* inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
+  const float *residual_weights; /* of each dimension, with 1, 2, 4 and 8 bits: [4][dim] */
+  const float *constant;         /* those directions: [num_constant][dim] */
 } Model;
 
 typedef struct { /* one query's */
@@ -87,11 +91,14 @@ typedef struct { /* one query's */
   int64_t candidates; /* finish once at most this many IDs (or width, if larger) lie under the beams */
   int64_t k;          /* number of hits; 0 lists all items under the beams, unranked */
   int64_t compared_k; /* number of hits by their embeddings among these; 0: embeddings are not compared */
-  int64_t compared_bits; /* of a number of an embedding; less than 8: embeddings are residuals of the IDs' vectors */
+  int64_t compared_bits; /* of a number of an embedding; less than 16: embeddings are residuals of the IDs' vectors */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
   float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
   float generator_weight;
   float compared_density_step; /* cost of a density where embeddings are compared */
+  const float *usage; /* share of the items that the query may find, by their first semantic code: [CODES] */
+  float reference;    /* spread of an item's products with these code vectors; see standardize_query() */
+  float unused;
 } Request;
 
 typedef struct {
@@ -140,6 +147,7 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer products;                  /* of the query and code vectors: [levels][CODES] */
   Buffer rough;                     /* the same, rounded */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
+  Buffer scaled, weighed;           /* the query, scaled; and as residuals are compared with it */
   Buffer short_query;               /* the query in 16 bits, then in 8 */
   Buffer packed_query;              /* the query as packed residuals are multiplied with it */
   Buffer scores;                    /* of hits by their embeddings */
@@ -268,47 +276,15 @@ static void multiply_rows(const float *rows, int64_t n, int64_t dim, const float
   for (; r < n; r++, rows += dim) y[r] = dot(rows, x, dim);
 }
 
-/* Round a query to 16 bits, such that its products with rows of bytes fit into 32 and its upper 8 bits, rounded, into 8;
-   return the size of a step. */
-static float shorten(const float *query, int64_t dim, int16_t *rounded) {
+/* Round a query to 16 bits, such that its products with rows of integers up to ``most`` fit into 32 and its upper 8 bits,
+   rounded, into 8; return the size of a step. */
+static float shorten(const float *query, int64_t dim, float most, int16_t *rounded) {
   float largest = 0, norm = sqrtf(dot(query, query, dim));
   for (int64_t i = 0; i < dim; i++) largest = fabsf(query[i]) > largest ? fabsf(query[i]) : largest;
-  float step = largest / 32512, coarse = norm * sqrtf((float)dim) * (127.0f / 2e9f);
+  float step = largest / 32512, coarse = norm * sqrtf((float)dim) * (most / 2e9f);
   if (coarse > step) step = coarse;
   for (int64_t i = 0; i < dim; i++) rounded[i] = step > 0 ? (int16_t)lrintf(query[i] / step) : 0;
   return step;
-}
-
-static inline __attribute__((always_inline)) void multiply_bytes(const int8_t *const rows[4], const int16_t *query,
-                                                                  int64_t dim, int32_t *sums) {
-  int64_t i = 0;
-#ifdef __AVX512VNNI__
-  __m512i own[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-  for (; i < dim; i += 32) {
-    __mmask32 mask = dim - i < 32 ? (1u << (dim - i)) - 1 : ~0u;
-    __m512i x = _mm512_maskz_loadu_epi16(mask, query + i);
-    for (int j = 0; j < 4; j++)
-      own[j] = _mm512_dpwssd_epi32(own[j], x, _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(mask, rows[j] + i)));
-  }
-  for (int j = 0; j < 4; j++) sums[j] = _mm512_reduce_add_epi32(own[j]);
-#elif defined(__AVX2__)
-  __m256i own[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
-  for (; i + 16 <= dim; i += 16)
-    for (int j = 0; j < 4; j++)
-      own[j] = _mm256_add_epi32(
-          own[j], _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)(query + i)),
-                                    _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(rows[j] + i)))));
-  __m256i both = _mm256_hadd_epi32(_mm256_hadd_epi32(own[0], own[1]), _mm256_hadd_epi32(own[2], own[3]));
-  _mm_storeu_si128((__m128i *)sums, _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
-  for (; i < dim; i++)
-    for (int j = 0; j < 4; j++) sums[j] += query[i] * rows[j][i];
-#else
-  for (int j = 0; j < 4; j++) {
-    int32_t sum = 0;
-    for (i = 0; i < dim; i++) sum += query[i] * rows[j][i];
-    sums[j] = sum;
-  }
-#endif
 }
 
 /* Compute the products of a query and BLOCK code vectors. These lie dimension after dimension, GROUP at a time:
@@ -364,11 +340,28 @@ static inline void multiply_block(const uint8_t *bytes, int64_t groups, const in
 
 /* Scores of codes */
 
-/* Compute the products of a level's code vectors and the query. */
+/* Compute the products of a level's code vectors and the query, but those that standardize_query() has computed. */
 static void multiply_level(const Model *m, Work *w, int64_t level, const float *query) {
   int64_t first = 0;
+  if (level == m->first_level) return;
   for (int64_t l = 0; l < level; l++) first += m->sizes[l];
   multiply_rows(m->vectors + first * m->dim, m->sizes[level], m->dim, query, (float *)w->products.at + level * CODES);
+}
+
+/* Scale a query such that its products with the first code vectors of the items that it may find spread as those of such
+   items do; return the factor. Costs are then in proportion to what the query tells the items apart by. */
+static float standardize_query(const Model *m, const Request *request, const float *query, Work *w) {
+  float *products = (float *)w->products.at + m->first_level * CODES, *scaled = w->scaled.at;
+  const float *vectors = m->vectors;
+  int64_t size = m->sizes[m->first_level];
+  for (int64_t l = 0; l < m->first_level; l++) vectors += m->sizes[l] * m->dim;
+  multiply_rows(vectors, size, m->dim, query, products);
+  float mean = dot(request->usage, products, size), variance = 0;
+  for (int64_t c = 0; c < size; c++) variance += request->usage[c] * (products[c] - mean) * (products[c] - mean);
+  float factor = variance > 0 && request->reference > 0 ? request->reference / sqrtf(variance) : 1;
+  for (int64_t c = 0; c < size; c++) products[c] *= factor;
+  for (int64_t i = 0; i < m->dim; i++) scaled[i] = query[i] * factor;
+  return factor;
 }
 
 /* Score every code of a level after a prefix by the nearness of the query: r·e − |e|²/2 with the residual r. */
@@ -430,7 +423,7 @@ static float exponentials(float *x, int64_t n, float largest) {
   return sum;
 }
 
-/* Compute the keys and values of a query's prefix vectors. */
+/* Compute the keys and values of the prefix vectors of a query, at unit length. */
 static int read_query(const Model *m, Work *w, const float *query) {
   const Generator *g = m->generator;
   int64_t heads = 2 * g->heads * g->blocks, width = g->width, stride = padded(heads * g->head_width);
@@ -440,7 +433,9 @@ static int read_query(const Model *m, Work *w, const float *query) {
     return 0;
   float *vectors = w->inner.at, *projected = vectors + size, *sides = w->keys_values.at;
   product(g->prefix_weights, m->dim, g->prefixes * width, query, 0, vectors, 0, 1);
-  for (int64_t i = 0; i < g->prefixes * width; i++) vectors[i] += g->prefix_biases[i];
+  float length = sqrtf(dot(query, query, m->dim));
+  for (int64_t i = 0; i < g->prefixes * width; i++)
+    vectors[i] = vectors[i] / (length > 0 ? length : 1) + g->prefix_biases[i];
   for (int64_t p = 0; p < g->prefixes; p++) normalize(g, vectors + p * width, vectors + p * width);
   product(g->prefix_keys_values, width, stride, vectors, width, projected, stride, g->prefixes);
   for (int64_t h = 0; h < heads; h++)
@@ -977,7 +972,7 @@ static float multiply_roughly(const Model *m, Work *w, int64_t first_level, cons
   int64_t dim = m->dim, groups = (dim + GROUP - 1) / GROUP, code = 0;
   int16_t *rounded = w->short_query.at;
   int8_t *short_query = (int8_t *)(rounded + groups * GROUP);
-  float step = shorten(query, dim, rounded), absolute = 0, steps = 0, squares = 0, lengths = 0, norms = 0;
+  float step = shorten(query, dim, 127, rounded), absolute = 0, steps = 0, squares = 0, lengths = 0, norms = 0;
   uint32_t offset = 0; /* 128 times the sum of the query: what it adds to products that codes have 128 more */
   for (int64_t i = dim; i < groups * GROUP; i++) rounded[i] = 0;
   for (int64_t i = 0; i < groups * GROUP; i++) {
@@ -1249,6 +1244,14 @@ static inline __attribute__((always_inline)) int32_t multiply_packed(const uint8
     uint8_t tail[32] = {0};
     if (p->width - i < 32) memcpy(tail, row + i, (size_t)(p->width - i));
     __m256i bytes = _mm256_loadu_si256((const __m256i *)(p->width - i < 32 ? tail : row + i));
+    if (bits == 8) { /* pairs of products with bytes would not fit into 16 bits */
+      for (int half = 0; half < 2; half++) {
+        __m128i narrow = half ? _mm256_extracti128_si256(bytes, 1) : _mm256_castsi256_si128(bytes);
+        __m256i x = _mm256_loadu_si256((const __m256i *)(p->query + i + half * 16));
+        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_cvtepu8_epi16(narrow), x));
+      }
+      continue;
+    }
     const int8_t *upper = p->upper + i, *lower = p->lower + i;
     for (int shift = 0; shift < 8; shift += bits, upper += p->stride, lower += p->stride) {
       __m256i numbers = _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift)), mask);
@@ -1281,35 +1284,51 @@ static float multiply_id(const Model *m, const Work *w, const Hit *hit, int is_r
   return sums[0] + sums[1];
 }
 
-/* Score the hits of a query, which begin at ``hits``, by their embeddings; of residuals, without the vectors of IDs. */
-static void score_embeddings(const Model *m, const Request *request, const float *query, const Hit *hits, int64_t n,
-                             float *scores, Work *w) {
+/* Return a query as residuals are compared with it: without directions in which items do not differ, and weighted by
+   what rounding leaves of a residual. */
+static const float *weigh_query(const Model *m, const Work *w, const float *query, int bits) {
+  const float *weights = m->residual_weights + (bits == 1 ? 0 : bits == 2 ? 1 : bits == 4 ? 2 : 3) * m->dim;
+  float *weighed = w->weighed.at;
+  memcpy(weighed, query, (size_t)m->dim * sizeof(float));
+  for (int64_t n = 0; n < m->num_constant; n++) {
+    const float *direction = m->constant + n * m->dim;
+    add_scaled(weighed, -dot(direction, query, m->dim), direction, m->dim);
+  }
+  for (int64_t i = 0; i < m->dim; i++) weighed[i] *= weights[i];
+  return weighed;
+}
+
+/* Score the hits of a query, which begin at ``hits``, by their embeddings; of residuals, without the vectors of IDs. The
+   query that whole embeddings are compared with is not scaled by ``factor`` yet. */
+static void score_embeddings(const Model *m, const Request *request, const float *query, float factor, const Hit *hits,
+                             int64_t n, float *scores, Work *w) {
   int bits = (int)request->compared_bits;
   int64_t size = (m->dim * bits + 7) / 8;
-  float step = bits < 16 ? shorten(query, m->dim, w->short_query.at) : 0;
-  Packed packed = bits < 8 ? pack_query(w->short_query.at, m->dim, bits, w->packed_query.at) : (Packed){0};
+  if (bits < 16) query = weigh_query(m, w, query, bits);
+  float step = bits < 16 ? shorten(query, m->dim, (float)((1 << bits) - 1), w->short_query.at) : 0;
+  Packed packed = bits < 16 ? pack_query(w->short_query.at, m->dim, bits, w->packed_query.at) : (Packed){0};
   for (int64_t i = 0; i < n; i += 4) {
-    const int8_t *rows[4];
+    const uint8_t *rows[4];
     int32_t sums[4];
     for (int64_t j = 0; j < 4; j++) {
       const Hit *hit = hits + (i + j < n ? i + j : i);
-      rows[j] = (const int8_t *)w->parts[hit->part].embeddings + hit->item * size;
+      rows[j] = (const uint8_t *)w->parts[hit->part].embeddings + hit->item * size;
       if (i + j + 8 < n) {
         const Part *part = w->parts + hit[8].part;
-        const int8_t *next = (const int8_t *)part->embeddings + hit[8].item * size;
+        const uint8_t *next = (const uint8_t *)part->embeddings + hit[8].item * size;
         for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
         if (part->scales) __builtin_prefetch(part->scales + hit[8].item);
       }
-      if (bits == 1) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 1);
-      if (bits == 2) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 2);
-      if (bits == 4) sums[j] = multiply_packed((const uint8_t *)rows[j], &packed, 4);
+      if (bits == 1) sums[j] = multiply_packed(rows[j], &packed, 1);
+      if (bits == 2) sums[j] = multiply_packed(rows[j], &packed, 2);
+      if (bits == 4) sums[j] = multiply_packed(rows[j], &packed, 4);
+      if (bits == 8) sums[j] = multiply_packed(rows[j], &packed, 8);
     }
-    if (bits == 8) multiply_bytes(rows, w->short_query.at, m->dim, sums);
     for (int64_t j = 0; j < 4 && i + j < n; j++) {
       const Hit *hit = hits + i + j;
       const Part *part = w->parts + hit->part;
       float score = bits < 16 ? (float)sums[j] * step * widen(part->scales[hit->item])
-                              : dot_halves((const uint16_t *)rows[j], query, m->dim);
+                              : dot_halves((const uint16_t *)rows[j], query, m->dim) * factor;
       int64_t columns = part->table->columns;
       if (part->densities) score -= request->compared_density_step * part->densities[hit->item];
       else if (columns > m->levels)
@@ -1340,16 +1359,16 @@ static int add_ids(const Model *m, const float *query, const Hit *hits, int64_t 
 
 /* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. Residuals are compared
    with the ``query`` in the space of the codes. */
-static int compare(const Model *m, const Request *request, const float *query, const float *compared, int64_t first,
-                   Work *w) {
+static int compare(const Model *m, const Request *request, const float *query, const float *compared, float factor,
+                   int64_t first, Work *w) {
   int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
   if (!reserve(&w->leaves, k, sizeof(Leaf)) || !reserve(&w->chosen, k, sizeof(Hit)) ||
       !reserve(&w->scores, n, sizeof(float)) || !reserve(&w->packed_query, m->dim + 8 * BLOCK, 2 * sizeof(int16_t)))
     return NO_MEMORY;
   Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
   float *scores = w->scores.at;
-  int is_residual = request->compared_bits < 8;
-  score_embeddings(m, request, is_residual ? query : compared, hits, n, scores, w);
+  int is_residual = request->compared_bits < 16;
+  score_embeddings(m, request, is_residual ? query : compared, factor, hits, n, scores, w);
   if (is_residual) {
     int status = add_ids(m, query, hits, n, k, scores, w);
     if (status < 0) return status;
@@ -1375,7 +1394,7 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   prefetch(w);
   Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
-  int needs_products = request->k || (request->compared_k && request->compared_bits < 8);
+  int needs_products = request->k || (request->compared_k && request->compared_bits < 16);
   w->shared = shared;
   w->is_rough = needs_products && !request->k;
   if (needs_products && !decoded) multiply_level(m, w, 0, query);
@@ -1515,7 +1534,8 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   w->num_parts = num_parts;
   w->num_hits = 0;
   if (!reserve(&w->products, levels * CODES, sizeof(float)) || !reserve(&w->rough, levels * CODES, sizeof(float)) ||
-      !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->short_query, m->dim + GROUP, 2 * sizeof(int16_t)) ||
+      !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->scaled, m->dim, sizeof(float)) ||
+      !reserve(&w->weighed, m->dim, sizeof(float)) || !reserve(&w->short_query, m->dim + GROUP, 2 * sizeof(int16_t)) ||
       !reserve(&w->all_results, n, sizeof(Result)))
     return NO_MEMORY;
   memset(w->products.at, 0, (size_t)levels * CODES * sizeof(float));
@@ -1526,11 +1546,15 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
     memset(w->known.at, 0, (size_t)levels * CODES / 8);
     w->touched = 0;
     w->parts = parts + requests[q].first_part;
-    int64_t decoded = find_beams(m, requests + q, queries, w);
+    float factor = standardize_query(m, requests + q, queries, w);
+    const float *query = w->scaled.at;
+    int64_t decoded = find_beams(m, requests + q, query, w);
     if (decoded < 0) return (int)decoded;
-    int status = rank(m, requests + q, decoded, queries, w);
-    if (status > 0 && requests[q].compared_k) status = compare(m, requests + q, queries, compared + q * m->dim, before, w);
+    int status = rank(m, requests + q, decoded, query, w);
+    if (status > 0 && requests[q].compared_k)
+      status = compare(m, requests + q, query, compared + q * m->dim, factor, before, w);
     if (status < 0) return status;
+    for (int64_t i = before; i < w->num_hits; i++) ((Hit *)w->hits.at)[i].score /= factor;
     if (!reserve(&w->hits_decoded, w->num_hits * levels, sizeof(float))) return NO_MEMORY;
     for (int64_t i = before; i < w->num_hits; i++) {
       float *own = (float *)w->hits_decoded.at + i * levels;

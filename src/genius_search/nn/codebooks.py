@@ -12,6 +12,7 @@ from jaxtyping import Float, Float32, Int64
 from genius_search.artifact import Manifest
 from genius_search.config import QuantizerConfig
 from genius_search.nn.arrays import Linear, multiply, normalize
+from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
 from genius_search.nn.stored import dim_of, read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
@@ -54,6 +55,15 @@ class Codebooks:
     @cached_property
     def _tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         return [self._weights[name] for name in _names_of_tables(self.config)]
+
+    @cached_property
+    def spread(self) -> Spread:
+        """By how much products and densities differ; estimated if it was not measured."""
+        if not self._weights["usage"].any():
+            return Spread.estimate(self._tables, has_modality_level=self.has_modality_level)
+        constant = self._weights["constant"]
+        residuals = Residuals(self._weights["residual_weights"], constant[constant.any(axis=1)])
+        return Spread(self._weights["usage"], self._weights["spreads"], residuals)
 
     @property
     def level0_modality(self) -> Int64[np.ndarray, " 3"]:
@@ -123,7 +133,15 @@ def shapes_of_weights(dim: int, config: QuantizerConfig) -> dict[str, tuple[int,
     tables = dict.fromkeys(_names_of_tables(config), (config.codebook_size, dim))
     if config.level0 != "none":
         tables["codebooks.0.embed"] = (NUM_MODALITIES, dim)
-    shapes: dict[str, tuple[int, ...]] = {**tables, "level0_modality": (NUM_MODALITIES,)}
+    modalities = 1 if config.level0 == "none" else NUM_MODALITIES
+    shapes: dict[str, tuple[int, ...]] = {
+        **tables,
+        "level0_modality": (NUM_MODALITIES,),
+        "usage": (modalities, config.codebook_size),
+        "spreads": (modalities, COLUMNS),
+        "residual_weights": (len(BITS), dim),
+        "constant": (MOST_CONSTANT, dim),
+    }
     if config.fusion.kind == "network":
         hidden = config.fusion.hidden
         for name, rows, columns in (

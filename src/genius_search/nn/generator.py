@@ -47,10 +47,10 @@ class Guide(nn.Module):
     """Combines the decoder's logits with the distances between the query and the code vectors.
 
     The logits of level l are scale_l · (r·e − |e|²/2) + bias + gate_l · (the decoder's logits), where r is
-    the query's embedding minus the code vectors of earlier levels, and e is the vector of a code. Up to a
-    constant, the bracket is minus half the squared distance from the embedding to the vector of the prefix
-    with this code. Scales, gates and biases are learned with the decoder; the code vectors are the
-    quantizer's and fixed.
+    the query's scaled embedding (:mod:`genius_search.nn.spread`) minus the code vectors of earlier levels,
+    and e is the vector of a code. Up to a constant, the bracket is minus half the squared distance from the
+    embedding to the vector of the prefix with this code. Scales, gates and biases are learned with the
+    decoder; the code vectors are the quantizer's and fixed.
 
     Parameters
     ----------
@@ -259,11 +259,21 @@ class Generator(nn.Module):
         return normed
 
     def loss(
-        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+        self,
+        queries: Float[Tensor, "batch dim"],
+        codes: Int[Tensor, "batch levels"],
+        scaled: Float[Tensor, "batch dim"] | None = None,
     ) -> Float[Tensor, " levels"]:
-        """Return the cross-entropy of each level (equation 10), averaged over the batch."""
+        """Return the cross-entropy of each level (equation 10), averaged over the batch.
+
+        Parameters
+        ----------
+        scaled
+            the queries as a guide compares them with code vectors (:mod:`genius_search.nn.spread`).
+        """
         hidden = self.forward(queries, codes)
-        residuals = None if self.guide is None else self.guide.residuals(queries, codes)
+        compared = queries if scaled is None else scaled
+        residuals = None if self.guide is None else self.guide.residuals(compared, codes)
         losses: list[Tensor] = []
         for level in range(len(self.sizes)):
             if self.guide is not None and residuals is not None:
@@ -276,15 +286,18 @@ class Generator(nn.Module):
         return torch.stack(losses)
 
     def path_scores(
-        self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
+        self,
+        queries: Float[Tensor, "batch dim"],
+        codes: Int[Tensor, "batch levels"],
+        scaled: Float[Tensor, "batch dim"],
     ) -> Float[Tensor, "batch levels"]:
-        """Return the guided logit of each code of IDs, not normalised over the level."""
+        """Return the guided logit of each code of IDs, not normalised over the level; see :meth:`loss`."""
         guide = self.required_guide()
         hidden = self.forward(queries, codes)
         logits = (hidden * self._output_rows(codes + torch.tensor(self.offsets, device=codes.device))).sum(
             dim=2
         )
-        return guide.score_paths(logits, queries, codes)
+        return guide.score_paths(logits, scaled, codes)
 
     def required_guide(self) -> Guide:
         """Return the guide; raise :class:`UsageError` without one."""

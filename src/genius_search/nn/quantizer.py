@@ -25,6 +25,7 @@ from genius_search.nn.arrays import as_array
 from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
+from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread
 from genius_search.nn.stored import dim_of, settings_of
 from genius_search.nn.sums import nearest_sums
 from genius_search.nn.weights import load_weights, write_weights
@@ -189,6 +190,13 @@ class Quantizer(nn.Module):
     """
 
     level0_modality: Tensor
+    usage: Float[Tensor, "modalities codes"]
+    """Number of items by their first code and that of the first semantic level; zeros if not measured."""
+    spreads: Float[Tensor, "modalities 3"]
+    """Of products and densities (:class:`genius_search.nn.spread.Spread`)."""
+    residual_weights: Float[Tensor, "bits dim"]
+    constant: Float[Tensor, "directions dim"]
+    """Of stored residuals (:class:`genius_search.nn.spread.Residuals`); unused directions are zeros."""
     pool_sample: Int16[Tensor, "sampled levels"]
     """Distinct IDs of the pool that the codebooks were refitted to, used to measure densities; empty without
     a refit."""
@@ -210,6 +218,11 @@ class Quantizer(nn.Module):
         # is unsupervised, so its modalities are measured on candidates after training.
         known = config.level0 in ("assigned", "classifier")
         self.register_buffer("level0_modality", torch.tensor([0, 1, 2] if known else [-1] * NUM_MODALITIES))
+        modalities = NUM_MODALITIES if self.has_modality_level else 1
+        self.register_buffer("usage", torch.zeros(modalities, config.codebook_size))
+        self.register_buffer("spreads", torch.zeros(modalities, COLUMNS))
+        self.register_buffer("residual_weights", torch.ones(len(BITS), dim))
+        self.register_buffer("constant", torch.zeros(MOST_CONSTANT, dim))
         # Not a buffer, since its length varies; on the CPU even when the weights are on "meta".
         self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
         self._norm_and_density: NormAndDensity | None = None
@@ -299,6 +312,12 @@ class Quantizer(nn.Module):
         """Set the IDs that densities are measured against; they must be distinct."""
         self.pool_sample = ids.to("cpu", torch.int16)
         self._norm_and_density = None
+
+    @property
+    def spread(self) -> Spread:
+        """By how much products and densities differ; estimated if it was not measured."""
+        weights = {name: as_array(weight) for name, weight in self.state_dict().items()}
+        return Codebooks(self.dim, self.config, weights).spread
 
     @torch.no_grad()
     def encode_items(

@@ -99,7 +99,8 @@ class BeamSearch:
             return self._beams()
         device = self.decoder.device
         codes, rows, rows_per_query = self._read_ahead(frontier, children)
-        state = self.decoder.start(queries[torch.from_numpy(frontier.queries)].to(device))
+        level0 = None if self.level0 is None else [self.level0[query] for query in frontier.queries]
+        state = self.decoder.start(queries[torch.from_numpy(frontier.queries)].to(device), level0)
         step = self.decoder.advance(state, torch.from_numpy(codes).to(device))
         state, hidden = step.state, step.hidden[:, 0]
         ahead = step.hidden[:, 1:]  # hidden states of codes that were read ahead; they predict level 1

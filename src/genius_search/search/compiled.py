@@ -1,6 +1,7 @@
 """Search by the compiled library (``native/search.c``), whose structures these are.
 
-It takes the place of :class:`genius_search.search.fast.NumpySearch` where it is compiled.
+It finds what :func:`genius_search.search.beam.search` and :func:`genius_search.search.rank.rank_items` find,
+with the same scores up to rounding, in a small part of the time.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import ctypes
 import operator
 import struct
-import sys
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
 from jaxtyping import Float32, UInt8
@@ -22,9 +22,9 @@ from jaxtyping import Float32, UInt8
 from genius_search.config import SearchConfig
 from genius_search.native.library import count_cores
 from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
-from genius_search.nn.folded import BlockWeights
-from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
-from genius_search.search.rank import CodeRanker, Ranking, Vectors
+from genius_search.nn.folded import EPSILON, BlockWeights, Combination, FoldedWeights
+from genius_search.nn.spread import Residuals, SpreadOf
+from genius_search.search.rank import CodeRanker, Found, Ranking, Vectors, Wanted
 from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual
 
@@ -71,8 +71,9 @@ class _Generator(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_int64, "levels dim gram_levels"),
+        *_fields(ctypes.c_int64, "levels dim gram_levels first_level num_constant"),
         *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps coarsest longest halves gram"),
+        *_fields(ctypes.c_void_p, "residual_weights constant"),
     )
 
 
@@ -83,30 +84,50 @@ class _Work(ctypes.Structure):
 
 
 _SEGMENT: Final = struct.Struct("7P")
-_REQUEST: Final = struct.Struct("6q32s4f")
+_REQUEST: Final = struct.Struct("6q32s4fP2f")
 _RESULT: Final = struct.Struct("2q")
 
 
-class CompiledSearch(NumpySearch):
-    """Search by code vectors, or by a generator, in the compiled library."""
+class CompiledSearch:
+    """Search by code vectors, or by a generator, in the compiled library.
 
-    most_queries: ClassVar[int] = sys.maxsize
+    Parameters
+    ----------
+    ranker
+        scores IDs by the code vectors; its tables must not change.
+    generator
+        the weights of what scores the codes that follow a prefix, and how they are combined with nearness;
+        without them, nearness to the query scores the codes.
+    """
 
     def __init__(
-        self, ranker: CodeRanker, library: ctypes.CDLL, generator: NumpyGenerator | None = None
+        self,
+        ranker: CodeRanker,
+        library: ctypes.CDLL,
+        generator: tuple[FoldedWeights, Combination] | None = None,
     ) -> None:
-        super().__init__(ranker, generator)
         self._library = library
-        self._arrays = _pack_tables(self._tables, self._vectors)
+        self._tables = ranker.tables()
+        self._spread = ranker.spread
+        self._generates = generator is not None
+        self._known_usage: dict[frozenset[int], tuple[SpreadOf, np.ndarray]] = {}
+        residuals = ranker.spread.residuals or Residuals.plain(self._tables[0].shape[1])
+        self._arrays = _pack_tables(self._tables)
+        self._arrays |= {
+            "residual_weights": np.ascontiguousarray(residuals.weights),
+            "constant": np.ascontiguousarray(residuals.constant),
+        }
         self._model = model = _Model(
             levels=len(self._tables),
             dim=self._tables[0].shape[1],
             gram_levels=self._arrays["gram"].shape[1],
+            first_level=self._spread.level,
+            num_constant=len(residuals.constant),
             **_pointers(self._arrays),
         )
         if generator is not None:
-            w = generator.weights
-            self._generator_arrays = _pack_generator(generator)
+            w, combination = generator
+            self._generator_arrays = _pack_generator(w, combination)
             self._generator_fields = _Generator(
                 width=w.embeddings.shape[1],
                 feedforward=len(w.blocks[0].down),
@@ -120,6 +141,17 @@ class CompiledSearch(NumpySearch):
         self._given_model = ctypes.addressof(model)
         self._last_view: tuple[tuple[Any, ...], tuple[bytes, int]] | None = None
         self._last_compared: tuple[Sequence[SearchSegment], Sequence[Vectors], bool] | None = None
+
+    def covers(self, segments: Sequence[SearchSegment], config: SearchConfig) -> bool:
+        """Return whether this search knows such settings and tables."""
+        return (
+            config.rerank != "none"
+            and (config.scores == "level" or (config.scores == "vocabulary" and not self._generates))
+            and all(
+                segment.table.ids.dtype == np.uint8 and segment.table.items.dtype == np.int32
+                for segment in segments
+            )
+        )
 
     def search(
         self,
@@ -179,6 +211,8 @@ class CompiledSearch(NumpySearch):
                 view = self._view(segments, restriction, compared)
                 views[id(restriction)] = (len(views) * len(segments), *view)
             position, _, num_items = views[id(restriction)]
+            among, usage = self._usage_among(level0)
+            density_step = config.density_weight * among.density_unit / DENSITY_STEPS
             best = k if compared is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
@@ -190,9 +224,12 @@ class CompiledSearch(NumpySearch):
                     bits,
                     _give_codes(level0),
                     1 / HALF_NORM_STEPS,
-                    config.density_weight / DENSITY_STEPS,
+                    density_step,
                     config.generator_weight,
-                    0.0 if compared is None else compared.density_weight / DENSITY_STEPS,
+                    0.0 if compared is None or compared.is_raw else density_step,
+                    usage.ctypes.data,
+                    among.first,
+                    0.0,
                 )
             )
         given = in_space = np.asarray(queries, dtype=np.float32).tobytes()
@@ -224,6 +261,13 @@ class CompiledSearch(NumpySearch):
         finally:
             _works.append(work)
 
+    def _usage_among(self, level0: frozenset[int]) -> tuple[SpreadOf, Float32[np.ndarray, " codes"]]:
+        """Return what is known of the items with these first codes, and their usage for the library."""
+        if level0 not in self._known_usage:
+            among = self._spread.among(level0)
+            self._known_usage[level0] = among, np.pad(among.usage, (0, CODES - len(among.usage)))
+        return self._known_usage[level0]
+
     def _view(
         self, segments: Sequence[SearchSegment], restriction: Restriction | None, compared: Compared | None
     ) -> tuple[bytes, int]:
@@ -244,7 +288,8 @@ class Compared(NamedTuple):
     """Of each segment."""
     densities: Sequence[UInt8[np.ndarray, " items"]] | None
     """Of each segment; None: those of the IDs are taken."""
-    density_weight: float
+    is_raw: bool = False
+    """Whether they are the encoder's features, whose densities cost nothing."""
 
 
 _works: Final[list[_Work]] = []
@@ -269,15 +314,16 @@ def _pack_bytes(rounded: Float32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, 
     return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).ravel()
 
 
-def _pack_generator(generator: NumpyGenerator) -> dict[str, np.ndarray]:
+def _pack_generator(w: FoldedWeights, c: Combination) -> dict[str, np.ndarray]:
     """Return the arrays of the library's generator, as it describes them."""
-    w, c = generator.weights, generator.combination
+    squares = np.square(w.embeddings).mean(axis=1, keepdims=True)
+    normed = w.embeddings / np.sqrt((squares + EPSILON) * w.embeddings.shape[1])
     arrays = {
         "prefix_weights": _pack(w.prefix_weights),
         "prefix_biases": w.prefix_biases,
         "prefix_keys_values": _pack(w.prefix_keys_values),
         "prefix_sides": np.concatenate([_pack(side) for side in w.prefix_sides]),
-        "tokens": generator.tokens,
+        "tokens": normed @ w.blocks[0].token,  # the first block's, which depend on nothing else
         "embeddings": w.embeddings,
         "distances": w.distances,
         **{
@@ -292,10 +338,9 @@ def _pack_generator(generator: NumpyGenerator) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
 
 
-def _pack_tables(
-    tables: Sequence[Float32[np.ndarray, "_ dim"]], vectors: Float32[np.ndarray, "codes dim"]
-) -> dict[str, np.ndarray]:
+def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np.ndarray]:
     """Return the arrays of the library's model, as it describes them."""
+    vectors = np.concatenate(tables)
     sizes = [len(table) for table in tables]
     wide = [np.pad(table, ((0, CODES - len(table)), (0, 0))) for table in tables]
     levels = sum(total <= GRAM_CODES for total in accumulate(sizes))

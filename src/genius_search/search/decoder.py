@@ -5,8 +5,9 @@ Beam search only uses the :class:`Decoder` protocol, so any other decoder can ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.errors import UsageError
+from genius_search.nn.arrays import as_floats
 from genius_search.nn.folded import EPSILON
 from genius_search.nn.generator import Generator, Guide
+from genius_search.nn.spread import Spread
 
 
 @runtime_checkable
@@ -45,6 +48,10 @@ class DecoderStep(NamedTuple):
     """The state after the last token."""
 
 
+Level0: TypeAlias = Sequence[frozenset[int]]
+"""Allowed level-0 codes of each query; empty means any."""
+
+
 @runtime_checkable
 class Decoder(Protocol):
     """A decoder of IDs."""
@@ -57,8 +64,14 @@ class Decoder(Protocol):
     def device(self) -> torch.device:
         """Device of the computation."""
 
-    def start(self, queries: Float[Tensor, "queries dim"]) -> DecoderState:
-        """Return the initial state, before any token."""
+    def start(self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None) -> DecoderState:
+        """Return the initial state, before any token.
+
+        Parameters
+        ----------
+        level0
+            allowed level-0 codes of each query; empty means any, as None does for all queries.
+        """
 
     def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes, beginning with that of level ``state.level − 1``; each attends to those before it.
@@ -173,9 +186,14 @@ class T5Decoder:
         """Device of the computation."""
         return self._rows.device
 
-    def start(self, queries: Float[Tensor, "queries dim"]) -> T5State:
-        """Return the initial state, before any token."""
-        vectors = torch.addmm(self._prefix_bias, queries.detach(), self._prefix_weight)
+    def start(
+        self,
+        queries: Float[Tensor, "queries dim"],
+        level0: Level0 | None = None,  # noqa: ARG002  the generator is not asked for a modality
+    ) -> T5State:
+        """Return the initial state, before any token; queries are read at unit length."""
+        units = F.normalize(queries.detach(), dim=-1)
+        vectors = torch.addmm(self._prefix_bias, units, self._prefix_weight)
         vectors = self._normed(vectors.view(-1, self._width))
         both = torch.mm(vectors, self._prefix_keys_values)
         both = both.view(len(both), len(self._prefix_sides), -1).transpose(0, 1)
@@ -338,7 +356,8 @@ class GeometricDecoder:
 
     With the residual r, a code with the vector e scores r·e − |e|²/2. Over the levels this adds up to
     (|q|² − |q − v|²) / 2, where v is the vector of the prefix, so prefixes are ranked by distance, as in
-    quantization. Beam search uses these scores in place of log-probabilities; they are not normalised.
+    quantization. The query is scaled first (:mod:`genius_search.nn.spread`). Beam search uses these scores in
+    place of log-probabilities; they are not normalised.
 
     The vectors are copied, so construct a new decoder after further training.
 
@@ -346,9 +365,13 @@ class GeometricDecoder:
     ----------
     tables
         the code vectors of each level.
+    spread
+        by which queries are scaled; if absent, that of IDs with drawn codes.
     """
 
-    def __init__(self, tables: list[Float[Tensor, "_ dim"]]) -> None:
+    def __init__(self, tables: list[Float[Tensor, "_ dim"]], spread: Spread | None = None) -> None:
+        arrays = [as_floats(table) for table in tables]
+        self._spread = spread or Spread.estimate(arrays)
         self.sizes: tuple[int, ...] = tuple(len(table) for table in tables)
         self._vectors = torch.cat([table.detach().float() for table in tables])
         self._offsets = torch.tensor([0, *accumulate(self.sizes)][:-1], device=self.device)
@@ -361,9 +384,16 @@ class GeometricDecoder:
         """Device of the computation."""
         return self._vectors.device
 
-    def start(self, queries: Float[Tensor, "queries dim"]) -> GeometricState:
+    def start(self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None) -> GeometricState:
         """Return the initial state, before any token."""
-        return GeometricState(level=0, residuals=queries.detach().float())
+        queries = queries.detach().float()
+        products = as_floats(queries @ self._columns[self._spread.level])
+        scales = np.ones(len(queries), dtype=np.float32)
+        given = [frozenset[int]()] * len(queries) if level0 is None else list(level0)
+        for allowed in set(given):
+            own = [number for number, one in enumerate(given) if one == allowed]
+            scales[own] = self._spread.among(allowed).scale(products[own])
+        return GeometricState(level=0, residuals=queries * torch.from_numpy(scales).to(queries)[:, None])
 
     def advance(self, state: GeometricState, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes; ``hidden`` is the residual, which the next code's vector should approximate."""
@@ -419,12 +449,14 @@ class GuidedDecoder:
         the generator's decoder without its guide, in PyTorch or ONNX Runtime.
     guide
         the weights of both (:class:`genius_search.nn.generator.Guide`).
+    spread
+        by which queries are scaled.
     """
 
     @torch.no_grad()
-    def __init__(self, decoder: Decoder, guide: Guide) -> None:
+    def __init__(self, decoder: Decoder, guide: Guide, spread: Spread | None = None) -> None:
         self._decoder = decoder
-        self._geometry = GeometricDecoder(guide.tables())
+        self._geometry = GeometricDecoder(guide.tables(), spread)
         self.sizes: tuple[int, ...] = decoder.sizes
         self._dim = guide.vectors.shape[1]
         self._scales = guide.log_scale.exp().tolist()
@@ -436,9 +468,9 @@ class GuidedDecoder:
         """Device of the computation."""
         return self._decoder.device
 
-    def start(self, queries: Float[Tensor, "queries dim"]) -> GuidedState:
+    def start(self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None) -> GuidedState:
         """Return the initial state, before any token."""
-        return GuidedState(self._decoder.start(queries), self._geometry.start(queries))
+        return GuidedState(self._decoder.start(queries, level0), self._geometry.start(queries, level0))
 
     def advance(self, state: Any, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes; ``hidden`` is the generator's hidden state followed by the residual."""

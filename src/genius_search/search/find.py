@@ -11,35 +11,36 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.native.library import open_library
-from genius_search.search.beams import topk
+from genius_search.nn.folded import Combination, FoldedWeights
 from genius_search.search.compiled import CODES, MAX_LEVELS, Compared, CompiledSearch
-from genius_search.search.fast import Found, NumpyGenerator, NumpySearch, Wanted
-from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, by_embeddings, rank_items
+from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Found, Wanted, rank_items
 from genius_search.search.table import SearchSegment
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.search.decoder import Decoder
 
 
-def quick_search(ranker: CodeRanker, generator: NumpyGenerator | None = None) -> NumpySearch | None:
-    """Return the quickest search on this machine by code vectors, or by a generator.
+def quick_search(
+    ranker: CodeRanker, generator: tuple[FoldedWeights, Combination] | None = None
+) -> CompiledSearch | None:
+    """Return the compiled search by code vectors, or by a generator.
 
-    None if there is none: there are over 256 codes at a level, or the generator has other code vectors than
-    the ranker.
+    None without the compiled library, with over 256 codes at a level, or if the generator has other code
+    vectors than the ranker.
     """
     tables = ranker.tables()
     if max(map(len, tables)) > CODES or len(tables) > MAX_LEVELS:
         return None
-    own = tables if generator is None else generator.combination.tables
+    own = tables if generator is None else generator[1].tables
     if not all(np.array_equal(mine, other) for mine, other in zip(own, tables, strict=True)):
         return None
     opened = open_library()
-    return NumpySearch(ranker, generator) if opened is None else CompiledSearch(ranker, opened, generator)
+    return None if opened is None else CompiledSearch(ranker, opened, generator)
 
 
 def find(
     decoder: Callable[[], Decoder],
-    fast: NumpySearch | None,
+    fast: CompiledSearch | None,
     segments: Sequence[SearchSegment],
     queries: Float32[np.ndarray, "queries dim"],
     wanted: Sequence[Wanted],
@@ -64,26 +65,16 @@ def find(
     UsageError
         The data that the re-ranking needs is not available.
     """
-    if fast is None or len(queries) > fast.most_queries or not fast.covers(segments, config):
-        return _find_generally(decoder(), segments, queries, wanted, config, evidence, embeddings)
-    if config.rerank == "codes":
-        return fast.search(segments, queries, wanted, config)
-    if evidence.embeddings is None:
+    by_embeddings = config.rerank == "embeddings"
+    if by_embeddings and evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
-    if isinstance(fast, CompiledSearch) and fast.can_compare(evidence.embeddings, segments):
-        weight = 0.0 if evidence.is_raw else config.density_weight
-        compared = Compared(embeddings, evidence.embeddings, evidence.densities, weight)
-        return fast.search(segments, queries, wanted, config, compared)
-    listed = [one._replace(k=config.shortlist and max(one.k, config.shortlist)) for one in wanted]
-    results = []
-    for found, one, vector in zip(
-        fast.search(segments, queries, listed, config), wanted, embeddings, strict=True
-    ):
-        scores = by_embeddings(segments, found.ranking, vector, evidence, config)
-        best = topk(scores, one.k)
-        ranking = found.ranking._replace(scores=scores).take(best)
-        results.append(Found(ranking, found.log_probabilities[best]))
-    return results
+    if fast is not None and fast.covers(segments, config):
+        if not by_embeddings:
+            return fast.search(segments, queries, wanted, config)
+        if evidence.embeddings is not None and fast.can_compare(evidence.embeddings, segments):
+            compared = Compared(embeddings, evidence.embeddings, evidence.densities, is_raw=evidence.is_raw)
+            return fast.search(segments, queries, wanted, config, compared)
+    return _find_generally(decoder(), segments, queries, wanted, config, evidence, embeddings)
 
 
 def _find_generally(
@@ -119,6 +110,7 @@ def _find_generally(
             evidence=evidence,
             k=one.k,
             restriction=one.restriction,
+            level0=one.level0,
             for_codes=queries[number],
         )
         found.append(Found(ranking, beams.log_probabilities[number, ranking.beams]))

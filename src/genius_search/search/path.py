@@ -56,7 +56,8 @@ def score_path(target: Target, scores: Literal["level", "vocabulary", "children"
     """
     decoder, codes = target.decoder, target.codes
     read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
-    hidden = decoder.advance(decoder.start(target.embedding.to(decoder.device)), read).hidden[0]
+    start = decoder.start(target.embedding.to(decoder.device), [target.level0])
+    hidden = decoder.advance(start, read).hidden[0]
     steps = []
     ranges = target.tree.root()
     for level, code in enumerate(codes):

@@ -13,6 +13,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.nn.arrays import AnyArray, as_floats
 from genius_search.nn.columns import decode_densities, decode_half_norms
+from genius_search.nn.spread import Spread, SpreadOf, sum_codes
 from genius_search.search.beams import Beams, topk
 from genius_search.search.table import Restriction, SearchSegment, expand_ranges
 
@@ -33,12 +34,16 @@ class CodeRanker:
     ----------
     tables
         the code vectors of each level.
+    spread
+        by which queries are scaled; if absent, that of IDs with drawn codes, whose densities cost nothing.
     """
 
-    def __init__(self, tables: Sequence[AnyArray]) -> None:
-        self._vectors = np.concatenate([as_floats(table) for table in tables])
+    def __init__(self, tables: Sequence[AnyArray], spread: Spread | None = None) -> None:
+        arrays = [as_floats(table) for table in tables]
+        self._vectors = np.concatenate(arrays)
         sizes = [len(table) for table in tables]
         self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
+        self.spread = spread or Spread.estimate(arrays)
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
@@ -46,30 +51,31 @@ class CodeRanker:
 
     def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, "ids dim"]:
         """Return the vectors of IDs: the sums of their code vectors."""
-        positions = self._positions(ids)
-        vectors = self._vectors[positions[:, 0]]
-        for column in positions.T[1:]:
-            vectors += self._vectors[column]
-        return np.asarray(vectors)
+        return sum_codes(self.tables(), ids)
+
+    def scale(self, query: Float32[np.ndarray, " dim"], among: SpreadOf) -> float:
+        """Return the factor by which a query is scaled before costs are subtracted from its scores."""
+        table = self.tables()[self.spread.level]
+        return float(among.scale(np.vecdot(table, query)[None])[0])
 
     def scores(
         self,
         query: AnyArray,
         ids: Integer[np.ndarray, "ids columns"],
         *,
-        density_weight: float = 0.0,
+        density_cost: float = 0.0,
     ) -> Float32[np.ndarray, " ids"]:
-        """Score IDs by their distance to a query.
+        """Score IDs by their distance to a scaled query.
 
         The score is the inner product minus half the squared norm, which ranks IDs by Euclidean distance,
-        minus ``density_weight`` times the density.
+        minus ``density_cost`` times the density.
         """
         query = as_floats(query)
         if len(ids) * len(self._offsets) * FEW > len(self._vectors):
             scores = self._look_up(query, ids)
         else:  # for a few IDs, products with all code vectors would cost more
             scores = self.vectors(ids) @ query
-        scores -= self.costs(ids, density_weight=density_weight)
+        scores -= self.costs(ids, density_cost=density_cost)
         return scores
 
     def _look_up(
@@ -83,13 +89,13 @@ class CodeRanker:
         return found
 
     def costs(
-        self, ids: Integer[np.ndarray, "ids columns"], *, density_weight: float
+        self, ids: Integer[np.ndarray, "ids columns"], *, density_cost: float
     ) -> Float32[np.ndarray, " ids"]:
         """Return the part of the score that does not depend on the query; it is subtracted."""
         num_levels = len(self._offsets)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
-        return decode_half_norms(ids[:, num_levels]) + np.float32(density_weight) * self.densities(ids)
+        return decode_half_norms(ids[:, num_levels]) + np.float32(density_cost) * self.densities(ids)
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """Return the densities of IDs."""
@@ -98,9 +104,18 @@ class CodeRanker:
             return np.zeros(len(ids), dtype=np.float32)
         return decode_densities(ids[:, num_levels + 1])
 
-    def _positions(self, ids: Integer[np.ndarray, "ids columns"]) -> Int64[np.ndarray, "ids levels"]:
-        """Return the positions of the codes among the vectors of all levels."""
-        return np.asarray(ids[:, : len(self._offsets)] + self._offsets)
+
+class Wanted(NamedTuple):
+    """The conditions of one query."""
+
+    width: int
+    """Beam width."""
+    k: int
+    """Number of hits."""
+    level0: frozenset[int] = frozenset()
+    """Allowed codes at level 0; empty means any."""
+    restriction: Restriction | None = None
+    """Allowed items, deletions taken into account; None allows every item that is not deleted."""
 
 
 class Ranking(NamedTuple):
@@ -131,6 +146,14 @@ class Ranking(NamedTuple):
         )
 
 
+class Found(NamedTuple):
+    """The ranked items of one query."""
+
+    ranking: Ranking
+    log_probabilities: Float32[np.ndarray, "hits levels"]
+    """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
+
+
 Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a segment."""
 
@@ -157,6 +180,7 @@ def rank_items(
     evidence: Evidence,
     k: int,
     restriction: Restriction | None = None,
+    level0: frozenset[int] = frozenset(),
     for_codes: AnyArray | None = None,
 ) -> Ranking:
     """Rank the items under the beams of one query.
@@ -168,16 +192,20 @@ def rank_items(
     - ``embeddings``: by the cosine with their stored embeddings. ``config.shortlist``, if set, limits this to
       that many items (at least ``k``), the best by codes.
 
-    ``config.generator_weight`` times the log-probability of the beam is added to scores by codes. All beams
-    of a query have the same depth, so these log-probabilities are comparable; they are 0 for a query that was
-    finished before the first code. ``config.density_weight`` times the density is subtracted from scores by
-    codes and by fused embeddings, but not by raw ones, whose order is the paper's (GENIUS^R).
+    The query is scaled (:mod:`genius_search.nn.spread`) before costs are subtracted from products, and
+    scores are divided by that factor in the end. ``config.generator_weight`` times the log-probability of the
+    beam is added to scaled scores by codes. All beams of a query have the same depth, so these
+    log-probabilities are comparable; they are 0 for a query that was finished before the first code.
+    ``config.density_weight`` is the weight of the density in scores by codes and by fused embeddings, but not
+    by raw ones, whose order is the paper's (GENIUS^R).
 
     Parameters
     ----------
     embedding
         the query's vector in the space that it is compared in: that of the stored embeddings with
         ``rerank="embeddings"``, otherwise that of the codes.
+    level0
+        allowed codes at level 0; empty means any.
     for_codes
         the query's vector in the space of the codes, if that is another one; a shortlist needs it.
 
@@ -190,23 +218,31 @@ def rank_items(
         raise UsageError(NO_EMBEDDINGS)
     restriction = restriction or tuple(segment.alive for segment in segments)
     ids = ids_under(beams, query, restriction)
-    scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
     if config.rerank == "none":
-        scores = _log_probabilities(beams, query)[ids.beam]
-    elif config.rerank == "codes" or config.shortlist:
+        ranking = items_of(segments, ids, _log_probabilities(beams, query)[ids.beam], restriction)
+        return ranking.take(topk(ranking.scores, k))
+    in_codes = as_floats(embedding if for_codes is None else for_codes)
+    scale, density_cost = np.float32(1), 0.0
+    if evidence.codes is not None:
+        among = evidence.codes.spread.among(level0)
+        scale = np.float32(evidence.codes.scale(in_codes, among))
+        density_cost = config.density_weight * among.density_unit
+    scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
+    if config.rerank == "codes" or config.shortlist:
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
-        own = embedding if config.rerank == "codes" or for_codes is None else for_codes
         rows = table_rows(segments, ids.segment, ids.row)
-        scores = evidence.codes.scores(own, rows, density_weight=config.density_weight)
+        scores = evidence.codes.scores(in_codes * scale, rows, density_cost=density_cost)
         if config.generator_weight:
             scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
     ranking = items_of(segments, ids, scores, restriction)
     if config.rerank == "embeddings":
         if config.shortlist:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
-        ranking = ranking._replace(scores=by_embeddings(segments, ranking, embedding, evidence, config))
-    return ranking.take(topk(ranking.scores, k))
+        scores = _by_embeddings(segments, ranking, as_floats(embedding) * scale, evidence, density_cost)
+        ranking = ranking._replace(scores=scores)
+    ranking = ranking.take(topk(ranking.scores, k))
+    return ranking._replace(scores=ranking.scores / scale)
 
 
 class _Ids(NamedTuple):
@@ -269,27 +305,26 @@ def items_of(
     return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
-def by_embeddings(
+def _by_embeddings(
     segments: Sequence[SearchSegment],
     ranking: Ranking,
-    embedding: AnyArray,
+    query: Float32[np.ndarray, " dim"],
     evidence: Evidence,
-    config: SearchConfig,
+    density_cost: float,
 ) -> Float32[np.ndarray, " hits"]:
-    """Return the cosines between the items' embeddings and the query's, minus the weighted densities."""
+    """Return the products of the items' embeddings and the scaled query, minus the costs of densities."""
     scores = np.empty(len(ranking.items), dtype=np.float32)
-    query = as_floats(embedding)
     for number, vectors in enumerate(evidence.embeddings or ()):
         in_segment = np.flatnonzero(ranking.segments == number)
         items = ranking.items[in_segment]
         scores[in_segment] = as_floats(vectors(items)) @ query
-        if config.density_weight and not evidence.is_raw:
+        if density_cost and not evidence.is_raw:
             densities: Float32[np.ndarray, " items"] | float = 0.0
             if evidence.densities is not None:
                 densities = decode_densities(evidence.densities[number][items])
             elif evidence.codes is not None:
                 densities = evidence.codes.densities(segments[number].table.ids[ranking.rows[in_segment]])
-            scores[in_segment] -= np.float32(config.density_weight) * densities
+            scores[in_segment] -= np.float32(density_cost) * densities
     return scores
 
 

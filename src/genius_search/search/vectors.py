@@ -1,10 +1,10 @@
 """Stored embeddings, of 16, 8, 4, 2 or 1 bits a number.
 
-With 16 bits a number is in half precision, with 8 it is an integer times the vector's scale. With fewer, what
-is stored is the residual of an embedding, the part that the code vectors of its ID do not explain: odd
-integers of so many bits times a scale. Since the ID is stored anyway, a bit of the residual tells more than
-one of the embedding. The scale makes a residual's product with itself exact, as in RaBitQ (Gao and Long,
-SIGMOD 2024); the nearest vector would be too short, and products with queries too small.
+With 16 bits a number is in half precision. With fewer, what is stored is the residual of an embedding, the
+part that the code vectors of its ID do not explain: odd integers of so many bits times a scale. Since the ID
+is stored anyway, a bit of the residual tells more than one of the embedding. The scale makes a residual's
+product with itself exact, as in RaBitQ (Gao and Long, SIGMOD 2024); the nearest vector would be too short,
+and products with queries too small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Float16, Float32, Int8, Int64, Shaped, UInt8
+from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
 if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
@@ -22,46 +22,42 @@ if TYPE_CHECKING:
 EmbeddingBits: TypeAlias = Literal[1, 2, 4, 8, 16]
 """Bits of a number of a stored embedding."""
 
-LARGEST: Final = 127
-"""Of integers of 8 bits."""
+RESIDUAL_BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4, 8)
+"""Those of residuals, as :data:`genius_search.nn.spread.BITS`."""
 STEPS: Final = {1: 2.0, 2: 0.9957, 4: 0.3352}
 """Distance between neighbouring values, in standard deviations: the best for a normal distribution (Max,
-"Quantizing for minimum distortion", 1960). With one bit only the sign counts."""
+"Quantizing for minimum distortion", 1960). With one bit only the sign counts; with 8 bits the largest number
+decides, which no step is too coarse for."""
 
 
 class Quantized(NamedTuple):
     """Vectors as they are stored: a vector is its integers times its scale."""
 
     values: Shaped[np.ndarray, "rows width"]
-    """Half precision, integers of 8 bits, or packed integers."""
+    """Half precision, or packed integers."""
     scales: Float16[np.ndarray, " rows"] | None
     """None in half precision."""
 
 
 def is_residual(bits: EmbeddingBits) -> bool:
     """Return whether what is stored is the residual of an embedding."""
-    return bits < 8
+    return bits < 16
 
 
 def quantize(vectors: Float[np.ndarray, "rows dim"], bits: EmbeddingBits) -> Quantized:
-    """Quantize embeddings, or residuals if there are fewer than 8 bits."""
+    """Quantize embeddings, or residuals if there are fewer than 16 bits."""
     if bits == 16:
         return Quantized(vectors.astype(np.float16), None)
     vectors = vectors.astype(np.float32)
-    if bits == 8:
-        scales = (np.abs(vectors).max(axis=1, initial=0) / LARGEST).astype(np.float16)
-        values = np.rint(vectors / _divisors(scales)).clip(-LARGEST, LARGEST)
-        return Quantized(values.astype(np.int8), scales)
-    deviations = np.sqrt(np.square(vectors).mean(axis=1)) * np.float32(STEPS[bits])
     half = 1 << (bits - 1)
-    levels = np.floor(vectors / _divisors(deviations)).clip(-half, half - 1) + half
+    if bits == 8:
+        steps = np.abs(vectors).max(axis=1, initial=0) / np.float32(half)
+    else:
+        steps = np.sqrt(np.square(vectors).mean(axis=1)) * np.float32(STEPS[bits])
+    levels = np.floor(vectors / np.where(steps > 0, steps, 1)[:, None]).clip(-half, half - 1) + half
     products = np.vecdot(2 * levels + (1 - 2 * half), vectors)
     scales = np.square(vectors).sum(axis=1) / np.where(products > 0, products, 1)
     return Quantized(_pack(levels.astype(np.uint8), bits), scales.astype(np.float16))
-
-
-def _divisors(scales: Float[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows 1"]:
-    return np.asarray(np.where(scales > 0, scales, 1), dtype=np.float32)[:, None]
 
 
 def stored_width(dim: int, bits: EmbeddingBits) -> int:
@@ -80,12 +76,18 @@ def _pack(levels: UInt8[np.ndarray, "rows dim"], bits: EmbeddingBits) -> UInt8[n
 
 def unpack(
     packed: UInt8[np.ndarray, "rows width"], bits: EmbeddingBits, dim: int
-) -> Int8[np.ndarray, "rows dim"]:
+) -> Int16[np.ndarray, "rows dim"]:
     """Return packed numbers as odd integers, such as −3, −1, 1 and 3 for two bits."""
     largest = (1 << bits) - 1
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     levels = (packed[:, None] >> shifts & largest).reshape(len(packed), packed.shape[1] * 8 // bits)[:, :dim]
-    return np.asarray(2 * levels.astype(np.int8) - largest)
+    return np.asarray(2 * levels.astype(np.int16) - largest)
+
+
+def dequantize(stored: Quantized, bits: EmbeddingBits, dim: int) -> Float32[np.ndarray, "rows dim"]:
+    """Return residuals of fewer than 16 bits as they were before, up to rounding."""
+    scales: np.ndarray = np.ones(len(stored.values)) if stored.scales is None else stored.scales
+    return np.asarray(unpack(stored.values, bits, dim) * scales[:, None].astype(np.float32))
 
 
 class StoredVectors:
@@ -94,7 +96,7 @@ class StoredVectors:
     Parameters
     ----------
     ranker, table
-        the code vectors and the IDs that residuals belong to; both are needed for fewer than 8 bits.
+        the code vectors and the IDs that residuals belong to; both are needed for fewer than 16 bits.
     """
 
     def __init__(
@@ -115,11 +117,12 @@ class StoredVectors:
         values = self._values[rows]
         if self._scales is None:
             return np.asarray(values, dtype=np.float32)
-        scales = self._scales[rows, None].astype(np.float32)
         if self._ranker is None or self._table is None:
-            return np.asarray(values * scales)
+            raise LookupError("residuals are nothing without the vectors of their IDs")
         vectors = self._ranker.vectors(self._table.ids[self._rows[rows]])
-        vectors += unpack(values, self.bits, vectors.shape[1]) * scales
+        residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
+        measured = self._ranker.spread.residuals
+        vectors += residuals if measured is None else measured.apply(residuals, self.bits)
         return vectors
 
     @cached_property
@@ -148,4 +151,4 @@ class StoredVectors:
 
 def value_type(bits: EmbeddingBits) -> np.dtype[Any]:
     """Return the type of the stored numbers."""
-    return np.dtype({16: np.float16, 8: np.int8}.get(bits, np.uint8))
+    return np.dtype(np.float16 if bits == 16 else np.uint8)

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int8, Int64
+from jaxtyping import Float, Float32, Int, Int8, Int64
 from torch import Tensor
 
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
+from genius_search.nn.arrays import as_floats
 from genius_search.nn.codebooks import KIND
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
@@ -24,9 +25,11 @@ from genius_search.nn.quantizer import (
     load_quantizer,
     write_quantizer,
 )
+from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, sum_codes
 from genius_search.nn.sums import nearest_sums
 from genius_search.progress import Progress
 from genius_search.records import NUM_MODALITIES
+from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
 from genius_search.writing import ArtifactWriter
 
 LEVELS: Final = 12
@@ -47,6 +50,13 @@ NORM_WEIGHT: Final = 0.5
 Distance (1) finds fewer of exact search's first five, above all if items are unlike the codebooks'."""
 SAMPLED_IDS: Final = 8192
 """Most items of a modality whose IDs are sampled."""
+MEASURED: Final = 8192
+"""Most items that spreads are measured of."""
+ENOUGH: Final = 2
+"""Fewer items for each dimension say too little of how much the dimensions differ."""
+CONSTANT: Final = 1e-6
+"""Share of the mean variance below which a direction does not differ between items."""
+TINY: Final = 1e-30
 FITTED: Final = "fitted_items"
 """Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
 
@@ -122,6 +132,7 @@ def fit_codebooks(
     _fit(quantizer, embeddings, codes, torch.Generator().manual_seed(seed), progress)
     encoded = quantizer.encode_items(torch.zeros_like(embeddings), embeddings, codes)
     quantizer.set_pool_sample(draw_ids(encoded.codes, modalities, seed=seed))
+    measure_items(quantizer, embeddings, encoded.codes)
     health = examine(
         encoded.codes.numpy(),
         codes.numpy(),
@@ -172,6 +183,48 @@ def move_vectors(
             change = torch.zeros_like(book.embed).index_add_(0, chosen, missing) / counts.clamp(min=1)
             missing -= change[chosen]
             book.start(book.embed + change, counts[:, 0].float())
+
+
+@torch.no_grad()
+def measure_items(
+    quantizer: Quantizer, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+) -> None:
+    """Measure by how much a pool's items differ, and keep it (:mod:`genius_search.nn.spread`)."""
+    drawn = torch.randperm(len(codes), generator=torch.Generator().manual_seed(0))[:MEASURED]
+    vectors, ids = embeddings[drawn].cpu().float(), codes[drawn].cpu()
+    densities = quantizer.norm_and_density.measure(ids).densities.cpu().numpy()
+    tables = [as_floats(table) for table in quantizer.tables()]
+    measured = Spread.measure(tables, ids.numpy(), densities, has_modality_level=quantizer.has_modality_level)
+    residuals = vectors.numpy() - sum_codes(tables, ids.numpy())
+    found = _measure_residuals(residuals)
+    for buffer, array in zip(
+        (quantizer.usage, quantizer.spreads, quantizer.residual_weights),
+        (*measured.arrays(), found.weights),
+        strict=True,
+    ):
+        buffer.copy_(torch.from_numpy(array))
+    quantizer.constant.zero_()[: len(found.constant)] = torch.from_numpy(found.constant)
+
+
+def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals:
+    """Find the best weights of rounded residuals, and the directions in which items do not differ."""
+    count, dim = residuals.shape
+    found = Residuals.plain(dim)
+    energy = np.square(residuals, dtype=np.float64).mean(axis=0)
+    if count < ENOUGH * dim or not energy.any():
+        return found
+    for weights, bits in zip(found.weights, RESIDUAL_BITS, strict=True):
+        rounded = dequantize(quantize(residuals, bits), bits, dim)
+        shares = (residuals * rounded).mean(axis=0) / np.maximum(np.square(rounded).mean(axis=0), TINY)
+        shares = np.where(energy > CONSTANT * energy.mean(), shares, 0).clip(min=0)
+        weights[:] = shares * energy.sum() / max(float(shares @ energy), TINY)  # 1 in the mean
+    differing = energy > CONSTANT * energy.mean()
+    inside = residuals[:, differing].astype(np.float64)
+    sizes, directions = np.linalg.eigh(inside.T @ inside / count)
+    constant = directions[:, sizes < CONSTANT * energy.mean()].T[:MOST_CONSTANT]
+    spread_out = np.zeros((len(constant), dim), np.float32)
+    spread_out[:, differing] = constant
+    return found._replace(constant=spread_out)
 
 
 def draw_ids(

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
+from genius_search.nn.arrays import as_floats
 from genius_search.nn.folded import KIND
 from genius_search.nn.generator import (
     Generator,
@@ -24,7 +25,7 @@ from genius_search.nn.generator import (
     write_generator,
 )
 from genius_search.nn.losses import prefix_loss
-from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
+from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
@@ -70,13 +71,20 @@ def train_generator(
         np.load(fused / f"{name}.npy", mmap_mode="r") for name in ("queries", "candidates", "codes")
     )
 
+    scale = _Scale(quantizer.quantizer)
+
     def take_step(step: Step) -> StepResult:
         batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
         given = torch.from_numpy(queries[batch.query_rows]).float()
+        all_codes = codes[batch.candidate_rows]
         if config.contrasted:
-            all_codes = torch.from_numpy(codes[batch.candidate_rows]).to(device)
             losses = contrast(
-                generator, given.to(device), all_codes, batch.false_negatives.to(device), config.contrasted
+                generator,
+                given.to(device),
+                scale(given, all_codes).to(device),
+                torch.from_numpy(all_codes).to(device),
+                batch.false_negatives.to(device),
+                config.contrasted,
             )
             return StepResult(
                 losses.mean(), {f"prefix_{n}": value for n, value in enumerate(losses.detach(), 1)}
@@ -87,8 +95,11 @@ def train_generator(
             config,
             step.generator,
         )
-        own_codes = torch.from_numpy(codes[parallel.own_rows(batch.candidate_rows)])
-        losses = generator.loss(parallel.own_rows(mixed).to(device), own_codes.to(device))
+        given, own_codes, scaled = (
+            parallel.own_rows(rows).to(device)
+            for rows in (mixed, torch.from_numpy(all_codes), scale(mixed, all_codes))
+        )
+        losses = generator.loss(given, own_codes, scaled)
         by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
         return StepResult(losses.mean(), by_level)
 
@@ -110,25 +121,40 @@ def train_generator(
     return load_generator(folder, device=device)
 
 
+class _Scale:
+    """Scales queries as a search for their targets' modality does (:mod:`genius_search.nn.spread`)."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self._spread = quantizer.spread
+        self._vectors = as_floats(quantizer.tables()[self._spread.level])
+
+    def __call__(self, queries: Float[Tensor, "batch dim"], codes: np.ndarray) -> Float[Tensor, "batch dim"]:
+        products = as_floats(queries) @ self._vectors.T
+        return queries * torch.from_numpy(self._spread.scales(products, codes[:, 0]))[:, None]
+
+
 def contrast(
     generator: Generator,
     queries: Float[Tensor, "batch dim"],
+    scaled: Float[Tensor, "batch dim"],
     codes: Int[Tensor, "batch levels"],
     false_negatives: Bool[Tensor, "batch batch"],
     count: int,
 ) -> Float[Tensor, " levels"]:
     """Return the loss of each prefix length (:func:`prefix_loss`) for some queries of a batch.
 
-    Each is contrasted with the IDs of the batch whose code vectors are nearest to it.
+    Each is contrasted with the IDs of the batch whose code vectors are nearest to it, ``scaled`` as a search
+    scales it.
     """
     every = torch.arange(len(codes), device=codes.device)
     own = parallel.own_rows(every)[:CONTRASTED_QUERIES]
     is_answer = false_negatives[own] | (own[:, None] == every)
     vectors = generator.required_guide().vectors_of(codes)
-    nearness = queries[own] @ vectors.T - vectors.square().sum(dim=1) / 2
+    nearness = scaled[own] @ vectors.T - vectors.square().sum(dim=1) / 2
     others = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
     rows = torch.cat([own[:, None], others], dim=1)
-    scores = generator.path_scores(queries[own].repeat_interleave(rows.shape[1], 0), codes[rows.ravel()])
+    given, compared = (part[own].repeat_interleave(rows.shape[1], 0) for part in (queries, scaled))
+    scores = generator.path_scores(given, codes[rows.ravel()], compared)
     excluded = is_answer.gather(1, rows)
     excluded[:, 0] = False
     return prefix_loss(scores.unflatten(0, rows.shape), codes[rows], excluded)

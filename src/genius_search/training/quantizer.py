@@ -26,6 +26,7 @@ from genius_search.nn.quantizer import (
     write_quantizer,
 )
 from genius_search.progress import Progress
+from genius_search.training.codebooks import measure_items
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
 from genius_search.writing import ArtifactWriter
 
@@ -77,9 +78,10 @@ def train_quantizer(
 
 def settle(quantizer: Quantizer, candidates: Features) -> Health:
     """Find out what each level-0 code stands for, and examine the IDs of all candidates."""
+    encoded = encode(quantizer, candidates)
+    measure_items(quantizer, encoded.embeddings, encoded.codes)
     if quantizer.config.level0 == "learned":
-        codes = encode(quantizer, candidates).codes[:, 0].numpy()
-        majority = majority_modality(codes, candidates.modality.astype(np.int64))
+        majority = majority_modality(encoded.codes[:, 0].numpy(), candidates.modality.astype(np.int64))
         quantizer.level0_modality.copy_(torch.from_numpy(majority))
     return measure_health(quantizer, candidates)
 
