@@ -302,10 +302,10 @@ class SearchConfig:
 
 
 USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", candidates=1000, shortlist=100)
-"""What default settings start from: follow the nearest codes until at most 1000 candidates are left, then rank
-them by codes. The defaults of :class:`SearchConfig` are the paper's."""
+"""What default settings start from: follow the nearest codes until at most 1000 candidates are left, then
+rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 SMALL_POOL: Final = 8_000
-"""Up to so many items all are candidates: ranking them takes at most a quarter longer than leaving some out."""
+"""Up to so many items all are candidates: that takes at most a quarter longer than leaving some out."""
 ITEMS_PER_CANDIDATE: Final = 10
 MANY_CANDIDATES: Final = 70_000
 CANDIDATES_PER_ROOT: Final = 30
@@ -323,12 +323,12 @@ longer."""
 def usual_search(items: int) -> SearchConfig:
     """Return the default settings of an index of so many items.
 
-    All items of a small pool are candidates. Otherwise a tenth of the items are, at most 70,000 or 30 times
-    the square root of their number. With 256 codes at a level, a tenth are the items under the best 25 first
-    semantic codes. They lie side by side, so ranking them takes no longer than decoding another code to leave
-    most of them out. They hold 96 to 99 % of the first five by codes for captions, drawn pictures and icons,
-    and at least 95 % of the first ten up to fifty million items (``python -m research.bench``). Large indexes decode further codes, for which a wide beam
-    costs little.
+    All items of a small pool are candidates. Otherwise a tenth of the items are, at most 70,000 or 30
+    times the square root of their number. With 256 codes at a level, a tenth are the items under the best
+    25 first semantic codes. They lie side by side, so ranking them takes no longer than decoding another
+    code to leave most of them out. They hold 96 to 99 % of the first five by codes for captions, drawn
+    pictures and icons, and at least 95 % of the first ten up to fifty million items (``python -m
+    research.bench``). Large indexes decode further codes, for which a wide beam costs little.
     """
     if items <= SMALL_POOL:
         return dataclasses.replace(USUAL_SEARCH, candidates=max(items, USUAL_SEARCH.candidates))

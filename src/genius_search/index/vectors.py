@@ -62,8 +62,8 @@ class VectorItems:
         array = np.asanyarray(vectors)
         if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.size:
             raise UsageError(
-                f"vectors are {array.dtype} of shape {array.shape}; expected numbers of shape (items, dim), a "
-                "row for each item"
+                f"vectors are {array.dtype} of shape {array.shape}; expected numbers of shape (items, dim), "
+                "a row for each item"
             )
         count = len(array)
         given: dict[str, Sequence[object] | None] = {"ids": ids, "texts": texts, "fields": fields}
