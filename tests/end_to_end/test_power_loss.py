@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from genius_search.cluster.folder import PARTS, Cluster, open_state, read_cluster, verify_cluster
+from genius_search.cluster.writer import one_cluster_writer
 
 from genius_search.artifact import open_artifact
 from genius_search.cluster.build import Settings, build_cluster
-from genius_search.cluster.folder import PARTS, Cluster, open_state, read_cluster, verify_cluster
-from genius_search.cluster.writer import one_cluster_writer
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData
 from genius_search.index.index import Index

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from genius_search.cluster.folder import read_cluster, verify_cluster
+
 from genius_search.model import Genius
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from genius_search.cluster.folder import Cluster
 
 from genius_search.cluster.build import Settings, build_cluster
-from genius_search.cluster.folder import Cluster
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, DeadlinePassed, UsageError
 from genius_search.index.requests import SearchRequest

@@ -16,9 +16,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from genius_search.cluster.folder import Cluster, read_cluster
 
 from genius_search.cluster.build import Settings, build_cluster
-from genius_search.cluster.folder import Cluster, read_cluster
 from genius_search.index.requests import SearchRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of processes that are killed

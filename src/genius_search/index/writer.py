@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -32,7 +32,6 @@ from genius_search.index.segment_writer import ArraysWriter, write_items, write_
 from genius_search.index.settings import Calibration, Tuned
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
-    CLUSTER,
     CURRENT,
     DELETED,
     DELETED_NAME,
@@ -261,12 +260,6 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     ArtifactMismatch
         The index is damaged; nothing is changed.
     """
-    if os.path.lexists(folder / CLUSTER):
-        raise UsageError(
-            f"{folder} is an index in shards, which this cannot change; see `genius index --help`"
-        )
-    if NAME.fullmatch(folder.name) and os.path.lexists(folder.absolute().parents[1] / CLUSTER):
-        raise UsageError(f"{folder} is a shard; change its cluster, {folder.absolute().parents[1]}")
     with writing_lock(folder, wait_seconds=wait_seconds):
         writer = Writer(folder)
         try:
@@ -324,9 +317,6 @@ class Writer:
     >>> with one_writer(folder) as writer:  # doctest: +SKIP
     ...     writer.delete(["old.jpg"])
     """
-
-    pictures_at: ClassVar[str] = ""
-    """What leads from the folder of the index to the one whose ``pictures`` new ones are stored in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

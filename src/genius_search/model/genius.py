@@ -483,17 +483,6 @@ class Genius:
         return None
 
 
-def open_ranker(folder: Path) -> CodeRanker:
-    """Open the ranker of a model (:attr:`Genius.ranker`), without its encoder and generator."""
-    parts, quantizer = read_model_file(folder), _open_quantizer(folder / "quantizer", "cpu")
-    if parts.ids is None:
-        return _ranker(quantizer.codebooks or quantizer.quantizer, None)
-    from genius_search.nn.ids import load_ids  # noqa: PLC0415  most models have none
-
-    ids = load_ids(folder / "ids", quantizer.quantizer)
-    return _ranker(ids.scheme, ids)
-
-
 def _ranker(scheme: IdScheme | Codebooks | Quantizer, ids: TrainedIds | None) -> CodeRanker:
     tables = scheme.tables()
     if tables is None:

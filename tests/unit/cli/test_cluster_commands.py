@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from genius_search.cluster.folder import open_index
 
 from genius_search.cli import main
 from genius_search.cli.serve import Serve, _open_indexes
-from genius_search.cluster.folder import open_index
 from genius_search.serve.app import create_app
 from genius_search.serve.engine import Engine, EngineSettings
 
