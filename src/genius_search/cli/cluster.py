@@ -69,8 +69,8 @@ class OpenCluster(AddressOption, DeviceOptions):
 class Build(AddressOption, DeviceOptions, JsonOption):
     """Build an index in shards, for pools that are too large for one index.
 
-    With --address, each core of the Ray cluster creates a shard at a time. After an interruption, run the same
-    command again: only what is missing is done.
+    With --address, each core of the Ray cluster creates a shard at a time. Run the same command again after
+    an interruption: only what is missing is done.
     """
 
     pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]

@@ -147,20 +147,22 @@ def run_on_ray(work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int
     """
     import ray.data  # noqa: PLC0415  an extra
 
-    def do(row: dict[str, Any]) -> dict[str, Any]:
-        try:
-            work(folder, int(row["item"]))
-        except (BadData, UsageError) as error:
-            return {**row, "error": str(error)}
-        return {**row, "error": ""}
-
     if not numbers:
         return
     tasks = ray.data.from_items(list(numbers), override_num_blocks=len(numbers))
-    for done in tasks.map(do, num_cpus=1).iter_rows():
+    given = {"work": work, "folder": folder}
+    for done in tasks.map(_run_row, fn_kwargs=given, num_cpus=1).iter_rows():
         if done["error"]:
             raise BadData(done["error"])
         yield int(done["item"])
+
+
+def _run_row(row: dict[str, Any], work: Work, folder: Path) -> dict[str, Any]:
+    try:
+        work(folder, int(row["item"]))
+    except (BadData, UsageError) as error:
+        return {**row, "error": str(error)}
+    return {**row, "error": ""}
 
 
 def _divide(folder: Path, settings: Settings, progress: Progress) -> int:

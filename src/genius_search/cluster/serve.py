@@ -52,18 +52,21 @@ def connect(address: str) -> Iterator[None]:
     UsageError
         The address, of its head or :data:`LOCAL`, cannot be reached, or refuses the token.
     """
+    quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address == LOCAL:
-        ray.init(address=LOCAL, include_dashboard=False, log_to_driver=False)
+        ray.init(address=LOCAL, include_dashboard=False, **quiet)
     else:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise UsageError(f"--address is {address!r}, expected HOST:PORT of Ray's head, or {LOCAL!r}")
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, **quiet)
         except (OSError, AuthenticationError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"the Ray cluster at {address} does not let this machine in: {reason}") from None
+    for name in ("ray.data", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         yield
     finally:
