@@ -9,13 +9,11 @@ from pathlib import Path
 
 from genius_search.cluster.serve import connect, connect_searcher
 
-QUERIES = [f"text {number}" for number in range(6)]
-
 
 def search_on(searcher, expected, ended, first: int) -> None:
-    turn = first
+    queries, turn = list(expected), first
     while not ended.is_set():
-        text = QUERIES[turn % len(QUERIES)]
+        text = queries[turn % len(queries)]
         turn += 1
         try:
             found = [[hit.id, round(hit.score, 4)] for hit in searcher.search(text)]

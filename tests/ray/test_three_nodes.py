@@ -18,11 +18,10 @@ from genius_search.cluster.searcher import Searcher, read_cluster, shard_folder
 from genius_search.index.index import Index
 from genius_search.index.requests import SearchRequest
 
-from .load import QUERIES
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # of processes that are killed
 
 SHARDS = 8
+QUERIES = [f"text {number}" for number in range(6)]
 SECONDS = 240.0
 
 
