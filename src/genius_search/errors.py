@@ -71,7 +71,7 @@ EXTRAS: Final = {
         "onnx": "onnx onnxruntime onnxscript",
         "photos": "pillow_heif textual_image",
         "words": "model2vec wordllama",
-        "cluster": "pyarrow ray",
+        "cluster": "ray",
     }.items()
     for package in packages.split()
 }

@@ -102,10 +102,11 @@ class Build(AddressOption, DeviceOptions, JsonOption):
             shards=self.shards,
             embeddings=self.embeddings,
             device=self.device,
+            download=self.download,
         )
         run = run_here if self.address is None else run_on_ray
         with self.connected(), TerminalProgress() as progress:
-            built = build_cluster(self.out, settings, run=run, download=self.download, progress=progress)
+            built = build_cluster(self.out, settings, run=run, progress=progress)
             progress.say(
                 f"{built.items:,} items in {plural(built.shards, 'shard')}, {built.left_out:,} left out, as "
                 f"{self.out / 'left-out.jsonl'} lists"

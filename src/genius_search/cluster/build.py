@@ -47,6 +47,8 @@ MAX_SHARDS: Final = 64
 BUILD: Final = ".build"
 """Folder inside the cluster for the work of a build."""
 PLAN: Final = "plan.json"
+_open_model = cache(Genius.open)
+ROWS: Final = "rows-{}.jsonl"
 
 Work: TypeAlias = Callable[[Path, int], None]
 Runner: TypeAlias = Callable[[Work, Path, Sequence[int]], Iterable[int]]
@@ -65,24 +67,16 @@ class Settings(NamedTuple):
     embedding_bits: EmbeddingBits | None = None
     captions: bool = True
     device: str = "cpu"
+    download: bool = False
 
 
 def build_cluster(
-    folder: Path,
-    settings: Settings,
-    *,
-    run: Runner | None = None,
-    download: bool = False,
-    progress: Progress | None = None,
+    folder: Path, settings: Settings, *, run: Runner | None = None, progress: Progress | None = None
 ) -> ClusterManifest:
     """Build a cluster, or go on with an interrupted build of the same pool.
 
-    Parameters
-    ----------
-    folder
-        the cluster; all machines that work on it see it under this path, and the pool too.
-    run
-        where shards are created; by default in this process.
+    All machines that work on it see its folder, the pool and the model under the same paths. Shards are
+    created in this process, unless ``run`` says where else.
 
     Raises
     ------
@@ -104,17 +98,16 @@ def build_cluster(
         )
     with writing_lock(folder / BUILD, wait_seconds=1.0):
         if not (folder / CLUSTER).exists():
-            _build(folder, settings, run or run_here, progress or Silent(), download=download)
+            _build(folder, settings, run or run_here, progress or Silent())
     shutil.rmtree(folder / BUILD)
     return read_cluster(folder)
 
 
-def _build(folder: Path, settings: Settings, run: Runner, progress: Progress, *, download: bool) -> None:
+def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) -> None:
     rows = _divide(folder, settings, progress)
-    manifest = _prepare_model(folder, settings, rows, progress, download=download)
+    manifest = _prepare_model(folder, settings, rows, progress)
     numbers = range(settings.shards)
     missing = [number for number in numbers if not (shard_folder(folder, number) / CURRENT).exists()]
-    progress.say(f"{settings.shards - len(missing)} of {settings.shards} shards are there already")
     progress.begin("create shards", len(missing))
     for done, _ in enumerate(run(create_shard, folder, missing), start=1):
         progress.advance(done, {})
@@ -150,8 +143,7 @@ def run_on_ray(work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int
     if not numbers:
         return
     tasks = ray.data.from_items(list(numbers), override_num_blocks=len(numbers))
-    given = {"work": work, "folder": folder}
-    for done in tasks.map(_run_row, fn_kwargs=given, num_cpus=1).iter_rows():
+    for done in tasks.map(_run_row, fn_args=(work, folder), num_cpus=1).iter_rows():
         if done["error"]:
             raise BadData(done["error"])
         yield int(done["item"])
@@ -166,16 +158,11 @@ def _run_row(row: dict[str, Any], work: Work, folder: Path) -> dict[str, Any]:
 
 
 def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
-    """Divide the rows of the pool among the shards, unless that was done; return their number.
-
-    Raises
-    ------
-    UsageError
-        It was done for other settings.
-    """
+    """Divide the rows of the pool among the shards, unless that was done; return their number."""
+    known = settings._replace(download=False)._asdict()
     if (folder / BUILD / PLAN).exists():
         plan = read_json(folder / BUILD / PLAN)
-        if plan["settings"] != settings._asdict():
+        if plan["settings"] != known:
             raise UsageError(
                 f"{folder} holds an interrupted build with other settings, {plan['settings']}; give the same "
                 "again, or choose another folder"
@@ -184,40 +171,33 @@ def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
     progress.say(f"dividing the rows of {settings.pool} among {settings.shards} shards")
     pool = open_pool(Path(settings.pool), captions=settings.captions)
     with contextlib.ExitStack() as stack:
-        places = [_rows_of(folder, number) for number in range(settings.shards)]
+        places = [folder / BUILD / ROWS.format(number) for number in range(settings.shards)]
         files = [stack.enter_context(place.open("w", encoding="utf-8")) for place in places]
         for rows, item in enumerate(pool.items(), start=1):  # noqa: B007  raises if there is none
             files[shard_of(item.id, settings.shards)].write(json.dumps([*item], ensure_ascii=False) + "\n")
     write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
     sync_tree(folder / BUILD)
-    plan = {"settings": settings._asdict(), "rows": rows, "has_files": pool.has_files}
-    write_json(folder / BUILD / PLAN, plan)
+    write_json(folder / BUILD / PLAN, {"settings": known, "rows": rows, "has_files": pool.has_files})
     return rows
-
-
-def _rows_of(folder: Path, number: int) -> Path:
-    return folder / BUILD / f"{number:06d}.jsonl"
 
 
 def _read_rows(folder: Path, number: int, step: int = 1) -> Iterator[Item]:
     """Yield every ``step``-th row of a shard as an item."""
-    with _rows_of(folder, number).open(encoding="utf-8") as file:
+    with (folder / BUILD / ROWS.format(number)).open(encoding="utf-8") as file:
         for line in itertools.islice(file, 0, None, step):
             item_id, modality, *rest = json.loads(line)
             yield Item(item_id, Modality(modality), *rest)
 
 
-def _prepare_model(
-    folder: Path, settings: Settings, rows: int, progress: Progress, *, download: bool
-) -> IndexManifest:
+def _prepare_model(folder: Path, settings: Settings, rows: int, progress: Progress) -> IndexManifest:
     """Open or fit the model; return the manifest that all shards begin with."""
     place = folder / BUILD / CURRENT
     if not place.exists():
         embeddings, bits = settings.embeddings, settings.embedding_bits
         if settings.model is not None:
-            model = Genius.open(settings.model, device=settings.device, download=download)
+            model = Genius.open(settings.model, device=settings.device, download=settings.download)
         else:
-            model = _fit_model(folder, settings, rows, progress, download=download)
+            model = _fit_model(folder, settings, rows, progress)
             bits = bits or (8 if embeddings == "raw" else usual_bits(rows))
             embeddings = embeddings or "fused"
         manifest = IndexManifest(
@@ -230,10 +210,10 @@ def _prepare_model(
     return IndexManifest.model_validate_json(place.read_bytes())
 
 
-def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress, *, download: bool) -> Genius:
+def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress) -> Genius:
     """Fit codebooks to items from all over the pool."""
     spec = absolute_spec(settings.encoder or "")
-    encoder = load_encoder(spec, download=download, device=settings.device)
+    encoder = load_encoder(spec, download=settings.download, device=settings.device)
     step = max(1, rows // MAX_SAMPLE)
     sample = [item for number in range(settings.shards) for item in _read_rows(folder, number, step)]
     features = embed(
@@ -248,12 +228,6 @@ def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress, 
     return fit_model(folder / MODEL, encoder, features, items=rows, progress=progress)
 
 
-@cache
-def _open_model(folder: str, device: str) -> Genius:
-    """Open a model once in each process."""
-    return Genius.open(folder, device=device)
-
-
 def create_shard(folder: Path, number: int) -> None:
     """Create a shard as an index of its rows; a killed run goes on where it was."""
     plan = read_json(folder / BUILD / PLAN)
@@ -264,7 +238,7 @@ def create_shard(folder: Path, number: int) -> None:
     with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
         if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
             return
-        model = _open_model(manifest.model, settings.device)
+        model = _open_model(manifest.model, device=settings.device)
         added = add_pool(writer, model, pool, create=manifest, progress=Silent())
         reasons = [[one.file, one.reason] for one in added.left_out]
         write_json(folder / BUILD / f"left-out-{number:06d}.json", reasons)

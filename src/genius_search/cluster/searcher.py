@@ -1,13 +1,7 @@
 """Searching and changing a cluster: each shard is asked, and their hits are merged by score.
 
-.. code-block:: text
-
-    X/cluster.json      model, number of shards and items; written last
-     /shards/000003/    an ordinary index; an item lies in the shard of a hash of its id
-     /model/            the model, if the cluster was built with an encoder
-     /left-out.jsonl    what could not be used, and why
-
-The shards share one model, so that their scores are of one scale.
+A cluster is a folder with ``cluster.json`` and ``shards/``, each an ordinary index of the items whose ids
+hash to its number. The shards share one model, so their scores can be compared.
 """
 
 from __future__ import annotations
@@ -50,7 +44,6 @@ from genius_search.records import Modality
 
 Ask: TypeAlias = Callable[..., Callable[[], Any]]
 """Begins to call a method of a :class:`Shard`, here or elsewhere; the result waits for the answer."""
-SHARDS: Final = "shards"
 MODEL: Final = "model"
 BATCH: Final = 10_000
 """Items of a pool that are added together; each shard is changed once for all of its own."""
@@ -74,15 +67,7 @@ class ClusterManifest(BaseModel):
 
 
 def read_cluster(folder: Path) -> ClusterManifest:
-    """Read ``cluster.json``.
-
-    Raises
-    ------
-    ArtifactMissing
-        There is none: the folder holds no cluster, or an unfinished one.
-    ArtifactMismatch
-        It is damaged, or of another version.
-    """
+    """Read ``cluster.json``; raises :class:`ArtifactMissing` or :class:`ArtifactMismatch`."""
     path = folder / CLUSTER
     if not path.is_file():
         raise ArtifactMissing(f"{folder} holds no finished cluster; `genius cluster build` makes one")
@@ -102,7 +87,7 @@ def shard_of(item_id: str, shards: int) -> int:
 
 def shard_folder(cluster: Path, number: int) -> Path:
     """Return the folder of a shard."""
-    return cluster / SHARDS / f"{number:06d}"
+    return cluster / "shards" / f"{number:06d}"
 
 
 def model_of(cluster: Path) -> str:
@@ -120,15 +105,7 @@ class ShardFacts(NamedTuple):
 
 
 class Shard:
-    """One shard: the ordinary index that it is, and what a searcher asks it for.
-
-    Parameters
-    ----------
-    folder
-        folder of the index.
-    model
-        the model of the cluster, or its folder.
-    """
+    """One shard: the index in a folder, opened with the cluster's model, and what it is asked for."""
 
     def __init__(self, folder: Path, model: str | Genius) -> None:
         self._index = Index.open(folder, model=model)
@@ -174,16 +151,11 @@ class Shard:
 
 
 class Searcher:
-    """Searches and changes a cluster as :class:`Index` does an index.
+    """Searches and changes a cluster as :class:`Index` does an index, given how to ask each of its shards.
 
     >>> searcher = Searcher.open("X")  # doctest: +SKIP
     >>> for hit in searcher.search("a red bag", k=3):  # doctest: +SKIP
     ...     print(hit.id, hit.score)
-
-    Parameters
-    ----------
-    shards
-        how to ask each shard of the cluster, in the order of their numbers.
     """
 
     def __init__(self, shards: Sequence[Ask]) -> None:
@@ -192,13 +164,7 @@ class Searcher:
 
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
-        """Open all shards of a cluster in this process; parameters as in :meth:`Index.open`.
-
-        Raises
-        ------
-        ArtifactMissing, ArtifactMismatch
-            There is no cluster, its model has moved, or a shard is damaged or of another model.
-        """
+        """Open all shards of a cluster in this process; parameters and errors as of :meth:`Index.open`."""
         folder = Path(folder)
         model = Genius.open(model_of(folder), device=device, download=download)
         shards = range(read_cluster(folder).shards)
@@ -226,8 +192,6 @@ class Searcher:
         DeadlinePassed
             A shard does not answer.
         """
-        for request in requests:
-            request.check()
         alternatives = [self._alternatives(request) for request in requests]
         asked = [one for several in alternatives for one in several]
         if not asked:
@@ -321,10 +285,9 @@ class Searcher:
         results = []
         for scored in groups.values():
             scored.sort(key=lambda one: (-one[0], one[1].rank))
-            ranked = enumerate(scored[: request.k], start=1)
-            results.append(
-                SearchResult([dataclasses.replace(hit, rank=rank) for rank, (_, hit) in ranked], len(scored))
-            )
+            first = [hit for _, hit in scored[: request.k]]
+            ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(first, start=1)]
+            results.append(SearchResult(ranked, len(scored)))
         return merge(results, request.k) if results else SearchResult([], 0)
 
 

@@ -74,12 +74,7 @@ def connect(address: str) -> Iterator[None]:
 
 
 def deploy(folder: Path, *, copies: int) -> None:
-    """Serve a cluster's shards on the Ray cluster that is connected, until `serve shutdown`.
-
-    Parameters
-    ----------
-    copies
-        of each shard, no two of them on the same machine.
+    """Keep copies of each shard, no two on one machine, on the connected Ray cluster until `serve shutdown`.
 
     Raises
     ------
@@ -91,24 +86,22 @@ def deploy(folder: Path, *, copies: int) -> None:
     folder = folder.resolve()
     Searcher.open(folder)  # what is wrong is said here
     serve.start(proxy_location="Disabled")
-    options = {
-        "num_replicas": copies,
-        "max_replicas_per_node": 1,
-        "ray_actor_options": {"num_cpus": 0},  # a copy that waits occupies no core
-        "health_check_period_s": 2,
-        "health_check_timeout_s": 10,
-        "graceful_shutdown_timeout_s": 5,
-    }
-    kind = serve.deployment(Shard).options(**options)
+    deployment = serve.deployment(Shard).options(
+        num_replicas=copies,
+        max_replicas_per_node=1,
+        ray_actor_options={"num_cpus": 0},  # a copy that waits occupies no core
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+    )
+    model = model_of(folder)
+    shards = {name: shard_folder(folder, number) for number, name in enumerate(app_names(folder))}
     targets = [
-        serve.RunTarget(
-            kind.bind(shard_folder(folder, number), model_of(folder)), name=name, route_prefix=None
-        )
-        for number, name in enumerate(app_names(folder))
+        serve.RunTarget(deployment.bind(place, model), name=name, route_prefix=None)
+        for name, place in shards.items()
     ]
     serve.run_many(targets, wait_for_applications_running=False)
     until = time.monotonic() + START_SECONDS
-    while missing := [name for name in app_names(folder) if not _running_copies(name)]:
+    while missing := [name for name in shards if not _running_copies(name)]:
         if time.monotonic() > until:
             raise UsageError(f"no copy of {missing[0]} has started; `serve status` and `ray status` say why")
         time.sleep(PAUSE_SECONDS)
@@ -127,41 +120,34 @@ def _running_copies(name: str) -> int:
 
 def connect_searcher(folder: Path) -> Searcher:
     """Return a searcher that asks the deployed shards of a cluster; it may be used by several threads."""
-    return Searcher([ServedShard(name).begin for name in app_names(folder.resolve())])
+    names = app_names(folder.resolve())
+    return Searcher([partial(begin, name, serve.get_app_handle(name)) for name in names])
 
 
-class ServedShard:
-    """A shard with copies; a call that a dying copy does not answer is made again to another one."""
+def begin(name: str, handle: Any, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+    """Begin to call a method of a deployed :class:`Shard`."""
+    call = partial(getattr(handle, method).remote, *arguments, **options)
+    seconds = CHANGE_SECONDS if method in ("add", "add_items", "delete") else CALL_SECONDS
+    return partial(_collect, name, call, call(), seconds)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._handle = serve.get_app_handle(name)
 
-    def begin(self, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
-        """Begin to call a method of :class:`Shard`."""
-        call = partial(getattr(self._handle, method).remote, *arguments, **options)
-        is_change = method in ("add", "add_items", "delete")
-        return partial(self._collect, call, call(), CHANGE_SECONDS if is_change else CALL_SECONDS)
+def _collect(name: str, call: Callable[[], Any], pending: Any, seconds: float) -> Any:
+    """Wait for an answer, and ask again if a copy died before it gave one; Ray Serve does not.
 
-    def _collect(self, call: Callable[[], Any], pending: Any, seconds: float) -> Any:
-        """Wait for an answer; Ray Serve does not itself ask again for one that was lost.
-
-        Raises
-        ------
-        DeadlinePassed
-            No copy of the shard answers.
-        """
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return pending.result(timeout_s=seconds)
-            except RayTaskError as error:
-                raise error.cause from None  # the shard's own error
-            except (RayActorError, TimeoutError) as error:
-                log.warning("shard %s: %s, asked again", self.name, type(error).__name__)
-                if time.monotonic() > until:
-                    raise DeadlinePassed(
-                        f"no copy of shard {self.name} answers; `serve status` lists those that are left"
-                    ) from None
-                time.sleep(PAUSE_SECONDS)
-                pending = call()
+    Raises
+    ------
+    DeadlinePassed
+        No copy of the shard answers.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return pending.result(timeout_s=seconds)
+        except RayTaskError as error:
+            raise error.cause from None  # the shard's own error
+        except (RayActorError, TimeoutError) as error:
+            log.warning("shard %s: %s, asked again", name, type(error).__name__)
+            if time.monotonic() > until:
+                raise DeadlinePassed(f"no copy of shard {name} answers; `serve status` lists them") from None
+            time.sleep(PAUSE_SECONDS)
+            pending = call()
