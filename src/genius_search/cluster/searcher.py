@@ -141,13 +141,13 @@ class Shard:
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
             return add_pool(writer, self._index.model, pool, progress=Silent())
 
-    def add_items(self, items: Sequence[NewItem]) -> list[ItemOutcome]:
+    def add_items(self, items: Sequence[NewItem], *, wait_seconds: float) -> list[ItemOutcome]:
         """Add items from memory; see :meth:`Index.add_items`."""
-        return self._index.add_items(items, wait_seconds=WAIT_SECONDS)
+        return self._index.add_items(items, wait_seconds=wait_seconds)
 
-    def delete(self, item_ids: Sequence[str]) -> Deleted:
+    def delete(self, item_ids: Sequence[str], *, wait_seconds: float) -> Deleted:
         """Delete items; see :meth:`Index.delete`."""
-        return self._index.delete(item_ids, wait_seconds=WAIT_SECONDS)
+        return self._index.delete(item_ids, wait_seconds=wait_seconds)
 
 
 class Searcher:
@@ -218,17 +218,19 @@ class Searcher:
         total.left_out += pool.left_out
         return total
 
-    def add_items(self, items: Sequence[NewItem | Mapping[str, Any]]) -> list[ItemOutcome]:
+    def add_items(
+        self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
+    ) -> list[ItemOutcome]:
         """Add items from memory, each to the shard of its id; see :meth:`Index.add_items`."""
         given = [read_new_item(item) for item in items]
-        answers = self._ask_owners("add_items", given)
+        answers = self._ask_owners("add_items", given, wait_seconds=wait_seconds)
         in_turn = {number: iter(outcomes) for number, outcomes in answers.items()}
         return [next(in_turn[shard_of(item.id, len(self._shards))]) for item in given]
 
-    def delete(self, item_ids: str | Iterable[str]) -> Deleted:
+    def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = WAIT_SECONDS) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
         ids = [item_ids] if isinstance(item_ids, str) else list(item_ids)
-        done = self._ask_owners("delete", ids).values()
+        done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
         return Deleted(sum(one.deleted for one in done), [name for one in done for name in one.missing])
 
     def _ask_owners(
