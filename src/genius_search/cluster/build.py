@@ -83,7 +83,7 @@ def build_cluster(
     UsageError
         The settings are impossible, or the folder holds a cluster, another build, or other things.
     BadData
-        The pool has no items, or too few for a shard.
+        There is nothing to index in the pool, or in a shard.
     """
     folder = folder.resolve()
     check_bits(settings.embedding_bits, settings.embeddings)
@@ -175,6 +175,8 @@ def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
         files = [stack.enter_context(place.open("w", encoding="utf-8")) for place in places]
         for rows, item in enumerate(pool.items(), start=1):  # noqa: B007  raises if there is none
             files[shard_of(item.id, settings.shards)].write(json.dumps([*item], ensure_ascii=False) + "\n")
+        if not all(file.tell() for file in files):
+            raise UsageError(f"{rows} items are too few for {settings.shards} shards; give fewer --shards")
     write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
     sync_tree(folder / BUILD)
     write_json(folder / BUILD / PLAN, {"settings": known, "rows": rows, "has_files": pool.has_files})
