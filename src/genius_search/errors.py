@@ -69,7 +69,7 @@ EXTRAS: Final = {
         "hf": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif textual_image",
         "words": "model2vec wordllama",
-        "cluster": "pyarrow ray",
+        "cluster": "ray",
     }.items()
     for package in packages.split()
 }

@@ -1,8 +1,7 @@
-"""The scripts for Slurm, where `srun` starts their commands on this machine."""
+"""The script for Slurm, where `srun` starts its commands on this machine."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.cluster.folder import read_cluster, verify_cluster
 from genius_search.model import Genius
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -57,14 +55,6 @@ def run(tmp_path):
         return done.stderr
 
     return run
-
-
-def test_a_cluster_is_built(run, trained, tmp_path):
-    rows = ({"id": str(number), "text": f"text {number}"} for number in range(60))
-    (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run("build.sbatch", '"$@"', tmp_path / "pool.jsonl", trained.model, tmp_path / "X", 3)
-    assert (read_cluster(tmp_path / "X").items, len(read_cluster(tmp_path / "X").shards)) == (60, 3)
-    verify_cluster(tmp_path / "X")
 
 
 @pytest.mark.slow

@@ -40,8 +40,10 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Cluster": {
         "cluster build": "genius_search.cli.cluster:Build",
-        "cluster rebalance": "genius_search.cli.cluster:Rebalance",
-        "cluster plan": "genius_search.cli.cluster:Plan",
+        "cluster serve": "genius_search.cli.cluster:Serve",
+        "cluster search": "genius_search.cli.cluster:Search",
+        "cluster add": "genius_search.cli.cluster:Add",
+        "cluster delete": "genius_search.cli.cluster:Delete",
     },
     "Model": {
         "fit": "genius_search.cli.train:Fit",

@@ -20,7 +20,6 @@ from genius_search.cli.options import (
     OptionalFolder,
     WaitOption,
     command,
-    is_cluster,
     read_ids,
     read_vectors,
 )
@@ -29,7 +28,6 @@ from genius_search.cli.terminal import (
     format_bytes,
     print_facts,
     print_json,
-    print_table,
     print_text,
 )
 from genius_search.errors import BadData, BadImage, NetworkNeeded, UsageError, plural
@@ -131,8 +129,7 @@ class Add(WaitOption, OpenIndexOptions, JsonOption):
     pool: Annotated[
         str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[POOL]", help_behavior_hint="")
     ] = None
-    """A folder of pictures and texts, one such file, or a .jsonl file of candidates; for a cluster, anything
-    that `genius cluster build` takes."""
+    """A folder of pictures and texts, one such file, or a .jsonl file of candidates."""
 
     vectors: OptionalFile = None
     """Instead of a pool: a .npy file with a vector of the index's encoder for each item."""
@@ -247,11 +244,7 @@ class Compact(WaitOption, IndexArgument):
 
 
 def _one_writer(folder: Path, seconds: float) -> AbstractContextManager[Writer]:
-    """Lock an index or a cluster for writing."""
-    if is_cluster(folder):
-        from genius_search.cluster.writer import one_cluster_writer
-
-        return one_cluster_writer(folder, wait_seconds=seconds)
+    """Lock an index for writing."""
     from genius_search.index.store import read_manifest
     from genius_search.index.writer import one_writer
 
@@ -268,45 +261,22 @@ class Verify(JsonOption, IndexArgument):
 
     def run(self) -> None:
         """Verify the index."""
-        if is_cluster(self.index):
-            from genius_search.cluster.folder import verify_cluster as verify
-        else:
-            from genius_search.index.verify import verify
+        from genius_search.index.verify import verify
 
         print_facts(verify(self.index)._asdict(), as_json=self.json)
 
 
 @command
 class Info(JsonOption, IndexArgument):
-    """Describe an index: items, IDs, collisions, bytes of each part, segments; no model is needed.
-
-    Of a cluster: items, shards, bytes.
-    """
+    """Describe an index: items, IDs, collisions, bytes of each part, segments; no model is needed."""
 
     def run(self) -> None:
         """Print the facts."""
-        if is_cluster(self.index):
-            self._describe_cluster()
-            return
         from genius_search.index.snapshot import Snapshot
         from genius_search.index.verify import describe
 
         info = describe(self.index, Snapshot.open(self.index))
         print_facts(dataclasses.asdict(info) if self.json else _readable(info), as_json=self.json)
-
-    def _describe_cluster(self) -> None:
-        from genius_search.cluster.folder import describe_cluster
-
-        info = describe_cluster(self.index)
-        if self.json:
-            print_json(info._asdict())
-            return
-        print_facts({**info._asdict(), "bytes": format_bytes(info.bytes), "shards": len(info.shards)})
-        rows = [
-            [str(one["name"]), f"{one['items']:,}", f"{one['bytes']:,}", " · ".join(map(str, one["first"]))]  # type: ignore[call-overload]
-            for one in info.shards
-        ]
-        print_table(["shard", "items", "bytes", "first ID"], rows, left=("shard", "first ID"))
 
 
 PARTS: Final = {"ids": "IDs", "buckets": "lists of items", "items": "texts and fields"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform, get_args
 
@@ -94,14 +93,7 @@ class IndexArgument:
     """A command of one index."""
 
     index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
-    """Folder of the index, or of a cluster."""
-
-
-def is_cluster(folder: Path) -> bool:
-    """Return whether a folder holds a cluster; its module takes long to import."""
-    from genius_search.index.store import CLUSTER
-
-    return (folder / CLUSTER).exists()
+    """Folder of the index."""
 
 
 @command
@@ -115,12 +107,7 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
         """Open the index with its model."""
         from genius_search.index.index import Index
 
-        opening: Callable[..., Index] = Index.open
-        if is_cluster(self.index):
-            from genius_search.cluster.folder import open_index
-
-            opening = open_index
-        return opening(self.index, model=self.model, device=self.device, download=self.download)
+        return Index.open(self.index, model=self.model, device=self.device, download=self.download)
 
 
 @command

@@ -31,7 +31,7 @@ class Serve:
     """
 
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX [INDEX ...]")]
-    """Folders of indexes or clusters. Each is named like its folder, without .index."""
+    """Folders of indexes. Each is named like its folder, without .index."""
 
     model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Where their model is now, if it moved."""
@@ -53,12 +53,6 @@ class Serve:
 
     queue: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 256
     """Searches that may wait; beyond that clients are told when to come back."""
-
-    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")] = None
-    """Search the shards of clusters on this Ray cluster; local starts one here."""
-
-    replicas: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 1
-    """With --address: copies of each shard; if one dies, another answers."""
 
     device: str = "cpu"
     """Device of the model: cpu or cuda."""
@@ -84,12 +78,8 @@ class Serve:
         from genius_search.serve.keys import Keys
 
         keys = None if self.keys is None else Keys(self.keys)
-        with contextlib.ExitStack() as stack:
-            bound = stack.enter_context(_bind(self.host, self.port))
-            indexes = _open_indexes(self)
-            if self.address is not None:
-                indexes = _place(self, indexes, stack)
-            return _serve(self, indexes, keys, bound, began)
+        with _bind(self.host, self.port) as bound:
+            return _serve(self, _open_indexes(self), keys, bound, began)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +122,8 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _open_indexes(command: Serve) -> dict[str, Index]:
     """Open the indexes by name; those of one model share it."""
-    from genius_search.cluster.folder import fingerprint_at, open_index
+    from genius_search.index.index import Index
+    from genius_search.index.store import read_manifest
     from genius_search.model import Genius
 
     indexes: dict[str, Index] = {}
@@ -141,26 +132,12 @@ def _open_indexes(command: Serve) -> dict[str, Index]:
         name = folder.resolve().name.removesuffix(".index")
         if name in indexes:
             raise UsageError(f"two indexes are named {name}; rename the folder of one")
-        fingerprint = fingerprint_at(folder)
+        fingerprint = read_manifest(folder).model_fingerprint
         model = models.get(fingerprint, command.model)
-        index = open_index(folder, model=model, device=command.device, download=command.download)
+        index = Index.open(folder, model=model, device=command.device, download=command.download)
         indexes[name] = index
         models[fingerprint] = index.model
     return indexes
-
-
-def _place(command: Serve, indexes: dict[str, Index], stack: contextlib.ExitStack) -> dict[str, Index]:
-    """Return the indexes with clusters placed on a Ray cluster, until the stack is closed."""
-    from genius_search.cluster.folder import Cluster
-    from genius_search.cluster.ray import Ray, place_shards
-
-    stack.enter_context(Ray(command.address or ""))
-    return {
-        name: place_shards(index.folder, index.model, copies=command.replicas)
-        if isinstance(index, Cluster)
-        else index
-        for name, index in indexes.items()
-    }
 
 
 def _serve(

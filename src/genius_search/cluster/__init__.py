@@ -1,1 +1,1 @@
-"""Indexes in shards: built by functions over folders, on one machine or many, and searched as one index."""
+"""Clusters: indexes in shards, built by many processes, each shard an ordinary index, searched as one."""

@@ -1,89 +1,57 @@
-"""Building an index in shards: functions over folders, each of which a killed build need not repeat.
+"""Building a cluster: plain functions over folders, run here or by Ray Data.
 
-Each partition of the pool becomes an index (:func:`encode_partition`), its rows in the order of their IDs. A
-sample of the IDs says where shards begin, and each shard (:func:`write_shard`) takes one range of rows from
-every part. A folder is committed by renaming it, so that two attempts at the same one do no harm, and the
-manifest is written last. A :data:`Runner` says where the functions run.
+The rows of a pool are divided among the shards by a hash of their ids, and every shard is created as an
+ordinary index. A killed build does not repeat what is finished; ``cluster.json`` is written last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
-
-import fsspec
-import numpy as np
-from filelock import FileLock, Timeout
-from jaxtyping import Int64, UInt64
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.cluster.cuts import choose_cuts, sample_ids
-from genius_search.cluster.folder import (
-    LEFT_OUT,
+from genius_search.cluster.searcher import (
     MODEL,
-    PARTS,
-    SHARDS,
+    WAIT_SECONDS,
     ClusterManifest,
-    ShardEntry,
-    attempt,
-    numbered,
     read_cluster,
-    write_cluster,
-    write_range,
+    shard_folder,
+    shard_of,
 )
-from genius_search.cluster.pool import LEFT_OUT_OF_FOLDER, Partition, open_partition, split_pool
-from genius_search.data.features import LeftOut
 from genius_search.data.mbeir import write_json_lines
 from genius_search.encoders.base import load_encoder
-from genius_search.errors import UsageError
-from genius_search.index.adding import Added, Pool, encode_items, feature_rows, stamp_of
+from genius_search.errors import BadData, UsageError
+from genius_search.index.adding import Pool, add_pool, feature_rows, open_pool, stamp_of
 from genius_search.index.create import fit_model, usual_bits
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import (
-    CLUSTER,
-    CURRENT,
-    IndexManifest,
-    ItemArrays,
-    Segment,
-    StoredEmbeddings,
-    check_bits,
-)
-from genius_search.index.writer import one_writer
+from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings, check_bits
+from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
+from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.features import embed
 from genius_search.training.fit import absolute_spec
-from genius_search.writing import make_folder, write_atomically, write_json
+from genius_search.writing import sync_tree, write_json
 
+MAX_SHARDS: Final = 64
+"""More would open too many files at once; and the call of a shard costs more than the search it carries."""
 BUILD: Final = ".build"
+"""Folder inside the cluster for the work of a build."""
 PLAN: Final = "plan.json"
-CUTS: Final = "cuts.json"
-DUPLICATES: Final = "duplicates.npy"
-HASHES: Final = "id-hashes.npy"
-"""In the folder of a part: a hash of each item's id, by row."""
-ROWS: Final = 100_000
-"""Rows of a partition, unless another number is given."""
-ROWS_OF_TAR: Final = 10_000
-"""Guess of the samples in a tar file, which would have to be read to count them."""
-SAMPLED_PARTITIONS: Final = 256
-"""Most partitions that codebooks are fitted to items of."""
-HASHES_AT_ONCE: Final = 50_000_000
-"""Hashes of ids that are compared together, to find ids that occur twice."""
+_open_model = cache(Genius.open)
+ROWS: Final = "rows-{}.jsonl"
 
 Work: TypeAlias = Callable[[Path, int], None]
-Runner: TypeAlias = Callable[[Work, Path, Sequence[int]], Iterator[int]]
+Runner: TypeAlias = Callable[[Work, Path, Sequence[int]], Iterable[int]]
 """Runs a function for a cluster's folder and each of some numbers; yields the numbers as they are done."""
 
 
@@ -94,8 +62,7 @@ class Settings(NamedTuple):
     model: str | None = None
     encoder: str | None = None
     """Instead of a model: codebooks are fitted to a sample of the pool."""
-    shards: int = 1
-    rows: int = ROWS
+    shards: int = 2
     embeddings: StoredEmbeddings | None = None
     embedding_bits: EmbeddingBits | None = None
     captions: bool = True
@@ -103,102 +70,59 @@ class Settings(NamedTuple):
     download: bool = False
 
 
-class Plan(BaseModel):
-    """What a build is to do; written first."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    settings: Settings
-    files: dict[str, int]
-    """Size of each file of the pool."""
-    partitions: tuple[Partition, ...]
-
-
 def build_cluster(
     folder: Path, settings: Settings, *, run: Runner | None = None, progress: Progress | None = None
 ) -> ClusterManifest:
-    """Build an index in shards, or go on with an interrupted build of the same pool.
+    """Build a cluster, or go on with an interrupted build of the same pool.
+
+    All machines that work on it see its folder, the pool and the model under the same paths. Shards are
+    created in this process, unless ``run`` says where else.
 
     Raises
     ------
     UsageError
-        The folder holds a finished cluster, a build of something else, or other things.
+        The settings are impossible, or the folder holds a cluster, another build, or other things.
     BadData
-        The pool has no items.
+        There is nothing to index in the pool, or in a shard.
     """
+    folder = folder.resolve()
     check_bits(settings.embedding_bits, settings.embeddings)
-    run, progress = run or run_here, progress or Silent()
     if (settings.model is None) is (settings.encoder is None):
         raise UsageError("give either a model, or the encoder of a cluster that needs no training")
-    if min(settings.shards, settings.rows) < 1:
-        raise UsageError("the numbers of shards, and of rows in a partition, are at least 1")
-    _check_place(folder)
-    make_folder(folder / BUILD)
-    lock = FileLock(folder / BUILD / "lock")
-    try:
-        lock.acquire(timeout=1)
-    except Timeout:
-        raise UsageError(f"another process is building {folder}; wait for it") from None
-    with lock:
+    if not 1 <= settings.shards <= MAX_SHARDS:
+        raise UsageError(f"--shards is {settings.shards}, expected 1 to {MAX_SHARDS}")
+    if not (folder / BUILD).exists() and folder.exists() and any(folder.iterdir()):
+        raise UsageError(
+            f"{folder} holds a cluster or other things already; choose another folder, or add to the cluster "
+            "with `genius cluster add`"
+        )
+    with writing_lock(folder / BUILD, wait_seconds=1.0):
         if not (folder / CLUSTER).exists():
-            _build(folder, settings, run, progress)
-        shutil.rmtree(folder / PARTS, ignore_errors=True)
-    shutil.rmtree(folder / BUILD, ignore_errors=True)
+            _build(folder, settings, run or run_here, progress or Silent())
+    shutil.rmtree(folder / BUILD)
     return read_cluster(folder)
 
 
-def _check_place(folder: Path) -> None:
-    if (folder / BUILD).exists():
-        return
-    if (folder / CLUSTER).exists():
-        raise UsageError(f"{folder} holds a finished cluster already; choose another folder, or remove it")
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} holds other things; a cluster needs a folder of its own")
-
-
 def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) -> None:
-    plan = _plan(folder, settings, progress)
-    if not (folder / BUILD / CURRENT).exists():
-        _prepare_model(folder, settings, plan, progress)
-    _run_missing(folder, PARTS, len(plan.partitions), encode_partition, "encode partitions", run, progress)
-    if not (folder / BUILD / CUTS).exists():
-        progress.say("looking for ids that occur twice, and for where shards begin")
-        with write_atomically(folder / BUILD / DUPLICATES) as temporary, temporary.open("wb") as file:
-            np.save(file, find_duplicates(folder, len(plan.partitions)))
-        write_json(folder / BUILD / CUTS, _sample_cuts(folder, plan))
-    cuts = read_json(folder / BUILD / CUTS)
-    _run_missing(folder, SHARDS, len(cuts) + 1, write_shard, "write shards", run, progress)
-    left_out = write_json_lines(folder / LEFT_OUT, _left_out(folder, len(plan.partitions)))
-    index = _read_index(folder)
-    entries = []
-    for number, first in enumerate([(), *cuts]):
-        entries.append(ShardEntry.of(folder / SHARDS / numbered(number), first))
-    write_cluster(
-        folder,
-        ClusterManifest(
-            model=MODEL if settings.encoder is not None else index.model,
-            model_fingerprint=index.model_fingerprint,
-            pool=settings.pool,
-            partitions=len(plan.partitions),
-            left_out=left_out,
-            shards=tuple(entries),
-        ),
-    )
-
-
-def _run_missing(
-    folder: Path, kind: str, count: int, work: Work, stage: str, run: Runner, progress: Progress
-) -> None:
-    """Run a function for each of the numbered folders that is not there yet."""
-    make_folder(folder / kind)
-    missing = [number for number in range(count) if not (folder / kind / numbered(number)).exists()]
-    if len(missing) < count:
-        progress.say(f"{stage}: {count - len(missing)} of {count} are there already")
-    progress.begin(stage, len(missing))
-    for done, _ in enumerate(run(work, folder, missing), start=1):
+    rows = _divide(folder, settings, progress)
+    manifest = _prepare_model(folder, settings, rows, progress)
+    numbers = range(settings.shards)
+    missing = [number for number in numbers if not (shard_folder(folder, number) / CURRENT).exists()]
+    progress.begin("create shards", len(missing))
+    for done, _ in enumerate(run(create_shard, folder, missing), start=1):
         progress.advance(done, {})
-    for killed in (folder / kind).glob(".*"):  # of processes that were killed
-        shutil.rmtree(killed)
+    lists = [read_json(file) for file in sorted((folder / BUILD).glob("left-out-*.json"))]
+    left_out = [{"file": file, "reason": reason} for listed in lists for file, reason in listed]
+    write_json_lines(folder / "left-out.jsonl", left_out)
+    cluster = ClusterManifest(
+        model=MODEL if settings.encoder else manifest.model,
+        model_fingerprint=manifest.model_fingerprint,
+        pool=settings.pool,
+        shards=settings.shards,
+        items=sum(Snapshot.open(shard_folder(folder, number)).num_alive for number in numbers),
+        left_out=len(left_out),
+    )
+    write_json(folder / CLUSTER, cluster.model_dump(mode="json"))
 
 
 def run_here(work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int]:
@@ -208,219 +132,115 @@ def run_here(work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int]:
         yield number
 
 
-def _plan(folder: Path, settings: Settings, progress: Progress) -> Plan:
-    """Return the plan of a build: a new one, or that of the interrupted build.
+def run_on_ray(work: Work, folder: Path, numbers: Sequence[int]) -> Iterator[int]:
+    """Run a function on the Ray cluster that is connected, with a core for each number.
 
-    Raises
-    ------
-    UsageError
-        The interrupted build was of something else, or a file has changed since.
+    Ray repeats what a lost process or machine was doing. The function's own errors are results instead, so
+    that they are not repeated, and the first one ends the build.
     """
+    import ray.data  # noqa: PLC0415  an extra
+
+    if not numbers:
+        return
+    tasks = ray.data.from_items(list(numbers), override_num_blocks=len(numbers))
+    for done in tasks.map(_run_row, fn_args=(work, folder), num_cpus=1).iter_rows():
+        if done["error"]:
+            raise BadData(done["error"])
+        yield int(done["item"])
+
+
+def _run_row(row: dict[str, Any], work: Work, folder: Path) -> dict[str, Any]:
+    try:
+        work(folder, int(row["item"]))
+    except (BadData, UsageError) as error:
+        return {**row, "error": str(error)}
+    return {**row, "error": ""}
+
+
+def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
+    """Divide the rows of the pool among the shards, unless that was done; return their number."""
+    known = settings._replace(download=False)._asdict()
     if (folder / BUILD / PLAN).exists():
-        plan = _read_plan(folder)
-        for name, old, new in zip(Settings._fields, plan.settings, settings, strict=True):
-            if old != new and name != "download":
-                raise UsageError(
-                    f"{folder} holds an interrupted build with {name} {old!r}, not {new!r}; give the "
-                    "same again, or choose another folder"
-                )
-        if plan.files != _sizes(plan.partitions):
+        plan = read_json(folder / BUILD / PLAN)
+        if plan["settings"] != known:
             raise UsageError(
-                f"files of {settings.pool} have changed since the build began; choose another folder"
+                f"{folder} holds an interrupted build with other settings, {plan['settings']}; give the same "
+                "again, or choose another folder"
             )
-        return plan
-    progress.say(f"splitting {settings.pool} into partitions of {settings.rows:,} rows")
-    partitions = split_pool(settings.pool, settings.rows, folder / BUILD, captions=settings.captions)
-    plan = Plan(settings=settings, files=_sizes(partitions), partitions=tuple(partitions))
-    write_json(folder / BUILD / PLAN, plan.model_dump(mode="json"))
-    return plan
+        return int(plan["rows"])
+    progress.say(f"dividing the rows of {settings.pool} among {settings.shards} shards")
+    pool = open_pool(Path(settings.pool), captions=settings.captions)
+    with contextlib.ExitStack() as stack:
+        places = [folder / BUILD / ROWS.format(number) for number in range(settings.shards)]
+        files = [stack.enter_context(place.open("w", encoding="utf-8")) for place in places]
+        for rows, item in enumerate(pool.items(), start=1):  # noqa: B007  raises if there is none
+            files[shard_of(item.id, settings.shards)].write(json.dumps([*item], ensure_ascii=False) + "\n")
+        if not all(file.tell() for file in files):
+            raise UsageError(f"{rows} items are too few for {settings.shards} shards; give fewer --shards")
+    write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
+    sync_tree(folder / BUILD)
+    write_json(folder / BUILD / PLAN, {"settings": known, "rows": rows, "has_files": pool.has_files})
+    return rows
 
 
-def _sizes(partitions: Iterable[Partition]) -> dict[str, int]:
-    sizes = {}
-    for file in {partition.file for partition in partitions}:
-        files, path = fsspec.core.url_to_fs(file)
-        with contextlib.suppress(FileNotFoundError):
-            sizes[file] = int(files.size(path))
-    return sizes
+def _read_rows(folder: Path, number: int, step: int = 1) -> Iterator[Item]:
+    """Yield every ``step``-th row of a shard as an item."""
+    with (folder / BUILD / ROWS.format(number)).open(encoding="utf-8") as file:
+        for line in itertools.islice(file, 0, None, step):
+            item_id, modality, *rest = json.loads(line)
+            yield Item(item_id, Modality(modality), *rest)
 
 
-def _prepare_model(folder: Path, settings: Settings, plan: Plan, progress: Progress) -> None:
-    """Open or fit the model, and write the manifest that all parts begin with."""
-    expected = sum(ROWS_OF_TAR if one.rows is None else one.rows for one in plan.partitions)
-    embeddings, bits = settings.embeddings, settings.embedding_bits
-    if settings.encoder is None:
-        model = Genius.open(settings.model or "", device=settings.device, download=settings.download)
-    else:
-        encoder = load_encoder(
-            absolute_spec(settings.encoder), download=settings.download, device=settings.device
+def _prepare_model(folder: Path, settings: Settings, rows: int, progress: Progress) -> IndexManifest:
+    """Open or fit the model; return the manifest that all shards begin with."""
+    place = folder / BUILD / CURRENT
+    if not place.exists():
+        embeddings, bits = settings.embeddings, settings.embedding_bits
+        if settings.model is not None:
+            model = Genius.open(settings.model, device=settings.device, download=settings.download)
+        else:
+            model = _fit_model(folder, settings, rows, progress)
+            bits = bits or (16 if embeddings == "raw" else usual_bits(rows))
+            embeddings = embeddings or "fused"
+        manifest = IndexManifest(
+            model=str(model.folder.resolve()),
+            model_fingerprint=model.fingerprint,
+            embeddings=embeddings or "none",
+            embedding_bits=bits or 16,
         )
-        sample = list(_sample_items(folder, plan, expected))
-        features = embed(
-            feature_rows(sample, folder / BUILD / "sample"),
-            encoder,
-            folder / BUILD / "features",
-            inputs={"items": fingerprint_of([stamp_of(item) for item in sample])},
-            expected=len(sample),
-            progress=progress,
-            skip_bad_images=True,
-        )
-        model = fit_model(
-            folder / MODEL, encoder, features, items=max(expected, len(features)), progress=progress
-        )
-        bits = bits or (8 if embeddings == "raw" else usual_bits(expected))
-        embeddings = embeddings or "fused"
-    index = IndexManifest(
-        model=str(model.folder.resolve()),
-        model_fingerprint=model.fingerprint,
-        embeddings=embeddings or "none",
-        embedding_bits=bits or 16,
+        write_json(place, manifest.model_dump(mode="json"))
+    return IndexManifest.model_validate_json(place.read_bytes())
+
+
+def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress) -> Genius:
+    """Fit codebooks to items from all over the pool."""
+    spec = absolute_spec(settings.encoder or "")
+    encoder = load_encoder(spec, download=settings.download, device=settings.device)
+    step = max(1, rows // MAX_SAMPLE)
+    sample = [item for number in range(settings.shards) for item in _read_rows(folder, number, step)]
+    features = embed(
+        feature_rows(sample, shard_folder(folder, 0)),
+        encoder,
+        folder / BUILD / "features",
+        inputs={"items": fingerprint_of([stamp_of(item) for item in sample])},
+        expected=len(sample),
+        progress=progress,
+        skip_bad_images=True,
     )
-    write_json(folder / BUILD / CURRENT, index.model_dump(mode="json"))
+    return fit_model(folder / MODEL, encoder, features, items=rows, progress=progress)
 
 
-def _sample_items(folder: Path, plan: Plan, expected: int) -> Iterator[Item]:
-    """Yield items from all over the pool, about as many as codebooks are fitted to."""
-    make_folder(folder / BUILD / "sample")
-    every = -(-len(plan.partitions) // SAMPLED_PARTITIONS)
-    chosen = plan.partitions[::every]
-    step = max(1, expected // every // MAX_SAMPLE)
-    for partition in chosen:
-        yield from itertools.islice(open_partition(partition, folder).items(), 0, None, step)
-
-
-def _read_plan(folder: Path) -> Plan:
-    return Plan.model_validate_json(json.dumps(read_json(folder / BUILD / PLAN)))
-
-
-def _read_index(folder: Path) -> IndexManifest:
-    return IndexManifest.model_validate_json(json.dumps(read_json(folder / BUILD / CURRENT)))
-
-
-@cache
-def _open_model(folder: str, device: str) -> Genius:
-    """Open a model once in each process."""
-    return Genius.open(folder, device=device)
-
-
-def encode_partition(folder: Path, number: int) -> None:
-    """Encode a partition, and write it as an index whose rows are in the order of their IDs."""
-    plan, manifest = _read_plan(folder), _read_index(folder)
-    model = _open_model(manifest.model, plan.settings.device)
-    pool = open_partition(plan.partitions[number], folder)
-    with attempt(folder / PARTS / numbered(number)) as draft, one_writer(draft) as writer:
-        result = Added()
-        items: list[Item] = []
-        arrays: list[ItemArrays] = []
-        distinct = dataclasses.replace(pool, items=lambda: _distinct(pool, plan.partitions[number].file))
-        for chunk, encoded in encode_items(writer, model, distinct, result, manifest=manifest, save=False):
-            items += chunk
-            arrays.append(encoded)
-        if items:
-            joined = ItemArrays.join(arrays)
-            order = np.lexsort((-joined.code_cosine, *joined.codes.T[::-1]))
-            items = [items[row] for row in order.tolist()]
-            writer.create(manifest, items, joined.take(order))
-        else:
-            writer.create_batches(manifest, [])
-        np.save(draft / HASHES, _hash([item.id for item in items]))
-        write_json(draft / LEFT_OUT, [[one.file, one.reason] for one in [*pool.left_out, *result.left_out]])
-
-
-def _distinct(pool: Pool, file: str) -> Iterator[Item]:
-    """Yield the first item of each id; list the others as left out."""
-    seen: set[str] = set()
-    for item in pool.items():
-        if item.id in seen:
-            pool.left_out.append(LeftOut(-1, f"{file}: {item.id}", "its id occurred before"))
-        else:
-            seen.add(item.id)
-            yield item
-
-
-def _hash(ids: Sequence[str]) -> UInt64[np.ndarray, " ids"]:
-    digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8).digest() for one in ids)
-    return np.frombuffer(digests, dtype=np.uint64)
-
-
-def find_duplicates(folder: Path, parts: int) -> Int64[np.ndarray, "found 2"]:
-    """Return part and row of every item whose id occurs in an earlier part too.
-
-    Hashes of ids are compared, some at a time; the ids themselves where hashes are equal.
-    """
-    hashes = [np.load(folder / PARTS / numbered(part) / HASHES, mmap_mode="r") for part in range(parts)]
-    rounds = 1 + sum(map(len, hashes)) // HASHES_AT_ONCE
-    found = [np.zeros((0, 2), dtype=np.int64)]
-    for number in range(rounds):
-        rows = [np.flatnonzero(one % np.uint64(rounds) == number) for one in hashes]
-        values = np.concatenate([one[own] for one, own in zip(hashes, rows, strict=True)])
-        part = np.repeat(np.arange(parts), [len(own) for own in rows])
-        row = np.concatenate(rows)
-        order = values.argsort(kind="stable")
-        values = values[order]
-        is_twice = np.zeros(len(values) + 1, dtype=bool)
-        is_twice[1:-1] = values[1:] == values[:-1]
-        among = order[is_twice[1:] | is_twice[:-1]]  # both of each pair
-        found.append(_repeated(folder, np.stack([part[among], row[among]], axis=1)))
-    return np.concatenate(found)
-
-
-def _repeated(folder: Path, places: Int64[np.ndarray, "places 2"]) -> Int64[np.ndarray, "found 2"]:
-    """Return those of the places, in the order of parts, whose id is that of an earlier place."""
-    seen: set[str] = set()
-    repeated = []
-    for part in np.unique(places[:, 0]).tolist():
-        rows = np.sort(places[places[:, 0] == part, 1])
-        segment = _part(folder, part)
-        if segment is None:
-            continue
-        for row, item in zip(rows.tolist(), segment.items.get(rows.tolist()), strict=True):
-            if item.id in seen:
-                repeated.append((part, row))
-            seen.add(item.id)
-    return np.array(repeated, dtype=np.int64).reshape(-1, 2)
-
-
-def _part(folder: Path, number: int) -> Segment | None:
-    """Open a part; None if it has no items."""
-    segments = Snapshot.open(folder / PARTS / numbered(number)).segments
-    return segments[0] if segments else None
-
-
-def _sample_cuts(folder: Path, plan: Plan) -> list[list[int]]:
-    """Choose where shards begin, by IDs that are evenly spaced in every part."""
-    opened = [_part(folder, part) for part in range(len(plan.partitions))]
-    tables = [(segment.table, None) for segment in opened if segment is not None]
-    sample = sample_ids(tables, sum(table.num_items for table, _ in tables))
-    return [list(cut) for cut in choose_cuts(sample, plan.settings.shards)]
-
-
-def write_shard(folder: Path, number: int) -> None:
-    """Write the items of all parts whose IDs lie in a shard's range as an index."""
-    cuts = read_json(folder / BUILD / CUTS)
-    duplicates = np.load(folder / BUILD / DUPLICATES)
-    first = cuts[number - 1] if number else []
-    stop = cuts[number] if number < len(cuts) else None
-
-    def segments() -> Iterator[Segment]:
-        for part in range(len(_read_plan(folder).partitions)):
-            segment = _part(folder, part)
-            if segment is not None:
-                yield segment._replace(dead=np.sort(duplicates[duplicates[:, 0] == part, 1]))
-
-    write_range(folder / SHARDS / numbered(number), _read_index(folder), segments(), first, stop)
-
-
-def _left_out(folder: Path, parts: int) -> Iterator[dict[str, str]]:
-    """Yield what was left out, with its reason."""
-    of_folder = folder / BUILD / LEFT_OUT_OF_FOLDER
-    places = [of_folder] if of_folder.exists() else []
-    places += [folder / PARTS / numbered(part) / LEFT_OUT for part in range(parts)]
-    for place in places:
-        yield from ({"file": file, "reason": reason} for file, reason in read_json(place))
-    duplicates = np.load(folder / BUILD / DUPLICATES)
-    for part in np.unique(duplicates[:, 0]).tolist():
-        segment = _part(folder, part)
-        if segment is not None:
-            found = segment.items.get(duplicates[duplicates[:, 0] == part, 1].tolist())
-            yield from ({"file": item.id, "reason": "its id occurred before"} for item in found)
+def create_shard(folder: Path, number: int) -> None:
+    """Create a shard as an index of its rows; a killed run goes on where it was."""
+    plan = read_json(folder / BUILD / PLAN)
+    settings = Settings(**plan["settings"])
+    manifest = IndexManifest.model_validate_json((folder / BUILD / CURRENT).read_bytes())
+    rows = partial(_read_rows, folder, number)
+    pool = Pool(rows, plan["rows"] // settings.shards, has_files=plan["has_files"])
+    with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
+        if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
+            return
+        model = _open_model(manifest.model, device=settings.device)
+        added = add_pool(writer, model, pool, create=manifest, progress=Silent())
+        reasons = [[one.file, one.reason] for one in added.left_out]
+        write_json(folder / BUILD / f"left-out-{number:06d}.json", reasons)

@@ -260,8 +260,6 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
         try:
             data = None if new.image is None else picture_bytes(new.image)
             item = _to_item(new, data)
-            if item.image is not None:
-                item = item._replace(image=writer.pictures_at + item.image)
         except (BadData, BadImage) as error:
             given.append(getattr(error, "reason", str(error)))
             continue

@@ -175,15 +175,11 @@ class ItemStore:
         found = {row: _item(entry) for row, *entry in self._look_up(query, set(rows))}
         return [found[row] for row in rows]
 
-    def all(self, first: int = 0, last: int | None = None) -> Iterator[Item]:
-        """Yield every item, or those of the rows ``first`` to before ``last``, by row."""
-        query = (
-            "SELECT item_id, modality, text, image, source, stamp FROM items "
-            "WHERE row >= ? AND row < ? ORDER BY row"
-        )
+    def all(self) -> Iterator[Item]:
+        """Yield every item, by row."""
+        query = "SELECT item_id, modality, text, image, source, stamp FROM items ORDER BY row"
         with self._reading(self._for_items):
-            rows = (first, self.num_rows if last is None else last)
-            cursor = self._for_items.database.execute(query, rows)
+            cursor = self._for_items.database.execute(query)
         while True:
             with self._reading(self._for_items):
                 entries = cursor.fetchmany(1000)

@@ -226,19 +226,16 @@ def _search(
     ]
     embeddings = np.stack([query.embedding for query in queries])
     evidence = [query.evidence for query in queries]
-    if snapshot.search is not None:
-        answers = snapshot.search(embeddings, evidence, wanted, config)
-    else:
-        answers = find(
-            lambda: model.decoder_for(config),
-            model.fast_for(config),
-            snapshot.search_segments,
-            embeddings,
-            wanted,
-            config,
-            evidence=evidence_of(model, snapshot),
-            embeddings=evidence,
-        )
+    answers = find(
+        lambda: model.decoder_for(config),
+        model.fast_for(config),
+        snapshot.search_segments,
+        embeddings,
+        wanted,
+        config,
+        evidence=evidence_of(model, snapshot),
+        embeddings=evidence,
+    )
     results = []
     is_generated = model.uses_generator(config)
     num_levels = model.num_levels  # hits show the codes without the columns stored after them

@@ -83,9 +83,9 @@ class ArraysWriter:
                 block = arrays.embeddings[start : start + ROWS_AT_ONCE]
                 self._write(*quantize(block, self._bits))
 
-    def append_segment(self, segment: Segment, first: int = 0, last: int | None = None) -> None:
-        """Add the items of a segment, or of its rows ``first`` to before ``last``, that are not deleted."""
-        kept = np.arange(first, segment.table.num_items if last is None else last)
+    def append_segment(self, segment: Segment) -> None:
+        """Add the items of a segment that are not deleted."""
+        kept = np.arange(segment.table.num_items)
         kept = kept[~segment.is_dead(kept)]
         self._codes.append(segment.table.ids[segment.table.rows()[kept]])
         self._code_cosine.append(segment.code_cosine[kept])

@@ -34,14 +34,9 @@ from genius_search.records import Modality
 from genius_search.search.table import Allowed, Restriction, SearchSegment
 
 if TYPE_CHECKING:  # opening an index does not rank
-    from collections.abc import Callable
-
-    from genius_search.config import SearchConfig
-    from genius_search.search.rank import CodeRanker, Found, Wanted
+    from genius_search.search.rank import CodeRanker
     from genius_search.search.tree import CodeTree, SharedPrefixes
     from genius_search.search.vectors import StoredVectors
-
-    RemoteSearch = Callable[[np.ndarray, Sequence[np.ndarray], Sequence[Wanted], SearchConfig], list[Found]]
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
@@ -51,6 +46,10 @@ MAX_NAMES: Final = 30
 
 class UnknownItem(UsageError, LookupError):
     """A requested item is not in the index."""
+
+
+class UnknownField(UsageError, LookupError):
+    """A condition is about a field that no item has."""
 
 
 class Location(NamedTuple):
@@ -70,8 +69,6 @@ class Snapshot:
         self.segments = segments
         self.is_verified = False
         """True once every file of this state was compared with its checksum."""
-        self.search: RemoteSearch | None = None
-        """Finds the hits of query embeddings, with the vectors to re-rank by, if that is done elsewhere."""
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
         self._shared: dict[int, SharedPrefixes] = {}
@@ -188,27 +185,19 @@ class Snapshot:
             counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
         return {modality: count for modality, count in counts.items() if count}
 
-    def restriction(
-        self, wanted: Filter, *, deadline: float = math.inf, is_checked: bool = False
-    ) -> Restriction:
+    def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
         """Return the items that a filter allows; the results of the last filters are cached.
-
-        Parameters
-        ----------
-        is_checked
-            whether its fields are known to be those of some item.
 
         Raises
         ------
         DeadlinePassed
             It took until the deadline, on the clock of :func:`time.monotonic`.
-        UsageError
+        UnknownField
             A condition is about a field that no item has.
         """
         known = self._restrictions.get(wanted)
         if known is None:
-            if not is_checked:
-                self.check_fields(wanted)
+            self.check_fields(wanted)
             allowed = []
             for segment in self.segments:
                 mask = np.zeros(segment.table.num_items, dtype=bool)
@@ -229,7 +218,7 @@ class Snapshot:
             if condition.column is None and spell_path(condition.path) not in names:
                 shown = sorted(".".join(json.loads(name)) for name in names)
                 known = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
-                raise UsageError(
+                raise UnknownField(
                     f"no item of this index has a field {'.'.join(condition.path)!r}; "
                     + (f"the fields are {known}" if shown else "none has any field")
                 )

@@ -216,7 +216,7 @@ def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
 
 CURRENT: Final = "index.json"
 CLUSTER: Final = "cluster.json"
-"""Manifest of an index in shards; its folder is not written to as an index is."""
+"""Manifest of a cluster, whose shards are indexes."""
 OWN_MODEL: Final = "./model"
 """The model of an index that was created with an encoder alone, inside the index; a refit adds a number."""
 SEGMENTS: Final = "segments"
@@ -326,8 +326,8 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
         if (folder / CLUSTER).exists():
             raise ArtifactMissing(
-                f"{folder} is an index in shards, which this command does not take; `genius index info`, "
-                "add, delete, compact and verify do, and `genius cluster rebalance`"
+                f"{folder} is a cluster: `genius cluster` searches and changes it, and each of its shards, "
+                f"{folder / 'shards' / '000000'} and so on, is an index"
             )
         with with_hint():
             body = read_json(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -53,17 +53,12 @@ class Verified(NamedTuple):
     bytes: int
 
 
-def verify(folder: Path, read: Callable[[Path], IndexManifest] = read_manifest) -> Verified:
+def verify(folder: Path) -> Verified:
     """Verify every file of an index, which may be in use.
 
     Compares every file with its checksum, and checks that ID tables are sorted and complete, lists of deleted
     items are in range, item stores are intact and have as many items as the tables, ids are unique, and
     stored images are unchanged.
-
-    Parameters
-    ----------
-    read
-        returns the manifest of the state to verify.
 
     Raises
     ------
@@ -72,12 +67,12 @@ def verify(folder: Path, read: Callable[[Path], IndexManifest] = read_manifest) 
     UsageError
         The index changes faster than it can be read.
     """
-    manifest = read(folder)
+    manifest = read_manifest(folder)
     for _ in range(MOST_ATTEMPTS):
         try:
             return _verify(folder, manifest)
         except (ArtifactError, OSError, sqlite3.Error):
-            now = read(folder)
+            now = read_manifest(folder)
             if now == manifest:  # no writer removed it meanwhile
                 raise
             manifest = now

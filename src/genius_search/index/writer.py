@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -32,7 +32,6 @@ from genius_search.index.items import Item
 from genius_search.index.segment_writer import ArraysWriter, write_items, write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
-    CLUSTER,
     CURRENT,
     DELETED,
     DELETED_NAME,
@@ -173,11 +172,11 @@ def _names(segment: Segment) -> Iterator[str]:
     yield from (name for row, name in segment.items.images_below(PICTURES) if row not in dead)
 
 
-def alive_items(segment: Segment, first: int = 0, last: int | None = None) -> Iterator[Item]:
-    """Yield the items, or those of the rows ``first`` to before ``last``, that are not deleted, by row."""
+def alive_items(segment: Segment) -> Iterator[Item]:
+    """Yield the items that are not deleted, by row."""
     alive = segment.alive()
-    items = segment.items.all(first, last)
-    return items if alive is None else itertools.compress(items, alive[first:last])
+    items = segment.items.all()
+    return items if alive is None else itertools.compress(items, alive)
 
 
 def remove_work(folder: Path) -> None:
@@ -208,21 +207,6 @@ class HeldByAnother(UsageError):
 
 class NotWritable(UsageError):
     """The index's folder cannot be written to."""
-
-
-class Piece(NamedTuple):
-    """Items of a segment: those of the rows ``first`` to before ``last``, or by default all."""
-
-    segment: Segment
-    first: int = 0
-    last: int | None = None
-
-    @property
-    def num_alive(self) -> int:
-        """Number of its items that are not deleted."""
-        last = self.segment.table.num_items if self.last is None else self.last
-        dead = np.searchsorted(self.segment.dead, [self.first, last])
-        return max(0, last - self.first) - int(dead[1] - dead[0])
 
 
 class Changed(NamedTuple):
@@ -261,12 +245,6 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     ArtifactMismatch
         The index is damaged; nothing is changed.
     """
-    if os.path.lexists(folder / CLUSTER):
-        raise UsageError(
-            f"{folder} is an index in shards, which this cannot change; see `genius index --help`"
-        )
-    if NAME.fullmatch(folder.name) and os.path.lexists(folder.absolute().parents[1] / CLUSTER):
-        raise UsageError(f"{folder} is a shard; change its cluster, {folder.absolute().parents[1]}")
     with writing_lock(folder, wait_seconds=wait_seconds):
         writer = Writer(folder)
         try:
@@ -324,9 +302,6 @@ class Writer:
     >>> with one_writer(folder) as writer:  # doctest: +SKIP
     ...     writer.delete(["old.jpg"])
     """
-
-    pictures_at: ClassVar[str] = ""
-    """What leads from the folder of the index to the one whose ``pictures`` new ones are stored in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -397,22 +372,6 @@ class Writer:
         self._check_open()
         return self._add(self.snapshot, batches)
 
-    def create_from(self, manifest: IndexManifest, pieces: Iterable[Piece]) -> int:
-        """Create an index of items of other indexes of the same model; return their number.
-
-        Items follow one another in the order of the pieces. The manifest names model and embeddings.
-        """
-        self._check_open()
-        snapshot = Snapshot(manifest.replace(generation=0, segments=()), ())
-        filled = (piece for piece in pieces if piece.num_alive)
-        first = next(filled, None)
-        new = None
-        if first is not None:
-            all_pieces = itertools.chain([first], filled)
-            new = self._write_segment(snapshot, lambda arrays: _merge(arrays, all_pieces))
-        self._commit(snapshot, kept=0, gone={}, new=new)
-        return 0 if new is None else new.items
-
     def replace_items(
         self,
         manifest: IndexManifest,
@@ -476,7 +435,7 @@ class Writer:
             new = None
             if snapshot.num_alive:
                 new = self._write_segment(
-                    snapshot, lambda arrays: map(change or _same, _merge(arrays, map(Piece, segments)))
+                    snapshot, lambda arrays: map(change or _same, _merge(arrays, segments))
                 )
             self._commit(snapshot, kept=0, gone={}, new=new)
 
@@ -496,10 +455,8 @@ class Writer:
         snapshot: Snapshot,
         batches: Iterable[tuple[Iterable[Item], ItemArrays]],
         accept: Callable[[Snapshot], bool] | None = None,
-        *,
-        replaced: Sequence[str] | None = None,
     ) -> Changed:
-        """Add items; delete those with the same ids, or with the ids ``replaced``."""
+        """Add items; delete those with the same ids."""
         segments = snapshot.segments
         ids: list[str] = []
         gone: dict[str, Int64[np.ndarray, " rows"]] = {}
@@ -534,15 +491,12 @@ class Writer:
                 yield item
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
-            gone.update(
-                (segment.name, _alive_rows(segment, ids if replaced is None else replaced)[1])
-                for segment in segments
-            )
+            gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
             rest = [
                 segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
                 for segment in segments[kept:]
             ]
-            yield from _merge(writer, map(Piece, rest))
+            yield from _merge(writer, rest)
 
         new = self._write_segment(snapshot, all_items)
         self._commit(snapshot, kept=kept, gone=gone, new=new, accept=accept)
@@ -607,10 +561,6 @@ class Writer:
         if accept is not None and not accept(Snapshot.load(self.folder, manifest)):
             remove_leftovers(self.folder, snapshot.manifest.segments)
             return
-        self._publish(manifest)
-
-    def _publish(self, manifest: IndexManifest) -> None:
-        """Make a state whose files are on disk the current one."""
         write_manifest(self.folder, manifest)
         remove_leftovers(self.folder, manifest.segments)
 
@@ -634,11 +584,11 @@ class Writer:
             raise UsageError(f"{self.folder} is not held for writing any more; use one_writer again")
 
 
-def _merge(arrays: ArraysWriter, pieces: Iterable[Piece]) -> Iterator[Item]:
-    """Yield the items of pieces of segments that are not deleted, and write their arrays."""
-    for piece in pieces:
-        arrays.append_segment(*piece)
-        yield from alive_items(*piece)
+def _merge(arrays: ArraysWriter, segments: Iterable[Segment]) -> Iterator[Item]:
+    """Yield the items of segments that are not deleted, and write their arrays."""
+    for segment in segments:
+        arrays.append_segment(segment)
+        yield from alive_items(segment)
 
 
 def _same(item: Item) -> Item:

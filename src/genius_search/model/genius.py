@@ -397,12 +397,6 @@ class Genius:
         return None
 
 
-def open_ranker(folder: Path) -> CodeRanker:
-    """Open the ranker of a model (:attr:`Genius.ranker`), without its encoder and generator."""
-    quantizer = _open_quantizer(folder / "quantizer", "cpu")
-    return CodeRanker(quantizer.codebooks.tables(), quantizer.codebooks.spread)
-
-
 def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:
     """Open a quantizer in NumPy, or in PyTorch for another device."""
     manifest = open_artifact(folder, kind=QUANTIZER)

@@ -24,7 +24,6 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
-from genius_search.cluster.routed import RoutedCluster
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, DeadlinePassed, GeniusError, SnapshotGone
 from genius_search.index.adding import ItemOutcome, NewItem
@@ -41,7 +40,7 @@ from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import DISK_FULL, Deleted, HeldByAnother, NotWritable
 from genius_search.model import Genius
-from genius_search.serve.metrics import Metrics, ShardCollector
+from genius_search.serve.metrics import Metrics
 from genius_search.serve.schemas import Timing
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -528,12 +527,6 @@ class Engine:
             "read": [self._reads, self._slow_reads],
             "write": [writer.changes for writer in self._writers.values()],
         }
-        self.shard_health = {
-            name: index.health for name, index in self.indexes.items() if isinstance(index, RoutedCluster)
-        }
-        """The health of the shards of each index that is searched elsewhere."""
-        if self.shard_health:
-            self.metrics.registry.register(ShardCollector(self.shard_health))
         for queue, batchers in self._batchers.items():
             self.metrics.queue_length.labels(queue).set_function(partial(_num_waiting, batchers))
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
-if TYPE_CHECKING:
-    from genius_search.cluster.routed import ShardHealth
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 """Values of the label ``method``; clients could send any number of others."""
@@ -62,37 +55,3 @@ class Metrics:
         self.collision_rate = gauge("genius_collision_rate", "Share of items whose ID is shared", ("index",))
         self.segments = gauge("genius_segments", "Segments of the index", ("index",))
         self.deleted_items = gauge("genius_deleted_items", "Deleted items not yet compacted away", ("index",))
-
-
-LABELS: Final = ("index", "shard")
-
-
-class ShardCollector(Collector):
-    """Metrics of the shards of clusters that are searched elsewhere.
-
-    Parameters
-    ----------
-    clusters
-        a function for each index, by name, that returns the health of its shards.
-    """
-
-    def __init__(self, clusters: Mapping[str, Callable[[], Mapping[str, ShardHealth]]]) -> None:
-        self._clusters = clusters
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the current values."""
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
-            "copies": GaugeMetricFamily("genius_shard_copies", "Copies of a shard", labels=LABELS),
-            "answering": GaugeMetricFamily(
-                "genius_shard_copies_answering", "Copies whose last call was answered", labels=LABELS
-            ),
-            "calls": CounterMetricFamily("genius_shard_calls", "Answered calls to a shard", labels=LABELS),
-            "failures": CounterMetricFamily(
-                "genius_shard_failures", "Calls that a copy did not answer", labels=LABELS
-            ),
-        }
-        for index, read in self._clusters.items():
-            for shard, health in read().items():
-                for name, family in families.items():
-                    family.add_metric((index, shard), getattr(health, name))
-        yield from families.values()

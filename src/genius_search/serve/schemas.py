@@ -411,8 +411,6 @@ class Health(ResponseBody):
     """State of the server."""
 
     status: Literal["ok"] = "ok"
-    shards: int = Field(default=0, description="Shards that are searched elsewhere.")
-    silent_shards: int = Field(default=0, description="Those of which no copy answered its last call.")
 
 
 class InvalidField(ResponseBody):

@@ -1,19 +1,13 @@
-"""Commands that build, inspect and search a cluster."""
+"""Commands that build, search and change a cluster."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 
 from genius_search.cli import main
-from genius_search.cli.serve import Serve, _open_indexes
-from genius_search.cluster.folder import open_index
-from genius_search.serve.app import create_app
-from genius_search.serve.engine import Engine, EngineSettings
 
 from .conftest import run, run_json
 
@@ -22,66 +16,44 @@ from .conftest import run, run_json
 def built(trained, tmp_path_factory) -> Path:
     """A cluster of twelve texts in two shards."""
     folder = tmp_path_factory.mktemp("cluster")
-    rows = [{"id": f"item {number}", "text": f"text {number}", "price": number} for number in range(12)]
-    (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["cluster", "build", folder / "pool.jsonl", "--model", trained.model, "--out", folder / "X"]
-    assert main([str(word) for word in [*words, "--shards", "2", "--rows", "5"]]) == 0
+    (folder / "notes").mkdir()
+    for number in range(12):
+        (folder / "notes" / f"note {number}.txt").write_text(f"text {number}")
+    words = ["cluster", "build", folder / "notes", "--model", trained.model, "--out", folder / "X"]
+    assert main([str(word) for word in [*words, "--shards", "2"]]) == 0
     return folder / "X"
 
 
-def test_info_and_verify(built, capsys):
-    found = run_json(capsys, "index", "info", built)
-    assert (found["items"], found["partitions"], len(found["shards"])) == (12, 3, 2)
-    out, _ = run(capsys, "index", "info", built)
-    assert "000001" in out
-    assert run_json(capsys, "index", "verify", built)["items"] == 12
-
-
-def test_search_and_explain_take_a_cluster(built, capsys):
-    hits = run_json(capsys, "search", built, "text 3", "--where", "price>2", "-k", "3")["hits"]
+def test_a_cluster_is_searched(built, capsys):
+    hits = run_json(capsys, "cluster", "search", built, "text 3", "--where", "name>note 2", "-k", "3")["hits"]
     assert len(hits) == 3
-    assert all(hit["fields"]["price"] > 2 for hit in hits)
-    run(capsys, "explain", built, "text 3", "--item", hits[0]["id"])
+    assert all(hit["fields"]["name"] > "note 2" for hit in hits)
+    out, _ = run(capsys, "cluster", "search", built, "text 3", "-k", "12")
+    assert "note 7.txt" in out
+    run(capsys, "cluster", "search", built, "text 3", "--modality", "image", status=3)
 
 
-def test_a_cluster_is_served_beside_indexes(built):
-    indexes = _open_indexes(Serve(indexes=(built,)))
-    assert indexes["X"].snapshot.num_alive == 12
-
-
-def test_the_service_answers_for_a_cluster_and_changes_it(built, tmp_path):
-    engine = Engine({"X": open_index(shutil.copytree(built, tmp_path / "X"))}, EngineSettings())
-    with TestClient(create_app(engine), base_url="http://localhost") as client:
-        found = client.post("/v1/search", json={"text": "text 3", "k": 4})
-        assert found.status_code == 200, found.text
-        assert len(found.json()["hits"]) == 4
-        item = {"items": [{"id": "new", "text": "a new text"}, {"id": "item 3", "text": "another"}]}
-        added = client.post("/v1/items", json=item)
-        assert added.status_code == 200, added.text
-        assert client.get("/v1/indexes/X").json()["items"] == 13
-        found = client.post("/v1/search", json={"text": "a new text", "k": 13})
-        assert "new" in [hit["id"] for hit in found.json()["hits"]]
-        assert client.delete("/v1/items", params={"id": "new"}).json()["deleted"] == 1
-        assert client.get("/v1/indexes/X").json()["items"] == 12
-
-
-def test_items_are_added_deleted_and_shards_rebalanced(built, tmp_path, capsys):
+def test_items_are_added_and_deleted(built, tmp_path, capsys):
     folder = shutil.copytree(built, tmp_path / "X")
-    pool = tmp_path / "more.jsonl"
-    pool.write_text("".join(json.dumps({"id": f"m{n}", "text": f"more {n}"}) + "\n" for n in range(9)))
-    assert run_json(capsys, "index", "add", folder, pool)["added"] == 9
-    found = run_json(capsys, "index", "delete", folder, "m1", "item 2", "nothing")
+    (tmp_path / "more").mkdir()
+    for number in range(9):
+        (tmp_path / "more" / f"more {number}.txt").write_text(f"more {number}")
+    assert run_json(capsys, "cluster", "add", folder, tmp_path / "more")["added"] == 9
+    assert run_json(capsys, "cluster", "add", folder, tmp_path / "more")["unchanged"] == 9
+    found = run_json(capsys, "cluster", "delete", folder, "more 1.txt", "note 2.txt", "nothing")
     assert (found["deleted"], found["missing"]) == (2, ["nothing"])
-    run(capsys, "index", "delete", folder, "nothing", status=3)
-    run(capsys, "cluster", "rebalance", folder, "--shards", "3")
-    _, err = run(capsys, "cluster", "rebalance", folder)
-    assert "even already" in err
-    run(capsys, "index", "compact", folder)
-    found = run_json(capsys, "index", "info", folder)
-    assert (found["items"], len(found["shards"])) == (19, 3)
-    assert run_json(capsys, "index", "verify", folder)["deleted"] == 0
+    run(capsys, "cluster", "delete", folder, "nothing", status=3)
+    shards = [run_json(capsys, "index", "verify", folder / "shards" / f"00000{n}") for n in range(2)]
+    assert sum(one["items"] for one in shards) == 19
 
 
-def test_give_a_model_or_an_encoder(built, tmp_path, capsys):
-    _, err = run(capsys, "cluster", "build", built.parent / "pool.jsonl", "--out", tmp_path / "Y", status=2)
+def test_other_commands_say_what_takes_a_cluster(built, tmp_path, capsys):
+    _, err = run(capsys, "index", "info", built, status=4)
+    assert "genius cluster" in err
+    _, err = run(capsys, "cluster", "search", tmp_path, "text", status=4)
+    assert "genius cluster build" in err
+    _, err = run(capsys, "cluster", "serve", built, status=2)
+    assert "--address" in err
+    words = ("cluster", "build", built.parent / "notes", "--out", tmp_path / "Y", "--shards", "2")
+    _, err = run(capsys, *words, status=2)
     assert "model" in err

@@ -1,4 +1,4 @@
-"""A pool with every modality, the index of it, and its clusters."""
+"""A pool with every modality, the index of it, and its cluster."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from genius_search.cluster.build import Settings, build_cluster
 from genius_search.data.mbeir import read_candidates
 from genius_search.index.index import Index
 from genius_search.records import Modality
@@ -24,9 +25,32 @@ def pool(trained, tmp_path_factory) -> Path:
     return root / "cand_pool" / "some.jsonl"
 
 
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    """A folder of 24 texts."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(24):
+        (folder / f"note {number}.txt").write_text(f"a note about number {number}")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def single(model, pool, tmp_path_factory) -> Index:
     """One index of the pool."""
     return Index.create(
         tmp_path_factory.mktemp("single") / "index", model=model, pool=pool, embeddings="fused"
     )[0]
+
+
+@pytest.fixture(scope="session")
+def given(pool, trained) -> Settings:
+    return Settings(str(pool), model=str(trained.model), shards=3, embeddings="fused")
+
+
+@pytest.fixture(scope="session")
+def built(given, tmp_path_factory) -> Path:
+    """A cluster that no test changes."""
+    folder = tmp_path_factory.mktemp("cluster") / "X"
+    build_cluster(folder, given)
+    return folder

@@ -43,12 +43,10 @@ def test_code_vectors_that_are_being_trained_may_rank(tables):
 
 
 SCORE_OFTEN = """
-import sys, time
+import time
 import numpy as np
-from genius_search.cluster.shard import LookupRanker
 from genius_search.search.rank import CodeRanker
-ranker = {"CodeRanker": CodeRanker, "LookupRanker": LookupRanker}[sys.argv[1]]
-ranker = ranker(np.ones((12, 256, 256), dtype=np.float32))
+ranker = CodeRanker(np.ones((12, 256, 256), dtype=np.float32))
 ids, query = np.zeros((1000, 12), dtype=np.int16), np.ones(256, dtype=np.float32)
 began = time.process_time(), time.thread_time()
 for _ in range(300):
@@ -57,9 +55,8 @@ print((time.process_time() - began[0]) / (time.thread_time() - began[1]))
 """
 
 
-@pytest.mark.parametrize("ranker", ["CodeRanker", "LookupRanker"])
-def test_scoring_starts_no_threads_whose_waiting_costs_more(ranker):
+def test_scoring_starts_no_threads_whose_waiting_costs_more():
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    run = [sys.executable, "-c", SCORE_OFTEN, ranker]
+    run = [sys.executable, "-c", SCORE_OFTEN]
     all_to_one = subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout  # noqa: S603
     assert float(all_to_one) < 1.2

@@ -1,0 +1,298 @@
+"""Searching and changing a cluster: each shard is asked, and their hits are merged by score.
+
+A cluster is a folder with ``cluster.json`` and ``shards/``, each an ordinary index of the items whose ids
+hash to its number. The shards share one model, so their scores can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from genius_search.artifact import first_problem, read_json
+from genius_search.config import SearchConfig
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.index.adding import (
+    Added,
+    ItemOutcome,
+    NewItem,
+    Pool,
+    add_pool,
+    picture_bytes,
+    read_new_item,
+)
+from genius_search.index.hits import Hits, SearchHit, SearchResult, interleave, merge
+from genius_search.index.index import Index
+from genius_search.index.items import Item
+from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.snapshot import UnknownField
+from genius_search.index.store import CLUSTER
+from genius_search.index.writer import Deleted, one_writer
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.records import Modality
+
+Ask: TypeAlias = Callable[..., Callable[[], Any]]
+"""Begins to call a method of a :class:`Shard`, here or elsewhere; the result waits for the answer."""
+MODEL: Final = "model"
+BATCH: Final = 10_000
+"""Items of a pool that are added together; each shard is changed once for all of its own."""
+WAIT_SECONDS: Final = 60.0
+"""Longest wait for another process that changes the same shard."""
+
+
+class ClusterManifest(BaseModel):
+    """The contents of ``cluster.json``: what was built. Later changes are in the shards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal[3] = 3
+    model: str
+    """Folder or name of the model; :data:`MODEL` if the cluster contains it."""
+    model_fingerprint: str
+    pool: str
+    shards: int = Field(ge=1)
+    items: int
+    left_out: int
+
+
+def read_cluster(folder: Path) -> ClusterManifest:
+    """Read ``cluster.json``; raises :class:`ArtifactMissing` or :class:`ArtifactMismatch`."""
+    path = folder / CLUSTER
+    if not path.is_file():
+        raise ArtifactMissing(f"{folder} holds no finished cluster; `genius cluster build` makes one")
+    try:
+        return ClusterManifest.model_validate_json(json.dumps(read_json(path)))
+    except ValidationError as error:
+        raise ArtifactMismatch(
+            f"{path} is damaged or of another version ({first_problem(error)}); build the cluster again"
+        ) from None
+
+
+def shard_of(item_id: str, shards: int) -> int:
+    """Return the number of an item's shard: 8 bytes of BLAKE2b of its id, modulo the number of shards."""
+    digest = hashlib.blake2b(item_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % shards
+
+
+def shard_folder(cluster: Path, number: int) -> Path:
+    """Return the folder of a shard."""
+    return cluster / "shards" / f"{number:06d}"
+
+
+def model_of(cluster: Path) -> str:
+    """Return the folder or name of a cluster's model."""
+    model = read_cluster(cluster).model
+    return str(cluster / model) if model == MODEL else model
+
+
+class ShardFacts(NamedTuple):
+    """What a searcher has to know of a shard."""
+
+    items: int
+    splits_modalities: bool
+    """Whether a search without modality and instruction takes every modality by itself."""
+
+
+class Shard:
+    """One shard: the index in a folder, opened with the cluster's model, and what it is asked for."""
+
+    def __init__(self, folder: Path, model: str | Genius) -> None:
+        self._index = Index.open(folder, model=model)
+
+    def begin(self, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+        """Return a call of a method, which is made when its answer is wanted (:data:`Ask`)."""
+        return partial(getattr(self, method), *arguments, **options)
+
+    def describe(self) -> ShardFacts:
+        """Return the facts of the current state."""
+        model, snapshot = self._index.current()
+        return ShardFacts(snapshot.num_alive, model.level0_is_exact)
+
+    def search(
+        self, requests: Sequence[SearchRequest], config: SearchConfig | None
+    ) -> list[Hits | UnknownField]:
+        """Return the hits of each request, or the error if no item here has a field of its conditions."""
+        try:
+            return [*self._index.search_many(requests, config=config)]
+        except UnknownField as error:
+            if len(requests) == 1:
+                return [error]
+            return [one for request in requests for one in self.search([request], config)]
+
+    def item(self, item_id: str) -> Item:
+        """Return an item; raises :class:`UnknownItem`."""
+        snapshot = self._index.snapshot
+        return snapshot.item_at(snapshot.locate(item_id))
+
+    def add(self, items: Sequence[Item], *, has_files: bool) -> Added:
+        """Add items of a pool; see :func:`genius_search.index.adding.add_pool`."""
+        pool = Pool(partial(iter, items), len(items), has_files=has_files)
+        with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
+            return add_pool(writer, self._index.model, pool, progress=Silent())
+
+    def add_items(self, items: Sequence[NewItem], *, wait_seconds: float) -> list[ItemOutcome]:
+        """Add items from memory; see :meth:`Index.add_items`."""
+        return self._index.add_items(items, wait_seconds=wait_seconds)
+
+    def delete(self, item_ids: Sequence[str], *, wait_seconds: float) -> Deleted:
+        """Delete items; see :meth:`Index.delete`."""
+        return self._index.delete(item_ids, wait_seconds=wait_seconds)
+
+
+class Searcher:
+    """Searches and changes a cluster as :class:`Index` does an index, given how to ask each of its shards.
+
+    >>> searcher = Searcher.open("X")  # doctest: +SKIP
+    >>> for hit in searcher.search("a red bag", k=3):  # doctest: +SKIP
+    ...     print(hit.id, hit.score)
+    """
+
+    def __init__(self, shards: Sequence[Ask]) -> None:
+        self._shards = shards
+        self._splits_modalities: bool = shards[0]("describe")().splits_modalities
+
+    @staticmethod
+    def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
+        """Open all shards of a cluster in this process; parameters and errors as of :meth:`Index.open`."""
+        folder = Path(folder)
+        model = Genius.open(model_of(folder), device=device, download=download)
+        shards = range(read_cluster(folder).shards)
+        return Searcher([Shard(shard_folder(folder, number), model).begin for number in shards])
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return sum(facts.items for facts in self._ask_all("describe"))
+
+    def search(self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any) -> Hits:
+        """Return the best items; the options are the fields of :class:`SearchRequest`."""
+        return self.search_many([SearchRequest(text=text, **options)], config=config)[0]
+
+    def search_many(
+        self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
+    ) -> list[Hits]:
+        """Search for several requests with one call to each shard; return the hits of each.
+
+        Without ``config``, each shard searches with its own settings, by its number of items.
+
+        Raises
+        ------
+        UsageError
+            A request is invalid, or refers to a field or an item that the cluster does not have.
+        DeadlinePassed
+            A shard does not answer.
+        """
+        alternatives = [self._alternatives(request) for request in requests]
+        asked = [one for several in alternatives for one in several]
+        if not asked:
+            return []
+        answers = zip(asked, *self._ask_all("search", asked, config), strict=True)
+        merged = iter([self._merge(request, found) for request, *found in answers])
+        return [
+            Hits(interleave([next(merged) for _ in several], request.k).hits)
+            for request, several in zip(requests, alternatives, strict=True)
+        ]
+
+    def add(self, pool: Pool) -> Added:
+        """Add the items of a pool, each to the shard of its id, :data:`BATCH` at a time.
+
+        As in :meth:`Index.add`, an item replaces the one with the same id, and unchanged ones are skipped.
+        """
+        total, items = Added(), pool.items()
+        while batch := list(islice(items, BATCH)):
+            for done in self._ask_owners("add", batch, has_files=pool.has_files).values():
+                total.added += done.added
+                total.replaced += done.replaced
+                total.unchanged += done.unchanged
+                total.left_out += done.left_out
+        total.left_out += pool.left_out
+        return total
+
+    def add_items(
+        self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
+    ) -> list[ItemOutcome]:
+        """Add items from memory, each to the shard of its id; see :meth:`Index.add_items`."""
+        given = [read_new_item(item) for item in items]
+        answers = self._ask_owners("add_items", given, wait_seconds=wait_seconds)
+        in_turn = {number: iter(outcomes) for number, outcomes in answers.items()}
+        return [next(in_turn[shard_of(item.id, len(self._shards))]) for item in given]
+
+    def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = WAIT_SECONDS) -> Deleted:
+        """Delete one or several items; unknown ids are returned."""
+        ids = [item_ids] if isinstance(item_ids, str) else list(item_ids)
+        done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
+        return Deleted(sum(one.deleted for one in done), [name for one in done for name in one.missing])
+
+    def _ask_owners(
+        self, method: str, things: Sequence[str | Item | NewItem], **options: Any
+    ) -> dict[int, Any]:
+        """Call a method of the shards of ids or items, with those of each; return the answers by shard."""
+        divided: dict[int, list[Any]] = defaultdict(list)
+        for one in things:
+            item_id = one if isinstance(one, str) else one.id
+            divided[shard_of(item_id, len(self._shards))].append(one)
+        waiting = {number: self._shards[number](method, own, **options) for number, own in divided.items()}
+        return {number: answer() for number, answer in waiting.items()}
+
+    def _ask_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of every shard; return their answers."""
+        waiting = [ask(method, *arguments) for ask in self._shards]
+        return [answer() for answer in waiting]
+
+    def _alternatives(self, request: SearchRequest) -> list[SearchRequest]:
+        """Return what the shards are asked for: each alternative of a request, with all that it refers to."""
+        complete = dataclasses.replace(
+            request,
+            image=_read(request.image),
+            parts=tuple(map(self._read_part, request.parts)),
+            deadline=math.inf,  # the clock of another machine tells other times
+        )
+        several = complete.alternatives()
+        if len(several) == 1:
+            return several
+        return [dataclasses.replace(one, combine="any") for one in several]  # none has alternatives again
+
+    def _read_part(self, part: SearchPart) -> SearchPart:
+        """Return a part with the bytes of its picture; an item becomes its text and picture."""
+        if part.id is not None:
+            number = shard_of(part.id, len(self._shards))
+            item: Item = self._shards[number]("item", part.id)()
+            part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
+        return dataclasses.replace(part, image=_read(part.image))
+
+    def _merge(self, request: SearchRequest, found: Sequence[Hits | UnknownField]) -> SearchResult:
+        """Merge the hits of all shards by score; of several modalities as an index does."""
+        lists = [hits for hits in found if not isinstance(hits, UnknownField)]
+        if not lists:
+            raise next(error for error in found if isinstance(error, UnknownField))
+        by_modality = self._splits_modalities and request.modality is None and not request.instruction
+        groups: dict[Modality | None, list[tuple[float, SearchHit]]] = defaultdict(list)
+        for hits in lists:
+            best: dict[Modality | None, float] = {}
+            for hit in reversed(hits):
+                group = hit.modality if by_modality else None
+                # What a shard puts before better scores, for its words, counts like the best behind it.
+                best[group] = max(best.get(group, -math.inf), hit.score)
+                groups[group].append((best[group], hit))
+        results = []
+        for scored in groups.values():
+            scored.sort(key=lambda one: (-one[0], one[1].rank))
+            first = [hit for _, hit in scored[: request.k]]
+            ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(first, start=1)]
+            results.append(SearchResult(ranked, len(scored)))
+        return merge(results, request.k) if results else SearchResult([], 0)
+
+
+def _read(image: Any) -> Any:
+    """Return a picture's bytes instead of its path, which may lead nowhere on other machines."""
+    return picture_bytes(Path(image)) if isinstance(image, str | Path) else image

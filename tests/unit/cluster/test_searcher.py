@@ -1,0 +1,115 @@
+"""Asking every shard finds what one index of all items finds, and items are changed where they lie."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
+from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.index.adding import NewItem, open_pool
+from genius_search.index.index import Index
+from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.snapshot import UnknownField, UnknownItem
+
+ALL = SearchConfig(rerank="embeddings", router="geometry", candidates=0, beam=200, shortlist=0)
+"""Every item is ranked, so that the cluster and the index have no reason to differ."""
+
+
+@pytest.fixture
+def searcher(built) -> Searcher:
+    return Searcher.open(built)
+
+
+@pytest.fixture
+def changing(built, tmp_path) -> Path:
+    return shutil.copytree(built, tmp_path / "X")
+
+
+def found(hits) -> list[tuple[int, str, float]]:
+    return [(hit.rank, hit.id, round(hit.score, 4)) for hit in hits]
+
+
+def requests(single) -> list[SearchRequest]:
+    some = next(single.snapshot.ids())
+    picture = next(item for item in single.snapshot.segments[0].items.all() if item.image)
+    return [
+        SearchRequest(text="a red umbrella", modality="text", k=9),
+        SearchRequest(text="a red umbrella", k=9),
+        SearchRequest(text="a red umbrella", k=2),
+        SearchRequest(text="a picture of it", instruction="Find a picture", k=12),
+        SearchRequest(text="blue", modality="image", where=["id!=" + some], k=4),
+        SearchRequest(text="a blue lamp", image=picture.image, modality="image-text", k=7),
+        SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), k=5),
+        SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup")), combine="any", k=6),
+        SearchRequest(text="a red kite or a blue cup", modality="text", k=6),
+        SearchRequest(text="everything", modality="text", k=100),
+    ]
+
+
+def test_a_cluster_finds_what_one_index_finds_where_all_items_are_ranked(searcher, single):
+    asked = requests(single)
+    merged = searcher.search_many(asked, config=ALL)
+    for request, one, other in zip(asked, merged, single.search_many(asked, config=ALL), strict=True):
+        assert found(one) == found(other), request
+
+
+def test_an_item_as_a_query_is_read_where_it_lies(searcher, single):
+    for item_id in list(single.snapshot.ids())[:6]:
+        assert searcher.search(parts=(SearchPart(id=item_id),), k=60)
+    with pytest.raises(UnknownItem):
+        searcher.search(parts=(SearchPart(id="nothing"),))
+
+
+def test_a_request_that_cannot_be_is_refused(searcher):
+    with pytest.raises(UsageError, match="needs a text"):
+        searcher.search()
+    assert searcher.search_many([]) == []
+
+
+def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
+    searcher = Searcher.open(changing)
+    with pytest.raises(UnknownField, match="colour"):
+        searcher.search("new", where=["colour=red"])
+    searcher.add_items([NewItem("new", "a new thing", fields={"colour": "red"})])
+    both = [SearchRequest(text="new", where=["colour=red"]), SearchRequest(text="new", k=3, modality="text")]
+    one, other = searcher.search_many(both)
+    assert [hit.id for hit in one] == ["new"]
+    assert len(other) == 3
+
+
+def test_numbers_of_a_query_are_found_among_the_first(changing):
+    searcher = Searcher.open(changing)
+    given = [NewItem(f"n{number}", f"part AB-{number}") for number in range(100, 140)]
+    assert {one.status for one in searcher.add_items(given)} == {"added"}
+    for number in (103, 117, 138):
+        hits = searcher.search(f"AB-{number}", modality="text")
+        assert f"n{number}" in [hit.id for hit in hits]
+
+
+def test_items_are_changed_in_the_shard_of_their_id(changing, single):
+    searcher, known = Searcher.open(changing), list(single.snapshot.ids())[:2]
+    outcomes = searcher.add_items(
+        [{"id": "a", "text": "one"}, {"id": known[0], "text": "two"}, {"id": "a", "text": "one"}, {"id": "b"}]
+    )
+    assert [one.status for one in outcomes] == ["added", "replaced", "unchanged", "left out"]
+    assert len(searcher) == 121
+    assert "a" in Index.open(shard_folder(changing, shard_of("a", 3))).snapshot.ids()
+    assert searcher.search("one", match="one", modality="text", k=1)[0].id == "a"
+    done = searcher.delete(["a", known[1], "nothing"])
+    assert (done.deleted, done.missing) == (2, ["nothing"])
+    assert searcher.delete("a").missing == ["a"]
+    assert len(Searcher.open(changing)) == len(searcher) == 119
+
+
+def test_a_pool_is_added_and_what_is_unchanged_is_skipped(changing, pool, texts):
+    searcher = Searcher.open(changing)
+    same = searcher.add(open_pool(pool, captions=True))
+    assert (same.added, same.unchanged) == (0, 120)
+    more = searcher.add(open_pool(texts, captions=True))
+    assert (more.added, more.replaced, len(searcher)) == (24, 0, 144)
+    hit = searcher.search("a note about number 11", modality="text", k=1)[0]
+    assert hit.fields["name"]
