@@ -66,7 +66,7 @@ EXTRAS: Final = {
     for extra, packages in {
         "evaluate": "ir_measures matplotlib pandas pytrec_eval scipy tabulate",
         "lab": "faiss mteb",
-        "serve": "fastapi httpx prometheus_client starlette uvicorn",
+        "serve": "fastapi granian prometheus_client prometheus_fastapi_instrumentator starlette",
         "hf": "ftfy sentence_transformers sentencepiece transformers",
         "onnx": "onnx onnxruntime onnxscript",
         "photos": "pillow_heif textual_image",

@@ -10,10 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from genius_search.cli import main
-from genius_search.cli.serve import Serve, _open_indexes
 from genius_search.cluster.folder import open_index
 from genius_search.serve.app import create_app
-from genius_search.serve.engine import Engine, EngineSettings
+from genius_search.serve.service import Service
 
 from .conftest import run, run_json
 
@@ -44,25 +43,20 @@ def test_search_and_explain_take_a_cluster(built, capsys):
     run(capsys, "explain", built, "text 3", "--item", hits[0]["id"])
 
 
-def test_a_cluster_is_served_beside_indexes(built):
-    indexes = _open_indexes(Serve(indexes=(built,)))
-    assert indexes["X"].snapshot.num_alive == 12
-
-
 def test_the_service_answers_for_a_cluster_and_changes_it(built, tmp_path):
-    engine = Engine({"X": open_index(shutil.copytree(built, tmp_path / "X"))}, EngineSettings())
-    with TestClient(create_app(engine), base_url="http://localhost") as client:
+    service = Service({"X": open_index(shutil.copytree(built, tmp_path / "X"))})
+    with TestClient(create_app(service), base_url="http://localhost") as client:
         found = client.post("/v1/search", json={"text": "text 3", "k": 4})
         assert found.status_code == 200, found.text
         assert len(found.json()["hits"]) == 4
         item = {"items": [{"id": "new", "text": "a new text"}, {"id": "item 3", "text": "another"}]}
         added = client.post("/v1/items", json=item)
         assert added.status_code == 200, added.text
-        assert client.get("/v1/indexes/X").json()["items"] == 13
+        assert client.get("/v1/indexes").json()["indexes"][0]["items"] == 13
         found = client.post("/v1/search", json={"text": "a new text", "k": 13})
         assert "new" in [hit["id"] for hit in found.json()["hits"]]
         assert client.delete("/v1/items", params={"id": "new"}).json()["deleted"] == 1
-        assert client.get("/v1/indexes/X").json()["items"] == 12
+        assert client.get("/v1/indexes").json()["indexes"][0]["items"] == 12
 
 
 def test_items_are_added_deleted_and_shards_rebalanced(built, tmp_path, capsys):

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.folder import Cluster, read_cluster
@@ -20,8 +19,6 @@ from genius_search.errors import SnapshotGone, UsageError
 from genius_search.index.items import ItemStore
 from genius_search.index.query import encode_queries, search_encoded
 from genius_search.index.requests import SearchRequest
-from genius_search.serve.app import create_app
-from genius_search.serve.engine import Engine, EngineSettings
 
 CONFIG = SearchConfig(rerank="codes", candidates=80, beam=8)
 REQUESTS = [
@@ -138,19 +135,3 @@ def test_searches_go_on_while_new_shards_are_placed(here):
     placing.join(60)
     assert answers(routed) == known
     assert set(routed.shards) == {shard.name for shard in read_cluster(here.folder).shards}
-
-
-def test_metrics_and_health_count_shards_that_do_not_answer(routed):
-    engine = Engine({"X": routed}, EngineSettings())
-    with TestClient(create_app(engine), base_url="http://localhost") as client:
-        assert client.post("/v1/search", json={"text": "text 3"}).status_code == 200
-        silent = routed.shards["000001"].health
-        silent.failed(0)
-        metrics = client.get("/metrics").text
-        assert 'genius_shard_copies_answering{index="X",shard="000001"} 1.0' in metrics
-        assert 'genius_shard_failures_total{index="X",shard="000001"} 1.0' in metrics
-        assert client.get("/healthz").json() == {"status": "ok", "shards": 3, "silent_shards": 0}
-        silent.failed(1)
-        assert client.get("/healthz").json()["silent_shards"] == 1
-        silent.answered(1)
-        assert client.get("/healthz").json()["silent_shards"] == 0
