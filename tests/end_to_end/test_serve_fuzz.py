@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.control import SkipTest
 from schemathesis.generation.modes import GenerationMode
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
@@ -33,6 +35,7 @@ def app(trained, tmp_path_factory) -> Iterator[FastAPI]:
     assert index.verify().items
 
 
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")  # of schemathesis
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(app, mode):
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "localhost"})
@@ -49,7 +52,8 @@ def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(app
             case.headers["Host"] = "localhost"
             case.call_and_validate(checks=CHECKS)
 
-        ask()
+        with contextlib.suppress(SkipTest):  # where nothing can be wrong
+            ask()
     assert asked > 100
 
 

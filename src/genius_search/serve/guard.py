@@ -92,6 +92,7 @@ class Guard:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope["extensions"] = {}  # such as sending files past the limits of answers
         state = scope.setdefault("state", {})
         state |= {"request_id": request_id, "began": time.monotonic(), "may_write": self._keys is None}
         has_begun = False
