@@ -47,9 +47,8 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-docs: $(VENV)/dev  ## Write docs/cli.md, docs/openapi.json and docs/lab/results-published.md anew
+docs: $(VENV)/dev  ## Write docs/cli.md and docs/lab/results-published.md anew
 	$(BIN)/python -m genius_search.cli.document > docs/cli.md
-	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
 	$(BIN)/genius repro --list > docs/lab/results-published.md
 
 $(VENV)/docs: $(VENV)/run

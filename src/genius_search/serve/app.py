@@ -34,7 +34,7 @@ from genius_search.serve.guard import Guard
 from genius_search.serve.keys import Keys
 from genius_search.serve.pictures import draw_thumbnail
 from genius_search.serve.problems import MEDIA_TYPE, TITLES, Problem, respond
-from genius_search.serve.schemas import JSON_BYTES, MAX_ITEMS, THUMBNAIL, RequestBody
+from genius_search.serve.schemas import JSON_BYTES, MAX_ITEMS, SEARCH_BYTES, THUMBNAIL, RequestBody
 from genius_search.serve.service import Service
 
 Result = TypeVar("Result")
@@ -98,9 +98,10 @@ def _parse(content_type: str, body: bytes, kind: type[Body]) -> tuple[Body, Mapp
     if content_type.lower().startswith("application/json"):
         return kind.model_validate_json(body), {}
     parts = split_parts(content_type, body)
-    source = bytes(parts.pop("json", memoryview(b"{}"))[: JSON_BYTES + 1])
-    if len(source) > JSON_BYTES:
-        raise Problem(413, f"json: this part has more than {JSON_BYTES:,} bytes; send less at once")
+    most = JSON_BYTES if kind is schemas.NewItems else SEARCH_BYTES
+    source = bytes(parts.pop("json", memoryview(b"{}"))[: most + 1])
+    if len(source) > most:
+        raise Problem(413, f"json: this part has more than {most:,} bytes; send less at once")
     return kind.model_validate_json(source), parts
 
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.serve.keys import Keys
 from genius_search.serve.problems import Problem, Redact, respond
-from genius_search.serve.schemas import BODY_BYTES, JSON_BYTES
+from genius_search.serve.schemas import BODY_BYTES, JSON_BYTES, SEARCH_BYTES
 
 LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
@@ -31,7 +31,8 @@ OPEN_PATHS: Final = re.compile(r"/|/healthz|/readyz|/openapi\.json|/assets/[^/]*
 """Answered without a key."""
 READING_POSTS: Final = frozenset({"/v1/search", "/v1/explain"})
 """POST requests that only read; all other unsafe requests need a key with the scope write."""
-PICTURE_PATHS: Final = READING_POSTS | {"/v1/items"}
+ITEMS_PATH: Final = "/v1/items"
+PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH}
 """Their bodies may be multipart/form-data, with pictures."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -235,7 +236,7 @@ def _check_form(scope: Scope, headers: Headers) -> None:
     if method == "POST" and kind != "application/json" and not has_pictures:
         also = ", or multipart/form-data with pictures" if path in PICTURE_PATHS else ""
         raise Problem(415, f"expected a body with Content-Type: application/json{also}")
-    most = BODY_BYTES if has_pictures else JSON_BYTES
+    most = BODY_BYTES if has_pictures else JSON_BYTES if path == ITEMS_PATH else SEARCH_BYTES
     if _length(headers) > most:
         raise Problem(413, f"the body has more than {most:,} bytes; send less at once")
 

@@ -19,7 +19,9 @@ from pydantic import (
 from genius_search.records import Modality
 
 JSON_BYTES: Final = 256 << 10
-"""Size of a JSON body, and of the part ``json`` of a multipart body."""
+"""Size of JSON that adds items, in a body of its own or as the part ``json`` of one with pictures."""
+SEARCH_BYTES: Final = 64 << 10
+"""Size of any other JSON, which keys that may only read can send: parsing stops all of Python."""
 BODY_BYTES: Final = 32 << 20
 """Size of a multipart body."""
 PICTURE_BYTES: Final = 16 << 20
