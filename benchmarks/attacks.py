@@ -128,7 +128,7 @@ def half_a_head(url: str, seconds: float) -> Counter[str]:
 
 
 def trickled_bodies(url: str, seconds: float) -> Counter[str]:
-    head = HEAD.format(path="/v1/search", kind=JSON, size=100_000).encode()
+    head = HEAD.format(path="/v1/search", kind=JSON, size=60_000).encode()
     return send_slowly(url, seconds, [head + b" "] * SOCKETS, b" " * 1_000, pause=3.0)
 
 
