@@ -47,10 +47,6 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-docs: $(VENV)/dev  ## Write docs/cli.md and docs/openapi.json anew
-	$(BIN)/python -m genius_search.cli.document > docs/cli.md
-	$(BIN)/python -m genius_search.serve.document > docs/openapi.json
-
 $(VENV)/docs: $(VENV)/run
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
 	@touch $@
@@ -72,4 +68,4 @@ dist: $(VENV)/dist  ## Build the source archive and the wheel, in dist/
 clean:  ## Remove what the demo and the builds made
 	rm -rf $(OUT) dist site
 
-.PHONY: help setup demo test test-ray check docs site dist clean
+.PHONY: help setup demo test test-ray check site dist clean

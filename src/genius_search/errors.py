@@ -65,7 +65,7 @@ EXTRAS: Final = {
     package: extra
     for extra, packages in {
         "evaluate": "ir_measures pytrec_eval",
-        "serve": "fastapi httpx prometheus_client starlette uvicorn",
+        "serve": "fastapi granian prometheus_client prometheus_fastapi_instrumentator starlette",
         "hf": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif textual_image",
         "words": "model2vec wordllama",

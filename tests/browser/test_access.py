@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -62,33 +61,6 @@ def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
     assert ("item", serious(page)) == ("item", [])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_while_an_answer_is_awaited(open_page, server, serious, hold, scheme):
-    page = open_page(f"{server.address}/?q=a+leaf", color_scheme=scheme)
-    waiting = page.locator("[aria-busy=true]")
-    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
-
-    def while_waiting(address: str, ask: Callable[[], None]) -> list[str]:
-        release = hold(page, address)
-        ask()
-        expect(waiting).to_have_count(1)
-        page.wait_for_timeout(400)  # what fades has faded
-        found = serious(page)
-        release()
-        expect(waiting).to_have_count(0)
-        return found
-
-    def search() -> None:
-        page.get_by_role("textbox", name="What to look for").fill("a ring")
-        page.keyboard.press("Enter")
-
-    assert while_waiting("**/v1/search", search) == []
-    assert while_waiting("**/v1/explain", page.locator(".card .open").first.click) == []
-    page.keyboard.press("Escape")
-    assert while_waiting("**/v1/codes?*", page.get_by_role("link", name="Explore").click) == []
-    assert while_waiting("**/v1/codes/*", page.get_by_role("link", name="Near-duplicates").click) == []
-
-
 def test_a_search_and_a_second_one_from_a_hit_need_no_mouse(page):
     expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
     page.keyboard.type("a leaf")
@@ -116,60 +88,6 @@ def test_a_search_and_a_second_one_from_a_hit_need_no_mouse(page):
     page.wait_for_url("**/?*part=-0.5*")
     page.keyboard.press("/")
     expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
-
-
-def test_tab_goes_through_the_page_in_its_order_and_skips_to_the_content(page):
-    page.locator(".skip").focus()
-    order = [focused(page)]
-    for _ in range(6):
-        page.keyboard.press("Tab")
-        order.append(focused(page))
-    assert order == [
-        "Skip to the content",
-        "genius, a new search",
-        "Search",
-        "Explore",
-        "Add",
-        "Keyboard shortcuts",
-        "What to look for",
-    ]
-    page.locator(".skip").focus()
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("textbox", name="What to look for")).to_be_focused()
-
-
-def test_what_is_focused_can_be_seen(page):
-    page.locator(".skip").focus()
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        seen = page.evaluate(
-            """() => {
-              for (let one = document.activeElement; one && one !== document.body; one = one.parentElement) {
-                const style = getComputedStyle(one);
-                if (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2) return true;
-                if (one.matches(".composer") && style.boxShadow !== "none") return true;
-              }
-              return [...(document.activeElement.parentElement?.children ?? [])].some((one) => parseFloat(getComputedStyle(one).outlineWidth) >= 2);
-            }"""
-        )
-        assert seen, focused(page)
-
-
-def test_shortcuts_are_listed_and_can_be_switched_off(page):
-    expect(page.locator("#text")).to_be_focused()  # the last step of the page's start
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("?")
-    keyboard = page.get_by_role("dialog", name="Keyboard")
-    keyboard.get_by_role("checkbox", name="Single keys do this").uncheck()
-    page.keyboard.press("Escape")
-    page.keyboard.press("e")
-    assert "explore" not in page.url
-    page.get_by_role("button", name="Keyboard shortcuts").click()
-    keyboard.get_by_role("checkbox", name="Single keys do this").check()
-    page.keyboard.press("Escape")
-    page.keyboard.press("e")
-    expect(page.get_by_role("heading", name="Codes", level=1)).to_be_visible()
 
 
 @pytest.mark.parametrize(

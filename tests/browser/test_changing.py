@@ -67,12 +67,6 @@ def test_an_item_that_cannot_be_read_is_left_out_with_the_reason_and_the_others_
     expect(page.locator("#added .warn li")).to_contain_text(re.compile("broken.png: .+"))
 
 
-def test_a_file_that_is_neither_picture_nor_text_is_refused_at_once(page):
-    page.get_by_role("link", name="Add", exact=True).click()
-    page.locator("#files").set_input_files([{"name": "song.mp3", "mimeType": "audio/mpeg", "buffer": b"..."}])
-    expect(page.get_by_role("alert")).to_contain_text("song.mp3")
-
-
 def test_texts_that_are_empty_or_too_long_are_named_and_markdown_is_a_text(page):
     page.get_by_role("link", name="Add", exact=True).click()
     texts = {"empty.txt": "", "long.txt": "word " * 3000, "bread.md": "# Bread"}

@@ -21,18 +21,6 @@ def test_the_tree_is_walked_from_modality_to_level_and_back(page):
     expect(page.locator(".trail li")).to_have_count(2)
 
 
-def test_branches_show_pictures_counts_and_shares_that_add_up(page, server):
-    page.goto(f"{server.address}/?view=explore")
-    branches = page.locator(".branches a")
-    expect(branches.first).to_be_visible()
-    names = [one.get_attribute("aria-label") for one in branches.all()]
-    counts = [int(re.search(r": (\d+) items?,", name)[1]) for name in names]
-    assert sum(counts) == 36
-    assert counts == sorted(counts, reverse=True)
-    expect(page.locator(".facts")).to_contain_text(re.compile(r"Entropy\s*[\d.]+ bits"))
-    expect(page.locator(".mosaic img").first).not_to_have_js_property("naturalWidth", 0)
-
-
 def test_a_hit_shows_its_path_how_near_its_codes_are_and_what_else_could_have_been_chosen(page):
     page.get_by_role("textbox", name="What to look for").fill("a leaf")
     page.keyboard.press("Enter")
@@ -54,15 +42,6 @@ def test_a_hit_shows_its_path_how_near_its_codes_are_and_what_else_could_have_be
     link.click()
     expect(page.locator(".trail li")).to_have_count(3)
     expect(page.get_by_role("dialog")).to_have_count(0)
-
-
-def test_items_of_the_tree_open_and_lead_to_what_shares_their_codes(page, server):
-    page.goto(f"{server.address}/?view=explore")
-    page.locator(".grid .open").first.click()
-    sheet = page.get_by_role("dialog", name="Item")
-    expect(sheet.get_by_role("heading", name="Its codes")).to_be_visible()
-    sheet.locator(".codes a").first.click()
-    expect(page.locator(".trail li")).to_have_count(2)
 
 
 def test_what_is_alike_and_what_is_the_same_is_listed(page, server):

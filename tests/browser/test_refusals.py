@@ -92,11 +92,6 @@ def test_a_mistake_in_the_search_is_answered_in_the_servers_words(page, server):
     expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
 
 
-def test_an_item_that_is_not_there_is_said_to_be_missing(page, server):
-    page.goto(f"{server.address}/?item=nobody")
-    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("nobody")
-
-
 def test_a_file_that_is_no_picture_is_dropped_from_the_query(page):
     search(page)
     broken = {"name": "broken.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
@@ -105,20 +100,6 @@ def test_a_file_that_is_no_picture_is_dropped_from_the_query(page):
     expect(page.get_by_role("button", name="Try again")).to_have_count(0)
     expect(page.get_by_role("list", name="Parts of the query")).to_be_hidden()
     expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
-
-
-def test_an_index_of_texts_only_does_not_offer_to_search_by_a_picture(page):
-    def texts_only(route: Route) -> None:
-        answer = route.fetch().json()
-        answer["indexes"][0]["reads_images"] = False
-        route.fulfill(json=answer)
-
-    page.route("**/v1/indexes", texts_only)
-    page.reload()
-    expect(page.get_by_placeholder("Words", exact=True)).to_be_visible()
-    expect(page.get_by_title("Search by a picture")).to_be_hidden()
-    page.locator("#file").set_input_files([{"name": "a.jpg", "mimeType": "image/jpeg", "buffer": b"."}])
-    expect(page.get_by_role("alert")).to_contain_text("This index can only be searched with words.")
 
 
 def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):

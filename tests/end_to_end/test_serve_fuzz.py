@@ -1,110 +1,70 @@
-"""The service as it is started, and whatever one may throw at it."""
+"""Whatever the description allows, and much that it does not, is answered by one of its answers."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
+import contextlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-import httpx
 import pytest
+import schemathesis
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.control import SkipTest
+from schemathesis.generation.modes import GenerationMode
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from genius_search.index.index import Index
+from genius_search.serve.app import create_app
+from genius_search.serve.service import Service
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-GENIUS = "import sys; from genius_search.cli import main; sys.exit(main())"
-
-
-class Server(NamedTuple):
-    """A service in a process of its own."""
-
-    url: str
-    process: subprocess.Popen
-    folder: Path
-
-
-def start(*arguments: object) -> tuple[subprocess.Popen, str]:
-    """Start a service and wait until it says where it answers."""
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", GENIUS, "serve", *map(str, arguments), "--port", "0"],
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    line = process.stderr.readline()
-    found = re.search(r"at (http://\S+) after", line)
-    if found is None:
-        process.kill()
-        pytest.fail(line + process.stderr.read())
-    return process, found[1]
+CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
+FEW = settings(max_examples=25, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
-def server(trained, tmp_path_factory) -> Iterator[Server]:
+def app(trained, tmp_path_factory) -> Iterator[FastAPI]:
     folder = tmp_path_factory.mktemp("served") / "catalogue.index"
     pool = next((trained.data / "cand_pool" / "global").glob("*test*.jsonl"))
-    Index.create(folder, model=trained.model, pool=pool)
-    process, url = start(folder)
-    yield Server(url, process, folder)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stderr.close()
+    index, _ = Index.create(folder, model=trained.model, pool=pool)
+    made = create_app(Service({"catalogue": index}))
+    with TestClient(made):
+        yield made
+    assert index.verify().items
 
 
-def run(script: str, *arguments: object) -> dict:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, ROOT / "benchmarks" / script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    return json.loads(done.stdout)
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")  # of schemathesis
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(app, mode):
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "localhost"})
+    schema.config.generation.update(modes=[mode])
+    asked = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+
+        @FEW
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case) -> None:
+            nonlocal asked
+            asked += 1
+            case.headers["Host"] = "localhost"
+            case.call_and_validate(checks=CHECKS)
+
+        with contextlib.suppress(SkipTest):  # where nothing can be wrong
+            ask()
+    assert asked > 100
 
 
-def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(server):
-    answer = run("fuzz_api.py", server.url, "--cases", 300)
-    assert answer["failed"] == 0
-    assert answer["cases"] >= 290
-    assert len(answer["answers"]) == len(
-        [
-            method
-            for path in httpx.get(f"{server.url}/openapi.json").json()["paths"].values()
-            for method in path
-        ]
-    )
-    for name, statuses in answer["answers"].items():
-        assert "200" in statuses or name == "DELETE /v1/items", name
-
-
-def test_whatever_is_uploaded_is_refused_clearly_and_harms_nothing(server):
-    beside = set(server.folder.parent.iterdir())
-    answer = run("fuzz_uploads.py", server.url, "--cases", 500, "--pid", server.process.pid)
-    assert (answer["failed"], answer["alive"]) == (0, True)
-    assert answer["memory_after"]["most_mb"] < answer["memory_before"]["now_mb"] + 1000
-    assert set(server.folder.parent.iterdir()) == beside
-    assert {path.name for path in server.folder.iterdir()} <= {
-        "index.json",
-        ".lock",
-        ".reserve",
-        "segments",
-        "deleted",
-        "pictures",
-    }
-
-
-def test_what_the_service_wrote_is_whole(server, trained, tmp_path):
-    copy = shutil.copytree(server.folder, tmp_path / "copy.index")
-    index = Index.open(copy, model=trained.model)
-    items = index.verify().items
-    index.compact()
-    assert index.verify().items == items
+@given(st.binary(max_size=300), st.sampled_from(["application/json", "multipart/form-data; boundary=x"]))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+def test_any_bytes_are_refused_clearly(app, body, kind):
+    client = TestClient(app, base_url="http://localhost")
+    for content in (
+        body,
+        b'--x\r\nContent-Disposition: form-data; name="json"\r\n\r\n' + body + b"\r\n--x--",
+    ):
+        for path in ("/v1/search", "/v1/explain", "/v1/items"):
+            answer = client.post(path, content=content, headers={"Content-Type": kind})
+            assert answer.status_code in (400, 415, 422), answer.text

@@ -1,19 +1,31 @@
-"""Description of an index for clients: contents, fields to filter by, instructions, settings."""
+"""What clients see of an index: its description, and results with addresses in place of paths."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import urlencode
 
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import reads_images
 from genius_search.index.filters import COLUMNS
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
+from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
-from genius_search.serve.schemas import FieldInfo, IndexInfo, Instruction, SearchSettings, clean_json
+from genius_search.serve.schemas import (
+    FIELDS_DEPTH,
+    THUMBNAIL,
+    FieldInfo,
+    IndexInfo,
+    Instruction,
+    SearchSettings,
+)
 
 SAMPLE: Final = 500
 """Approximate number of items per segment whose fields are examined."""
@@ -23,6 +35,46 @@ EXAMPLE_CHARACTERS: Final = 80
 _UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 FieldKind: TypeAlias = Literal["number", "text", "truth", "list"]
+
+
+def show(value: Any, index: str) -> Any:
+    """Return what a result of the Python API contains as JSON; pictures of items have addresses here."""
+    match value:
+        case SearchHit() | Item():
+            names = ("id", "modality", "text") if isinstance(value, Item) else _names(value)
+            shown = {name: clean_json(getattr(value, name)) for name in names}
+            return {**shown, "image": None if value.image is None else _address(value.id, index)}
+        case tuple() | list():
+            return [show(inner, index) for inner in value]
+        case _ if dataclasses.is_dataclass(value):
+            return {name: show(getattr(value, name), index) for name in _names(value)}
+        case _:
+            return clean_json(value)
+
+
+def clean_json(value: Any, depth: int = 2 * FIELDS_DEPTH) -> Any:
+    """Make a stored value valid JSON: finite numbers, valid Unicode, bounded depth."""
+    match value:
+        case dict() | list() | tuple() if not depth:
+            return None
+        case dict():
+            return {clean_json(key): clean_json(inner, depth - 1) for key, inner in value.items()}
+        case list() | tuple():
+            return [clean_json(inner, depth - 1) for inner in value]
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case float():
+            return value if math.isfinite(value) else None
+        case _:
+            return value
+
+
+def _names(value: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(value)]
+
+
+def _address(item_id: str, index: str) -> str:
+    return "/v1/items/picture?" + urlencode({"index": index, "id": item_id, "size": THUMBNAIL})
 
 
 def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:

@@ -1,43 +1,39 @@
-"""Middleware around every request, and the conversion of errors to problem details (RFC 9457).
+"""Middleware around every request: who may ask, how much may be sent, and how long that may take.
 
-Errors that a client can correct are explained in full. Server errors are logged with the request's id, and
-their details are hidden from the client.
+Heads of requests, idle connections and their number are granian's business
+(:mod:`genius_search.serve.server`).
 """
 
 from __future__ import annotations
 
-import logging
-import math
+import asyncio
+import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
 
-from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genius_search.errors import ArtifactMismatch, BadData, DeadlinePassed, GeniusError, UsageError
-from genius_search.index.snapshot import UnknownItem
-from genius_search.search.tree import UnknownPrefix
-from genius_search.serve.engine import Overloaded, Refused
+from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.serve.keys import Keys
-from genius_search.serve.metrics import METHODS, Metrics
-from genius_search.serve.schemas import MAX_ERRORS
+from genius_search.serve.problems import Problem, Redact, respond
+from genius_search.serve.schemas import BODY_BYTES, JSON_BYTES, SEARCH_BYTES
 
-ITEMS_PATH: Final = "/v1/items"
-STREAM_PATH: Final = "/v1/items/stream"
-STREAM_TYPE: Final = "application/x-ndjson"
 LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
+"""Others are refused here: a label of the metrics would take any."""
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS: Final = re.compile(r"/|/healthz|/readyz|/openapi\.json|/assets/[^/]*")
 """Answered without a key."""
 READING_POSTS: Final = frozenset({"/v1/search", "/v1/explain"})
 """POST requests that only read; all other unsafe requests need a key with the scope write."""
+ITEMS_PATH: Final = "/v1/items"
+PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH}
+"""Their bodies may be multipart/form-data, with pictures."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -48,106 +44,27 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 """Default headers of every response."""
-MEDIA_TYPE: Final = "application/problem+json"
-TITLES: Final = {
-    400: "Unreadable request",
-    401: "Key needed",
-    403: "Forbidden",
-    404: "Not found",
-    405: "Method not allowed",
-    408: "Too slow",
-    413: "Too large",
-    415: "Wrong media type",
-    422: "Invalid request",
-    429: "Overloaded",
-    500: "Server error",
-    503: "Unavailable",
-    504: "Deadline passed",
-    507: "Disk full",
-}
-"""Kinds of errors; programs may rely on them."""
-STATUS: Final[Mapping[type[GeniusError], int]] = {
-    DeadlinePassed: 504,
-    UnknownItem: 404,
-    UnknownPrefix: 404,
-    UsageError: 422,
-    BadData: 422,
-}
-"""Errors of the Python API that a client can correct."""
-HIDDEN: Final = "the server failed; its log has the details under this request_id"
+BODY_SECONDS: Final = 30.0
+"""Longest time from the head of a request to the end of its body."""
+ARRIVING: Final = 100
+"""Bodies that may arrive from a client at the same time; of more, the one that began first is given up."""
+BODIES_BYTES: Final = 96 << 20
+"""Total size of the bodies in memory; of more, the one that began to arrive first is given up."""
+REQUESTS: Final = 128
+"""Requests of a client that are worked on at the same time."""
+UNREAD_BYTES: Final = 64 << 20
+"""Total size of the answers that clients have not read."""
+ANSWER_SECONDS: Final = 60.0
+"""Longest time that a client may take to read an answer."""
+PIECE_BYTES: Final = 64 << 10
+"""Answers are sent in pieces of this size, each as soon as the client has read those before it."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-
-Redact = Callable[[str], str]
-log = logging.getLogger("genius_search.serve")
-
-
-class Problem(HTTPException):
-    """An error response; ``extra`` are further members of the problem details."""
-
-    def __init__(
-        self, status: int, detail: str, *, headers: Mapping[str, str] | None = None, **extra: object
-    ) -> None:
-        super().__init__(status, detail, headers)
-        self.extra = extra
-
-
-def respond(error: Exception, request_id: str, redact: Redact) -> JSONResponse:
-    """Return the response to an error; unexpected errors are logged and hidden."""
-    problem = _problem_of(error)
-    if problem is None:
-        log.error("request %s failed", request_id, exc_info=error)
-        problem = Problem(500, HIDDEN)
-    title = TITLES.get(problem.status_code, "Refused")
-    body = {
-        "type": f"urn:genius:{title.lower().replace(' ', '-')}",
-        "title": title,
-        "status": problem.status_code,
-        "detail": _utf8(redact(problem.detail)),
-        "request_id": request_id,
-        **problem.extra,
-    }
-    return JSONResponse(body, problem.status_code, headers=problem.headers, media_type=MEDIA_TYPE)
-
-
-def _problem_of(error: Exception) -> Problem | None:  # noqa: PLR0911  one for each kind
-    match error:
-        case Problem():
-            return error
-        case HTTPException():
-            return Problem(error.status_code, str(error.detail), headers=error.headers)
-        case RequestValidationError():
-            return _invalid_fields(error.errors())
-        case Overloaded():
-            seconds = str(max(1, math.ceil(error.retry_after_seconds)))
-            return Problem(429, str(error), headers={"Retry-After": seconds})
-        case Refused():
-            return Problem(error.status, str(error))
-        case GeniusError():
-            status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
-            return None if status is None else Problem(status, str(error))
-        case _:
-            return None
-
-
-def _invalid_fields(errors: Sequence[Any]) -> Problem:
-    """Return a problem that lists the invalid fields, without their values."""
-    fields = [
-        {
-            "field": _utf8(".".join(str(part) for part in error["loc"][1:])[:200]),
-            "problem": _utf8(str(error["msg"])[:300]),
-        }
-        for error in errors[:MAX_ERRORS]
-    ]
-    name, problem = fields[0].values()
-    return Problem(422, f"{name}: {problem}" if name else problem, errors=fields)
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
 
 
 class Guard:
-    """Outermost middleware: request ids, origin and key checks, security headers, errors, metrics.
+    """Outermost middleware: request ids, origin and key, limits, security headers, errors.
+
+    A client is an API key, or an address if there are none.
 
     Parameters
     ----------
@@ -156,51 +73,64 @@ class Guard:
         ``localhost``, so that web pages cannot reach the server under their own names (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys | None, redact: Redact, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys | None, redact: Redact) -> None:
         self._app = app
         self._keys = keys
         self._redact = redact
-        self._metrics = metrics
+        self._arriving: dict[asyncio.Timeout, str] = {}
+        """The clock and the client of each body that arrives, in the order of their beginning."""
+        self._bytes = 0
+        """Total size of the bodies in memory."""
+        self._unread = 0
+        """Total size of the answers that are being sent."""
+        self._requests: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.monotonic()
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        scope["extensions"] = {}  # such as sending files past the limits of answers
         state = scope.setdefault("state", {})
-        state |= {"request_id": request_id, "began": began}
-        status = 0
+        state |= {"request_id": request_id, "began": time.monotonic(), "may_write": self._keys is None}
+        has_begun = False
+        start: Message | None = None
 
-        async def guarded(message: Message) -> None:
-            nonlocal status
+        async def answer(message: Message) -> None:
+            nonlocal has_begun, start
             if message["type"] == "http.response.start":
-                status = message["status"]
-                response_headers = MutableHeaders(scope=message)
-                response_headers["X-Request-ID"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
                 for name, value in HEADERS.items():
-                    response_headers.setdefault(name, value)
-            await send(message)
+                    headers.setdefault(name, value)
+                start = message  # sent together with the first of the body, as that may be refused
+                return
+            size = len(message.get("body", b""))
+            if not has_begun and size > PIECE_BYTES and self._unread + size > UNREAD_BYTES:
+                raise _too_much()
+            self._unread += size
+            try:
+                if start is not None and not has_begun:
+                    has_begun = True
+                    await send(start)
+                await _send_in_pieces(message, send)
+            finally:
+                self._unread -= size
 
         try:
+            _check_form(scope, headers)
             self._check_origin(scope["method"], headers)
-            state["may_write"] = self._check_key(scope["method"], scope["path"], headers)
-            _check_media_type(scope["method"], scope["path"], headers)
-            await self._app(scope, receive, guarded)
-        except ClientDisconnect:
-            status = status or 499  # only for the metrics: the client has gone
+            client = self._check_key(scope, headers)
+            body = await self._read_body(client, headers, receive)
+            with self._count(client, len(body)):
+                await self._app(scope, _replay(body, receive), answer)
         except Exception as error:
-            if status:
-                raise  # the response has begun: the connection must break
-            await respond(error, request_id, self._redact)(scope, receive, guarded)
-        finally:
-            route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in METHODS else "other"
-            self._metrics.requests.labels(route, method, str(status)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.monotonic() - began)
+            if has_begun:
+                raise  # the connection must break
+            await respond(error, request_id, self._redact)(scope, receive, answer)
 
     def _check_origin(self, method: str, headers: Headers) -> None:
         host = headers.get("host", "")
@@ -217,12 +147,12 @@ class Guard:
         ):
             raise Problem(403, "pages of other sites may not use this server")
 
-    def _check_key(self, method: str, path: str, headers: Headers) -> bool:
-        """Check the API key before the body is read; return whether the client may write."""
-        if self._keys is None:
-            return True
-        if OPEN_PATHS.fullmatch(path):
-            return False
+    def _check_key(self, scope: Scope, headers: Headers) -> str:
+        """Check the API key before the body is read; return the name of the client."""
+        method, path = scope["method"], scope["path"]
+        address = str((scope.get("client") or ("",))[0])
+        if self._keys is None or OPEN_PATHS.fullmatch(path):
+            return address
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         try:
@@ -231,17 +161,112 @@ class Guard:
             raise ArtifactMismatch(str(error)) from None
         if key is None:
             raise Problem(
-                401,
-                "an API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY",
-                headers={"WWW-Authenticate": "Bearer"},
+                401, "an API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
             )
-        may_write = key.scope == "write"
-        if not (may_write or method in SAFE_METHODS or path in READING_POSTS):
+        scope["state"]["may_write"] = key.scope == "write"
+        if not (key.scope == "write" or method in SAFE_METHODS or path in READING_POSTS):
             raise Problem(403, "this API key may only read; use one created with --scope write")
-        return may_write
+        return f"key {key.name}"
+
+    async def _read_body(self, client: str, headers: Headers, receive: Receive) -> bytes:
+        """Return the whole body, within the time for it."""
+        if not _length(headers):
+            return b""
+        clock = asyncio.timeout(BODY_SECONDS)
+        chunks: list[bytes] = []
+        self._arriving[clock] = client
+        try:
+            async with clock:
+                if sum(one == client for one in self._arriving.values()) > ARRIVING:
+                    self._give_up(client)
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise Problem(400, "the connection was closed before the end of the body")
+                    chunks.append(message.get("body", b""))
+                    self._bytes += len(chunks[-1])
+                    if self._bytes > BODIES_BYTES and self._arriving:
+                        self._give_up(None)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            if clock not in self._arriving:
+                raise _too_much() from None
+            raise Problem(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
+        finally:
+            self._bytes -= sum(map(len, chunks))
+            self._arriving.pop(clock, None)
+
+    def _give_up(self, client: str | None) -> None:
+        """Give up the body that began first, of a client or of all."""
+        clock = next(clock for clock, one in self._arriving.items() if client in (None, one))
+        del self._arriving[clock]
+        clock.reschedule(asyncio.get_running_loop().time())
+
+    @contextlib.contextmanager
+    def _count(self, client: str, num_bytes: int) -> Iterator[None]:
+        """Count a request and the bytes of its body while it is worked on."""
+        is_large = num_bytes > JSON_BYTES  # small ones come through
+        if self._requests[client] >= REQUESTS or (is_large and self._bytes + num_bytes > BODIES_BYTES):
+            raise _too_much()
+        self._requests[client] += 1
+        self._bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._bytes -= num_bytes
+            self._requests[client] -= 1
+            if not self._requests[client]:
+                del self._requests[client]
 
 
-def _check_media_type(method: str, path: str, headers: Headers) -> None:
-    expected = STREAM_TYPE if path == STREAM_PATH else "application/json"
-    if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
-        raise Problem(415, f"expected a body with Content-Type: {expected}")
+def _too_much() -> Problem:
+    return Problem(429, "too much is sent or asked at once; try again", retry_after_seconds=1)
+
+
+def _check_form(scope: Scope, headers: Headers) -> None:
+    """Raise :class:`Problem` for a request whose method, type or length is refused unread."""
+    method, path = scope["method"], scope["path"]
+    if method not in METHODS:
+        raise Problem(405, "this method is not known here")
+    if "transfer-encoding" in headers:
+        raise Problem(411, "a body needs a Content-Length; it cannot be sent in chunks")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_pictures = kind == "multipart/form-data" and path in PICTURE_PATHS
+    if method == "POST" and kind != "application/json" and not has_pictures:
+        also = ", or multipart/form-data with pictures" if path in PICTURE_PATHS else ""
+        raise Problem(415, f"expected a body with Content-Type: application/json{also}")
+    most = BODY_BYTES if has_pictures else JSON_BYTES if path == ITEMS_PATH else SEARCH_BYTES
+    if _length(headers) > most:
+        raise Problem(413, f"the body has more than {most:,} bytes; send less at once")
+
+
+def _length(headers: Headers) -> int:
+    announced = headers.get("content-length", "0")
+    if not announced.isdecimal():
+        raise Problem(400, "Content-Length is not a number")
+    return int(announced[:20])
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a channel that has the whole body in its first message."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
+
+
+async def _send_in_pieces(message: Message, send: Send) -> None:
+    body = message.get("body", b"")
+    start = 0
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while len(body) - start > PIECE_BYTES:
+                piece = body[start : start + PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                start += PIECE_BYTES
+            await send({**message, "body": body[start:]} if start else message)
+    except TimeoutError:
+        raise Problem(408, f"the answer was not read within {ANSWER_SECONDS:g} seconds") from None

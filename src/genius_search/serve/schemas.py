@@ -1,21 +1,14 @@
-"""Request and response bodies of the HTTP API, shared by the service and its client.
+"""Request and response bodies of the HTTP API.
 
-Field names are those of the Python API, and responses are validated from its objects (``from_attributes``).
-The validation context is the name of the index, which turns image paths into URLs of this server.
+Field names are those of the Python API. Anything beyond the limits is refused before it costs much.
 """
 
 from __future__ import annotations
 
-import base64
-import math
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlencode
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
@@ -24,63 +17,44 @@ from pydantic import (
 )
 
 from genius_search.records import Modality
-from genius_search.serve import limits
 
+JSON_BYTES: Final = 256 << 10
+"""Size of JSON that adds items, in a body of its own or as the part ``json`` of one with pictures."""
+SEARCH_BYTES: Final = 64 << 10
+"""Size of any other JSON, which keys that may only read can send: parsing stops all of Python."""
+BODY_BYTES: Final = 32 << 20
+"""Size of a multipart body."""
+PICTURE_BYTES: Final = 16 << 20
+PICTURE_PIXELS: Final = 25_000_000
+"""Pixels of a decoded picture. Large JPEGs are decoded at an eighth of their size, so they may have more."""
+FIELDS_BYTES: Final = 64 << 10
+"""Size of an item's fields as JSON."""
+FIELDS_DEPTH: Final = 16
+"""Nesting depth of lists and objects in fields."""
+MAX_HITS: Final = 1_000
+MAX_ITEMS: Final = 1_000
+"""Items added by one request."""
+MAX_PARTS: Final = 16
+DEADLINE_MS: Final = 60_000
+"""Longest time for a search, also if it has no deadline of its own."""
 THUMBNAIL: Final = 256
 """Default length of a thumbnail's longer side in pixels."""
-PICTURE_PATH: Final = "/v1/items/picture"
 MAX_ERRORS: Final = 20
 """Invalid fields named in one response."""
 
 
-def _encode_picture(picture: object) -> object:
-    """Encode an image given as bytes or a file in base64, for JSON."""
-    if isinstance(picture, Path):
-        picture = picture.read_bytes()
-    return base64.b64encode(picture).decode() if isinstance(picture, bytes) else picture
-
-
-def _link_picture(path: str | None, info: Any) -> str | None:  # a ValidationInfo, which beartype cannot check
-    if path is None or info.context is None:
-        return path
-    query = urlencode({"index": info.context, "id": info.data["id"], "size": THUMBNAIL})
-    return f"{PICTURE_PATH}?{query}"
-
-
-def clean_json(value: Any, depth: int = 2 * limits.FIELDS_DEPTH) -> Any:
-    """Make a stored value valid JSON: finite numbers, valid Unicode, bounded depth."""
-    match value:
-        case dict() | list() if not depth:
-            return None
-        case dict():
-            return {clean_json(key): clean_json(inner, depth - 1) for key, inner in value.items()}
-        case list():
-            return [clean_json(inner, depth - 1) for inner in value]
-        case str():
-            return value.encode("utf-8", "replace").decode()
-        case float():
-            return value if math.isfinite(value) else None
-        case _:
-            return value
-
-
-Text = Annotated[str, Field(max_length=limits.TEXT_CHARACTERS)]
-ItemId = Annotated[str, Field(min_length=1, max_length=limits.ID_CHARACTERS)]
-IndexName = Annotated[str, Field(max_length=limits.INDEX_CHARACTERS)]
+Text = Annotated[str, Field(max_length=10_000)]
+ItemId = Annotated[str, Field(min_length=1, max_length=500)]
+IndexName = Annotated[str, Field(max_length=200)]
 Picture = Annotated[
     str,
     Field(
-        max_length=limits.PICTURE_CHARACTERS,
-        description="Base64, or a data: URL. Other URLs are not fetched.",
+        max_length=100,
+        description="Name of the part of multipart/form-data that is the picture. URLs are not fetched.",
     ),
-    BeforeValidator(_encode_picture),
 ]
-PictureAddress = Annotated[
-    str | None, Field(description="Address of its picture on this server."), AfterValidator(_link_picture)
-]
-Condition = Annotated[str, Field(max_length=limits.CONDITION_CHARACTERS)]
-Fields = Annotated[dict[str, JsonValue], BeforeValidator(clean_json)]
-FoundModality = Annotated[Modality, Field(strict=False)]
+PictureAddress = Annotated[str | None, Field(description="Address of its picture on this server.")]
+Condition = Annotated[str, Field(max_length=2_000)]
 Rerank = Literal["none", "codes", "embeddings"]
 Router = Literal["generator", "geometry"]
 
@@ -92,9 +66,7 @@ class RequestBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """Base of response bodies; clients ignore fields added by a newer service."""
-
-    model_config = ConfigDict(from_attributes=True)
+    """Base of response bodies."""
 
 
 class SearchPart(RequestBody):
@@ -103,9 +75,7 @@ class SearchPart(RequestBody):
     text: Text | None = None
     image: Picture | None = None
     id: ItemId | None = Field(None, description="An item of the index, instead of text and image.")
-    weight: float = Field(
-        1.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="Negative: less like this part."
-    )
+    weight: float = Field(1.0, ge=-100, le=100, description="Negative: less like this part.")
 
 
 class SearchBody(RequestBody):
@@ -116,7 +86,7 @@ class SearchBody(RequestBody):
     image: Picture | None = None
     parts: list[SearchPart] = Field(
         [],
-        max_length=limits.PARTS,
+        max_length=MAX_PARTS,
         description="The query is their weighted sum: an item and a text for 'this, but red', an item alone "
         "for 'more like this'. text and image form one more part of weight 1.",
     )
@@ -124,10 +94,10 @@ class SearchBody(RequestBody):
         "sum", description="any: search for each part by itself and interleave the hits."
     )
     instruction: Text | None = Field(None, description="Description of the wanted results.")
-    modality: FoundModality | None = Field(None, description="Find only items of this modality.")
+    modality: Modality | None = Field(None, description="Find only items of this modality.")
     where: list[Condition] = Field(
         [],
-        max_length=limits.CONDITIONS,
+        max_length=50,
         description="Conditions on fields; all must hold.",
         examples=[["price<20", "colour in red,blue"]],
     )
@@ -137,8 +107,8 @@ class SearchBody(RequestBody):
         description="Raise items whose text or file name has rare words of the query, and put those first "
         "that have its words with digits.",
     )
-    k: int = Field(10, ge=1, le=limits.HITS, description="Number of hits.")
-    beam: int | None = Field(None, ge=1, le=limits.BEAM, description="IDs kept at each level.")
+    k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")
+    beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
     rerank: Rerank | None = Field(None, description="What orders the hits.")
     router: Router | None = Field(
         None, description="With re-ranking: what finds candidates, the generator or the distance of codes."
@@ -146,15 +116,19 @@ class SearchBody(RequestBody):
     candidates: int | None = Field(
         None,
         ge=0,
-        le=limits.CANDIDATES,
+        le=100_000,
         description="With re-ranking: stop decoding at this many IDs; 0: decode all levels.",
     )
     deadline_ms: int = Field(
-        limits.DEADLINE_MS,
+        DEADLINE_MS,
         ge=1,
-        le=limits.DEADLINE_MS,
+        le=DEADLINE_MS,
         description="Deadline; if it passes, the response is 504.",
     )
+
+    def picture_names(self) -> set[str]:
+        """Return the names of all pictures."""
+        return {image for image in (self.image, *(part.image for part in self.parts)) if image is not None}
 
 
 class ExplainBody(SearchBody):
@@ -186,7 +160,7 @@ def _leave_out_invalid(value: Any, read: Any) -> Any:  # a ValidatorFunctionWrap
         return read(value)
     except ValidationError as error:
         name = value.get("id") if isinstance(value, dict) else None
-        shown = name[: limits.ID_CHARACTERS] if isinstance(name, str) else ""
+        shown = name[:500] if isinstance(name, str) else ""
         return LeftOut(id=shown, reason=explain_invalid(error))
 
 
@@ -195,23 +169,15 @@ class NewItems(RequestBody):
 
     # An invalid item is read as LeftOut, so that the others can be added.
     items: list[Annotated[NewItem, WrapValidator(_leave_out_invalid)]] = Field(
-        min_length=1, max_length=limits.ITEMS
+        min_length=1, max_length=MAX_ITEMS
     )
 
 
-class ItemIds(RequestBody):
-    """Items to delete."""
-
-    ids: list[ItemId] = Field(min_length=1, max_length=limits.IDS)
-
-
 class Timing(ResponseBody):
-    """Duration of a search by stage, in milliseconds."""
+    """Duration of a search in milliseconds."""
 
-    queue: float
-    encode: float = Field(description="Of the whole batch.")
-    search: float = Field(description="Of the whole batch.")
-    total: float
+    queue: float = Field(description="Until a thread was free.")
+    search: float
 
 
 class SearchSettings(ResponseBody):
@@ -235,7 +201,7 @@ class ItemSummary(ResponseBody):
 class Item(ItemSummary):
     """An item."""
 
-    fields: Fields
+    fields: dict[str, JsonValue]
     codes: list[int] = Field(description="Its ID: the code of its modality, then one per level.")
 
 
@@ -261,88 +227,6 @@ class SearchResult(ResponseBody):
     settings: SearchSettings
     good_match: bool | None = Field(description="Whether the first hit likely matches; null if unknown.")
     hits: list[Hit]
-
-
-PROBABILITY: Final = "Probability among the allowed codes after this prefix; null if distances led."
-
-
-class Sibling(ResponseBody):
-    """An alternative to an item's code."""
-
-    code: int
-    log_probability: float | None
-    probability: float | None = Field(description=PROBABILITY)
-    items: int
-    examples: list[ItemSummary]
-
-
-class LevelStep(ResponseBody):
-    """One code of an item's ID among those that the search could choose instead."""
-
-    level: int
-    name: str
-    code: int
-    log_probability: float | None = Field(description="Contribution to the score of a beam.")
-    probability: float | None = Field(description=PROBABILITY)
-    rank: int = Field(description="Rank among its siblings, from 1: by probability, or by distance.")
-    num_siblings: int = Field(description="Including itself.")
-    items: int = Field(description="Items that share the ID up to here.")
-    siblings: list[Sibling] = Field(description="The most probable, or nearest, perhaps including itself.")
-
-
-class Explanation(ResponseBody):
-    """Why a search finds an item, or does not."""
-
-    request_id: str = ""
-    index: str = ""
-    item: ItemSummary
-    codes: list[int]
-    is_allowed: bool = Field(description="Whether modality and conditions allow the item.")
-    rank: int | None = Field(description="Rank among all items under the beams; null if not reached.")
-    score: float | None
-    touched: int = Field(description="Number of items under the beams.")
-    beam: int
-    levels: list[LevelStep]
-    neighbours: list[ItemSummary] = Field([], description="Other items that share most of its codes.")
-
-
-class CodeChild(ResponseBody):
-    """A code that continues a prefix."""
-
-    code: int
-    items: int
-    share: float = Field(description="Share of the items below the prefix.")
-    examples: list[ItemSummary]
-
-
-class CodeNode(ResponseBody):
-    """A prefix of IDs, and what lies below it."""
-
-    prefix: list[int]
-    level: int = Field(description="Length of the prefix.")
-    items: int
-    share: float = Field(description="Of all items.")
-    entropy: float | None = Field(description="Entropy of the next code in bits.")
-    num_children: int = Field(description="Codes that continue it.")
-    children: list[CodeChild] = Field(description="The largest first.")
-    examples: list[ItemSummary]
-    truncated: bool = Field(description="True if not all children are listed.")
-
-
-class SharedGroup(ResponseBody):
-    """Items whose IDs begin with the same codes."""
-
-    codes: list[int]
-    items: int
-    examples: list[ItemSummary] = Field(description="All of them, unless there are many.")
-
-
-class SharedPage(ResponseBody):
-    """Groups of items that share codes, largest first."""
-
-    total: int = Field(description="Number of groups.")
-    items: int = Field(description="Items in all of them.")
-    groups: list[SharedGroup]
 
 
 class LeftOut(ResponseBody):
@@ -413,13 +297,6 @@ class Health(ResponseBody):
     status: Literal["ok"] = "ok"
 
 
-class InvalidField(ResponseBody):
-    """A field of the request and what is wrong with it."""
-
-    field: str
-    problem: str
-
-
 class ProblemDetails(ResponseBody):
     """An error (RFC 9457)."""
 
@@ -428,5 +305,7 @@ class ProblemDetails(ResponseBody):
     status: int
     detail: str = Field(description="What was given, what was expected, what to do.")
     request_id: str = Field(description="Also in the header X-Request-ID and in the server's log.")
-    errors: list[InvalidField] | None = Field(None, description="Fields of the request that are invalid.")
+    errors: list[dict[str, str]] | None = Field(
+        None, description="Fields of the request that are invalid: field and problem."
+    )
     left_out: list[LeftOut] | None = Field(None, description="Items that could not be used.")

@@ -87,9 +87,7 @@ def test_json_is_that_of_the_service(index, capsys):
     assert set(SearchResult.model_fields) - set(found) == {"request_id", "took_ms"}
     for hit in found["hits"]:
         assert set(hit) == set(Hit.model_fields)
-    SearchResult.model_validate(
-        {**found, "request_id": "", "took_ms": dict.fromkeys(("queue", "encode", "search", "total"), 0)}
-    )
+    SearchResult.model_validate({**found, "request_id": "", "took_ms": {"queue": 0, "search": 0}})
 
 
 def test_the_next_command_can_be_pasted(pool, clip_folder, tmp_path, capsys):

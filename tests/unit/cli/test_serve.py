@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import socket
-import sys
 
 import pytest
 
-import genius_search.serve
 from genius_search.cli import main
-from genius_search.errors import MissingExtra
 from genius_search.index.index import Index
 from genius_search.serve.keys import add_key
 
@@ -42,7 +39,6 @@ def test_an_address_that_is_taken_or_elsewhere_is_refused_at_once(folder, tmp_pa
     assert "192.0.2.1 port 8000" in elsewhere
     for number in (-1, 65536):
         assert "0 to 65535" in refused(capsys, folder, "--port", number)
-    assert "at least 1" in refused(capsys, folder, "--queue", 0)
 
 
 def test_two_indexes_of_one_name_are_refused(folder, capsys):
@@ -57,14 +53,7 @@ def test_a_missing_index_or_file_of_keys_is_named(folder, tmp_path, capsys):
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "granian" else object())
     assert main(["serve", str(folder)]) == 2
-    assert "uvicorn" in (message := capsys.readouterr().err)
+    assert "granian" in (message := capsys.readouterr().err)
     assert "pip install 'genius-search[serve]'" in message
-
-
-def test_the_client_names_the_package_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    monkeypatch.delitem(sys.modules, "genius_search.serve.client", raising=False)
-    with pytest.raises(MissingExtra, match="httpx"):
-        genius_search.serve.Client  # noqa: B018

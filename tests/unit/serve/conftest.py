@@ -16,8 +16,8 @@ from PIL import Image
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.serve.app import create_app
-from genius_search.serve.engine import Engine, EngineSettings
 from genius_search.serve.keys import Keys
+from genius_search.serve.service import Service
 
 COLOURS = ("red", "green", "blue")
 THINGS = ("kite", "boat", "clock")
@@ -51,11 +51,15 @@ def make_index(folder: Path, model: Genius) -> Index:
     return made
 
 
+def form(body: object, **pictures: bytes) -> dict[str, Any]:
+    """What httpx sends as multipart/form-data: JSON, and the pictures that it names."""
+    return {"files": {"json": (None, json.dumps(body)), **pictures}}
+
+
 @contextmanager
 def serving(index: Index, *, keys: Path | None = None, base: str = LOCAL) -> Iterator[TestClient]:
     """A client of a running service."""
-    engine = Engine({"things": index}, EngineSettings(batch_wait_ms=0.0, write_wait_ms=0.0))
-    app = create_app(engine, keys=None if keys is None else Keys(keys))
+    app = create_app(Service({"things": index}), keys=None if keys is None else Keys(keys))
     with TestClient(app, base_url=base) as client:
         yield client
 

@@ -1,264 +1,232 @@
-"""Bodies that never end, and bodies that are given back."""
+"""How much may be sent, how long it may take, and who goes first."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import gc
-import io
 import json
-import sys
 import threading
+import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image, features
-from starlette.requests import Request
 
-from genius_search.errors import BadImage
-from genius_search.serve import adding, bodies, limits
-from genius_search.serve.bodies import BodyLimits, check_values
-from genius_search.serve.guard import STREAM_PATH, Problem
-from genius_search.serve.pictures import Pictures
-from genius_search.serve.schemas import NewItem
+from genius_search.errors import DeadlinePassed
+from genius_search.serve import guard, service
+from genius_search.serve.guard import Guard
+from genius_search.serve.problems import Problem
+from genius_search.serve.schemas import SEARCH_BYTES
+from genius_search.serve.service import Threads
 
-from .test_guard import is_problem
-
-SCOPE = {"type": "http", "path": "/v1/search", "headers": [(b"content-type", b"application/json")]}
+from .conftest import form, picture
+from .test_guard import JSON, is_problem
 
 
-async def read_all(scope, receive, send):
-    await Request(scope, receive).body()
+class Client:
+    """A connection to an application that returns the length of what it is sent."""
+
+    def __init__(self, limited, chunks=(), size=1_000, address="10.0.0.1"):
+        self.chunks = asyncio.Queue()
+        for chunk in chunks:
+            self.send(chunk)
+        self.status = 0
+        head = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/search",
+            "client": (address, 1),
+            "headers": [*head, (b"content-length", str(size).encode())],
+        }
+        self.done = asyncio.ensure_future(limited(scope, self.chunks.get, self.answer))
+
+    def send(self, chunk: bytes, *, more: bool = True) -> None:
+        self.chunks.put_nowait({"type": "http.request", "body": chunk, "more_body": more})
+
+    async def answer(self, message):
+        self.status = message.get("status", self.status)
 
 
-async def ignore(message):
-    pass
+async def read(scope, receive, send):
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
-async def nobody():
-    raise AssertionError
+def limited(app=read) -> Guard:
+    return Guard(app, keys=None, redact=str)
 
 
-def test_a_body_that_stops_coming_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.01)
-    sent = [{"type": "http.request", "body": b"{", "more_body": True}]
-
-    async def receive():
-        if not sent:
-            await asyncio.sleep(60)
-        return sent.pop()
-
-    with pytest.raises(Problem, match=r"0\.01 seconds") as raised:
-        asyncio.run(BodyLimits(read_all)(SCOPE, receive, ignore))
-    assert raised.value.status_code == 408
-
-
-def test_what_was_held_for_a_request_is_given_back_however_it_ends(monkeypatch):
-    monkeypatch.setattr(limits, "BODIES_BYTES", 100)
-    limited = BodyLimits(read_all)
-
-    async def receive():
-        return {"type": "http.request", "body": b"x" * 60, "more_body": False}
-
-    async def endless():
-        return {"type": "http.request", "body": b"x" * 60, "more_body": True}
+def test_a_body_has_a_time_however_often_a_byte_of_it_comes(monkeypatch):
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.3)
 
     async def scenario():
-        for _ in range(5):
-            await limited(SCOPE, receive, ignore)
-            with pytest.raises(Problem, match="429"):
-                await limited(SCOPE, endless, ignore)
+        slow = Client(limited(), [b"{"])
+        began = time.monotonic()
+        while not slow.done.done() and time.monotonic() - began < 20:
+            slow.send(b" ")
+            await asyncio.sleep(0.02)
+        assert slow.status == 408
 
     asyncio.run(scenario())
 
 
-def test_a_stream_may_go_on_but_a_body_that_only_says_how_long_it_is_may_not():
-    async def nothing(scope, receive, send):
-        pass
+def test_of_too_many_slow_bodies_of_a_client_the_first_is_given_up(monkeypatch):
+    monkeypatch.setattr(guard, "ARRIVING", 3)
 
-    headers = [(b"content-length", str(limits.BODY_BYTES + 1).encode())]
-    stream = {"type": "http", "headers": headers, "path": STREAM_PATH}
-    asyncio.run(BodyLimits(nothing)(stream, nobody, ignore))
-    with pytest.raises(Problem, match="413"):
-        asyncio.run(BodyLimits(nothing)({**SCOPE, "headers": headers}, nobody, ignore))
+    async def scenario():
+        app = limited()
+        other = Client(app, [b"{"], address="10.0.0.2")
+        slow = [Client(app, [b"{"]) for _ in range(5)]
+        await asyncio.wait([one.done for one in slow[:2]])
+        assert [one.status for one in slow] == [429, 429, 0, 0, 0]
+        quick = Client(app)
+        quick.send(b"{}", more=False)
+        other.send(b"}", more=False)
+        await asyncio.gather(quick.done, other.done)
+        assert (quick.status, other.status) == (200, 200)
+        for one in slow:
+            one.done.cancel()
+
+    asyncio.run(scenario())
 
 
-@settings(max_examples=100)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(alphabet='a",:[]{}\\\n'),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet='a",[]{}\\'), inner),
-    ),
-    st.sampled_from([None, 2]),
-)
-def test_the_values_of_a_text_are_counted_before_they_are_made(value, indent):
-    def count(value: object) -> int:
-        inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-        return 1 + sum(map(count, inner))
+def test_of_bodies_that_fill_the_memory_the_first_is_given_up_and_all_is_given_back(monkeypatch):
+    monkeypatch.setattr(guard, "BODIES_BYTES", 100)
 
-    text = json.dumps(value, indent=indent).encode()
-    check_values(text, 2 * count(value))
-    with pytest.raises(Problem, match="413"):
-        check_values(text, (count(value) - 1) // 2 - 1)
+    async def scenario():
+        app = limited()
+        for _ in range(3):
+            first, second = Client(app, [b"x" * 60]), Client(app, [b"x" * 60])
+            await first.done
+            assert (first.status, second.status) == (429, 0)
+            second.send(b"", more=False)
+            await second.done
+            assert second.status == 200
+        assert app._bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_client_has_so_many_requests_at_once_and_others_have_theirs(monkeypatch):
+    monkeypatch.setattr(guard, "REQUESTS", 2)
+    may_end = asyncio.Event()
+
+    async def wait(scope, receive, send):
+        await may_end.wait()
+        await read(scope, receive, send)
+
+    async def scenario():
+        app = limited(wait)
+        clients = [Client(app, size=0) for _ in range(3)]
+        other = Client(app, size=0, address="10.0.0.2")
+        await clients[2].done
+        assert clients[2].status == 429
+        may_end.set()
+        await asyncio.gather(*(one.done for one in [*clients, other]))
+        assert [one.status for one in [*clients, other]] == [200, 200, 429, 200]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(guard, "ANSWER_SECONDS", 0.1)
+    sent = []
+
+    async def large(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(10 * guard.PIECE_BYTES)})
+
+    class Lazy(Client):
+        async def answer(self, message):
+            sent.append(len(message.get("body", b"")))
+            if len(sent) == 3:
+                await asyncio.sleep(60)
+
+    async def scenario():
+        with pytest.raises(Problem, match="not read"):
+            await Lazy(limited(large), size=0).done
+
+    asyncio.run(scenario())
+    assert sent == [0, guard.PIECE_BYTES, guard.PIECE_BYTES]
+
+
+def test_too_large_a_body_is_refused_unread_and_one_in_chunks_too(client):
+    text = json.dumps({"text": "x" * SEARCH_BYTES}).encode()
+    is_problem(client.post("/v1/search", content=text, headers=JSON), 413)
+    is_problem(
+        client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "99999999999"}), 413
+    )
+    is_problem(client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "-1"}), 400)
+    is_problem(client.post("/v1/search", **form({"text": "x" * SEARCH_BYTES}, p=picture())), 413)
+    is_problem(client.post("/v1/search", content=iter([b"{}"]), headers=JSON), 411)
+    assert client.post("/v1/search", json={"text": "x"}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"{" + b",".join(b'"k%d":[]' % number for number in range(limits.VALUES)) + b"}",
-        b'{"parts": [' + b"[]," * limits.VALUES + b"[]]}",
-        b'{"where": [' + b'{"":""},' * limits.VALUES + b"1]}",
-        b"[" * (limits.VALUES + 1),
-        b'"' * (4 * limits.VALUES + 1),
+        "{" + ",".join(f'"{n}":0' for n in range(6_500)) + "}",
+        "[" + "[]," * 21_000 + "0]",
+        "[" * 60_000,
+        '{"items": [{"text": "x", "fields": {"a": ' + "[" * 5_000 + "]" * 5_000 + "}}]}",
     ],
+    ids=["members", "lists", "deep", "deep field"],
 )
-def test_json_with_too_many_values_is_refused(client, body):
-    for path in ("/v1/search", "/v1/explain", "/v1/items/delete"):
-        is_problem(client.post(path, content=body, headers={"Content-Type": "application/json"}), 413)
+def test_json_that_is_small_and_has_many_values_is_refused(client, body):
+    for path in ("/v1/search", "/v1/explain", "/v1/items"):
+        is_problem(client.post(path, content=body, headers=JSON), 422)
 
 
-def test_json_as_deep_as_can_be_is_no_error_of_the_server(client):
-    json_type = {"Content-Type": "application/json"}
-    for depth in (100, 900, 5_000):
-        nested = b"[" * depth + b"]" * depth
-        assert client.post("/v1/search", content=nested, headers=json_type).status_code in (400, 422)
-        item = b'{"items": [{"text": "x", "fields": {"a": %b}}]}' % nested
-        assert client.post("/v1/items", content=item, headers=json_type).status_code in (400, 422)
-
-
-def test_a_body_that_can_have_no_picture_is_small(client):
-    body = b" " * (limits.SMALL_BODY_BYTES + 1)
-    for path, status in (("/v1/items/delete", 413), ("/v1/search", 422)):
-        response = client.post(path, content=body, headers={"Content-Type": "application/json"})
-        is_problem(response, status)
-
-
-def test_what_is_in_memory_of_a_stream_counts_until_it_is_added(monkeypatch):
-    monkeypatch.setattr(limits, "BODIES_BYTES", 100)
-
-    async def stream(scope, receive, send):
-        scope["state"]["seen"] = 0
-        async for chunk in Request(scope, receive).stream():
-            scope["state"]["seen"] += len(chunk)
-            if scope["adds"]:
-                scope["state"]["hold"](0)
-
-    def chunks():
-        sent = [
-            {"type": "http.request", "body": b"x" * 60, "more_body": more} for more in (False, True, True)
-        ]
-
-        async def receive():
-            return sent.pop()
-
-        return receive
+def test_threads_run_so_much_at_once_and_what_waits_too_long_not_at_all(monkeypatch):
+    monkeypatch.setattr(service, "MAX_WAITING", 2)
+    may_end = threading.Event()
+    ran = []
 
     async def scenario():
-        limited = BodyLimits(stream)
-        for adds in (True, False):
-            scope = {"type": "http", "path": STREAM_PATH, "headers": [], "adds": adds}
-            if adds:
-                await limited(scope, chunks(), ignore)
-                assert scope["state"]["seen"] == 180
-            else:
-                with pytest.raises(Problem, match="429"):
-                    await limited(scope, chunks(), ignore)
-
-    asyncio.run(scenario())
-
-
-def test_the_fields_of_an_item_are_read_beside_the_event_loop(monkeypatch):
-    """A single item may have 64 kB of them, and a request a thousand items."""
-    threads = []
-    check = adding._check_contents
-    monkeypatch.setattr(
-        adding, "_check_contents", lambda item: threads.append(threading.current_thread()) or check(item)
-    )
-
-    async def scenario():
-        return await adding._read_item(Pictures(), NewItem(text="x", fields={"a": 1}))
-
-    assert asyncio.run(scenario()).fields == {"a": 1}
-    assert threads[0] is not threading.current_thread()
-
-
-def test_few_large_bodies_are_parsed_at_a_time_and_small_ones_meanwhile(monkeypatch):
-    """Many threads that parse would keep the searches waiting."""
-    lock, running, most = threading.Lock(), [], []
-    has_begun, may_end = threading.Event(), threading.Event()
-    parse = bodies.parse_json
-
-    def slow(body, values):
-        if len(body) > bodies.LARGE_BYTES:
-            with lock:
-                running.append(1)
-                most.append(len(running))
-                if len(running) == 2:
-                    has_begun.set()
-            assert may_end.wait(60)
-            with lock:
-                running.pop()
-        return parse(body, values)
-
-    monkeypatch.setattr(bodies, "parse_json", slow)
-
-    async def read(body: bytes):
-        async def receive():
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        return await bodies._JsonRequest({**SCOPE, "server": ("localhost", 80)}, receive).json()
-
-    async def scenario():
-        large = [asyncio.create_task(read(b" " * 70_000 + b"1")) for _ in range(8)]
-        await asyncio.to_thread(has_begun.wait, 60)
-        assert await read(b"2") == 2
+        threads = Threads(1)
+        busy = asyncio.ensure_future(threads.run(lambda: may_end.wait(60)))
+        await asyncio.sleep(0.05)
+        late = asyncio.ensure_future(threads.run(lambda: ran.append("late"), deadline=time.monotonic() + 0.1))
+        waiting = asyncio.ensure_future(threads.run(lambda: ran.append("waiting")))
+        await asyncio.sleep(0)
+        with pytest.raises(Problem, match="429"):
+            await threads.run(lambda: ran.append("too many"))
+        with pytest.raises(DeadlinePassed):
+            await late
+        gone = asyncio.ensure_future(threads.run(lambda: ran.append("gone")))
+        await asyncio.sleep(0)
+        gone.cancel()
         may_end.set()
-        assert await asyncio.gather(*large) == [1] * 8
+        await asyncio.gather(busy, waiting)
+        assert ran == ["waiting"]
 
     asyncio.run(scenario())
-    assert max(most) == 2
 
 
-def avif(side: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (side, side)).save(file, "AVIF", speed=10, subsampling="4:4:4")
-    return file.getvalue()
+def test_a_thread_is_free_only_when_its_work_is_done():
+    may_end = threading.Event()
+
+    async def scenario():
+        threads = Threads(1)
+        with pytest.raises(DeadlinePassed):
+            await threads.run(lambda: may_end.wait(60), deadline=time.monotonic() + 0.05)
+        with pytest.raises(DeadlinePassed):
+            await threads.run(lambda: 1, deadline=time.monotonic() + 0.05)
+        may_end.set()
+        assert await threads.run(lambda: 2) == 2
+
+    asyncio.run(scenario())
 
 
-@pytest.mark.skipif(
-    not features.check("avif") or sys.platform != "linux", reason="needs AVIF, and memory limits"
-)
-@pytest.mark.parametrize("brand", [b"avif", b"mif1"])
-def test_an_avif_picture_that_is_larger_than_it_says_is_refused(client, monkeypatch, brand):
-    whole = avif(2_500).replace(b"ftypavif", b"ftyp" + brand)
-    place = whole.index(b"ispe") + 8
-    smaller = whole[:place] + (200).to_bytes(4) * 2 + whole[place + 8 :]
+def test_a_panic_of_a_library_fails_one_request(client, monkeypatch):
+    class Panic(BaseException):
+        pass
 
-    def search(data: bytes):
-        return client.post("/v1/search", json={"image": base64.b64encode(data).decode(), "k": 1})
+    def panic(*_, **__):
+        raise Panic("in a library")
 
-    assert search(smaller).status_code == 200
-    monkeypatch.setattr(limits, "PICTURE_PIXELS", 4_000_000)
-    assert "takes more than 28 MB" in is_problem(search(smaller), 422)["detail"]
-    assert search(avif(200).replace(b"ftypavif", b"ftyp" + brand)).status_code == 200
-    assert is_problem(search(avif(64)[:-20]), 422)
-
-
-def test_nothing_of_a_picture_that_cannot_be_read_stays_in_memory():
-    async def refuse():
-        with pytest.raises(BadImage):
-            await Pictures().decode(b"no picture")
-
-    asyncio.run(refuse())
-    gc.collect()
-    gc.disable()
-    try:
-        asyncio.run(refuse())
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        assert not [one for one in gc.garbage if isinstance(one, BadImage)]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
+    index = client.app.state.service.indexes["things"]
+    for _ in range(5):
+        monkeypatch.setattr(index, "search_many", panic)
+        is_problem(client.post("/v1/search", json={"text": "x"}), 500)
+    monkeypatch.undo()
+    assert client.post("/v1/search", json={"text": "x"}).status_code == 200

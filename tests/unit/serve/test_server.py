@@ -1,147 +1,96 @@
-"""Connections that send nothing, too little or too much, and never read."""
+"""The server as it is started: its start, its end, and connections of slow clients."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
+import signal
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from genius_search.serve import limits
-from genius_search.serve.server import Server, Throttle, server_config
+SCRIPT = """
+import asyncio, sys
+from genius_search.serve import server
+server.HEAD_SECONDS, server.UNREAD_SECONDS = 1, 1
 
-REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
-LONG = 50_000_000
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    if scope["path"] == "/slow":
+        await asyncio.sleep(1)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(500 if scope["path"] == "/long" else 0):
+        await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
+    await send({"type": "http.response.body", "body": b"over"})
 
-
-class App:
-    """Answers ``/`` at once, ``/slow`` when it may, ``/long`` with many bytes."""
-
-    def __init__(self) -> None:
-        self.uploads = threading.Event()
-        self.began = threading.Event()
-        self.may_answer = threading.Event()
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http":
-            return
-        if scope["method"] == "POST":
-            self.uploads.set()
-        while (await receive()).get("more_body"):
-            pass
-        body = b"x" * (LONG if scope["path"] == "/long" else 2)
-        if scope["path"] == "/slow":
-            self.began.set()
-            await asyncio.to_thread(self.may_answer.wait)
-        headers = [(b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+bound = server.bind("127.0.0.1", 0)
+port = bound.getsockname()[1]
+server.serve(app, bound, lambda: print(port, flush=True))
+"""
 
 
 @pytest.fixture
-def app() -> App:
-    return App()
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        yield process, int(process.stdout.readline())
+        process.kill()
 
 
-Connect = Callable[[bytes], socket.socket]
+def connect(port: int, sent: bytes) -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", port), timeout=20)
+    opened.sendall(sent)
+    return opened
 
 
-@pytest.fixture
-def connect(app) -> Iterator[Connect]:
-    """Opens connections to a running server, and sends something."""
-    bound = socket.create_server(("127.0.0.1", 0))
-    config = server_config(app)
-    config.lifespan = "off"
-    server = Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server._serve([bound])))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    opened = []
-
-    def connect(sent: bytes) -> socket.socket:
-        opened.append(socket.create_connection(bound.getsockname(), timeout=20))
-        opened[-1].sendall(sent)
-        return opened[-1]
-
-    yield connect
-    app.may_answer.set()
-    for one in opened:
-        one.close()
-    server.should_exit = True
-    thread.join()
+def ask(port: int, path: str) -> socket.socket:
+    return connect(port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
-def read_all(connection: socket.socket) -> bytes:
-    """Everything that arrives until the server closes the connection."""
-    found = b""
-    with contextlib.suppress(ConnectionResetError):
-        while part := connection.recv(1 << 20):
-            found += part
-    return found
-
-
-def answer(connection: socket.socket) -> bytes:
-    return connection.recv(1000).partition(b"\r\n")[0]
+def wait_for_files(process: subprocess.Popen[str], is_right: Callable[[int], bool]) -> int:
+    """Wait until a process has the right number of open files; return it."""
+    until = time.monotonic() + 30
+    while not is_right(number := len(list(Path(f"/proc/{process.pid}/fd").iterdir()))):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return number
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: local"])
-def test_a_request_that_does_not_arrive_is_not_waited_for(connect, monkeypatch, sent):
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.0)
-    assert read_all(connect(sent)) == b""
+def test_a_head_that_does_not_arrive_is_not_waited_for(server, sent):
+    _, port = server
+    with connect(port, sent) as slow:
+        assert slow.recv(100)[9:12] in (b"", b"408")
 
 
-def test_a_head_that_comes_byte_by_byte_is_not_waited_for(connect, monkeypatch):
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.5)
-    slow = connect(b"GET / HTTP/1.1\r\nX: ")
-    with pytest.raises(ConnectionError):  # noqa: PT012  until the server closes
-        while True:
-            slow.sendall(b"x")
-            time.sleep(0.05)
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of Linux")
+def test_a_client_that_does_not_read_is_not_waited_for(server):
+    process, port = server
+    with ask(port, "/") as first:
+        assert first.recv(100)[9:12] == b"200"
+    before = wait_for_files(process, bool)
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(ask(port, "/long"))
+        wait_for_files(process, lambda number: number >= before + 4)
+        wait_for_files(process, lambda number: number <= before)
+        with ask(port, "/") as other:
+            assert other.recv(100)[9:12] == b"200"
 
 
-def test_a_client_that_does_not_read_is_not_waited_for(connect, monkeypatch):
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.5)
-    lazy = connect(REQUEST % b"long")
-    time.sleep(3)
-    assert len(read_all(lazy)) < LONG
-    assert answer(connect(REQUEST % b"")) == b"HTTP/1.1 200 OK"
-
-
-def test_idle_connections_make_room_for_others_and_requests_are_finished(connect, app, monkeypatch):
-    monkeypatch.setattr(limits, "CONNECTIONS", 4)
-    slow = connect(REQUEST % b"slow")
-    assert app.began.wait(20)
-    uploading = connect(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx")
-    assert app.uploads.wait(20)
-    idle = [connect(b"GET /") for _ in range(10)]
-    assert answer(connect(REQUEST % b"")) == b"HTTP/1.1 200 OK"
-    assert [read_all(one) for one in idle[:8]] == [b""] * 8
-    uploading.sendall(b"x" * 8)
-    assert answer(uploading) == b"HTTP/1.1 200 OK"
-    app.may_answer.set()
-    assert answer(slow) == b"HTTP/1.1 200 OK"
-
-
-def test_a_line_is_logged_once_in_a_while(caplog):
-    logger = logging.getLogger("genius_search.test_throttle")
-    logger.addFilter(Throttle())
-    for number in range(100):
-        logger.warning("number %d", number)
-    logger.warning("another line")
-    assert [record.getMessage() for record in caplog.records] == ["number 0", "another line"]
-
-
-def test_the_loop_is_that_of_python_also_where_another_is_installed():
-    """Connections limit what they read by an attribute that transports of uvloop do not have."""
-    assert server_config(None).loop == "asyncio"
-
-
-def test_a_connection_is_kept_as_long_as_the_head_of_a_request_may_take(app):
-    """If it were closed after uvicorn's five seconds, a slow client would send its next request in vain."""
-    assert server_config(app).timeout_keep_alive == limits.HEAD_SECONDS
+def test_requests_are_finished_before_the_end_whoever_is_connected(server):
+    process, port = server
+    with connect(port, b""), ask(port, "/slow") as slow:
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        with slow.makefile("rb") as answer:
+            assert answer.read().startswith(b"HTTP/1.1 200")
+        assert process.wait(20) == 0

@@ -5,12 +5,13 @@ import { byId, h, icon } from "./elements.js";
 import { nameIndex } from "./main.js";
 import { chosen, learnIndexes } from "./navigation.js";
 import { say, tell } from "./notices.js";
-import { base64 } from "./pictures.js";
+import { ready } from "./pictures.js";
 import { forgetAnswer } from "./results.js";
 import { address, START } from "./state.js";
 import { count, items } from "./words.js";
 
 const BYTES_AT_ONCE = 6_000_000;
+const JSON_AT_ONCE = 200_000;
 const ITEMS_AT_ONCE = 32;
 const MOST_TEXT = 10_000;
 let waiting = [];
@@ -132,14 +133,17 @@ function row(one) {
 function inParts() {
   const parts = [[]];
   let bytes = 0;
+  let json = 0;
   for (const one of waiting) {
-    const size = (one.file?.size ?? 0) + one.text.length;
-    if (parts.at(-1).length && (bytes + size > BYTES_AT_ONCE || parts.at(-1).length >= ITEMS_AT_ONCE)) {
+    const size = one.file?.size ?? 0;
+    const told = 3 * (one.id.length + one.text.length) + 100;
+    if (parts.at(-1).length && (bytes + size > BYTES_AT_ONCE || json + told > JSON_AT_ONCE || parts.at(-1).length >= ITEMS_AT_ONCE)) {
       parts.push([]);
-      bytes = 0;
+      bytes = json = 0;
     }
     parts.at(-1).push(one);
     bytes += size;
+    json += told;
   }
   return parts;
 }
@@ -152,8 +156,10 @@ async function sendAll() {
   byId("waiting").querySelector(".actions").replaceChildren(bar, h("span", { class: "fine" }, "Adding …"));
   for (const part of inParts()) {
     try {
-      const sent = await Promise.all(part.map(async (one) => ({ id: one.id, text: one.text || undefined, image: one.file ? await base64(one.file, { shrink: false }) : undefined })));
-      const done = await ask("/v1/items", { method: "POST", query: { index: chosen().name }, json: { items: sent } });
+      const files = {};
+      for (const [at, one] of part.entries()) if (one.file) files[`picture-${at}`] = await ready(one.file, { shrink: false });
+      const sent = part.map((one, at) => ({ id: one.id, text: one.text || undefined, image: one.file ? `picture-${at}` : undefined }));
+      const done = await ask("/v1/items", { method: "POST", query: { index: chosen().name }, json: { items: sent }, files });
       for (const name of ["added", "replaced", "unchanged"]) sum[name] += done[name];
       sum.left_out.push(...done.left_out);
       const out = new Set(done.left_out.map((one) => one.id));

@@ -26,19 +26,28 @@ export class Problem extends Error {
   }
 }
 
-export async function call(path, { method = "GET", query = {}, json, signal } = {}) {
+/** A request, with a body of JSON, or of JSON and the files that it names. */
+export async function call(path, { method = "GET", query = {}, json, files = {}, signal } = {}) {
   const address = new URL(path, location.origin);
   for (const [name, value] of Object.entries(query)) if (value !== null && value !== undefined) address.searchParams.set(name, value);
   const used = key.get();
+  const isForm = Object.keys(files).length > 0;
   const response = await reach(address, {
     method,
     signal,
-    headers: { ...(json === undefined ? {} : { "Content-Type": "application/json" }), ...(used ? { Authorization: `Bearer ${used}` } : {}) },
-    body: json === undefined ? undefined : JSON.stringify(json),
+    headers: { ...(json === undefined || isForm ? {} : { "Content-Type": "application/json" }), ...(used ? { Authorization: `Bearer ${used}` } : {}) },
+    body: isForm ? form(json, files) : json === undefined ? undefined : JSON.stringify(json),
   });
-  if (response.status === 401 && (await wantKey(used))) return call(path, { method, query, json, signal });
+  if (response.status === 401 && (await wantKey(used))) return call(path, { method, query, json, files, signal });
   if (!response.ok) throw await problem(response);
   return response;
+}
+
+function form(json, files) {
+  const parts = new FormData();
+  parts.append("json", JSON.stringify(json));
+  for (const [name, file] of Object.entries(files)) parts.append(name, file);
+  return parts;
 }
 
 export const ask = async (path, options) => (await call(path, options)).json();

@@ -119,15 +119,15 @@ function branch(prefix, child, largest) {
 
 async function groups(state, signal, offset = 0) {
   const same = state.list === "collisions";
-  const query = { index: chosen().name, offset, limit: GROUPS_AT_ONCE, levels: same ? null : state.apart };
-  const told = await ask(`/v1/codes/${state.list}`, { query, signal });
+  const query = { index: chosen().name, offset, limit: GROUPS_AT_ONCE, levels: same ? 0 : state.apart };
+  const told = await ask("/v1/codes/duplicates", { query, signal });
   if (!offset) say(`${count(told.total)} groups.`);
   const list = h("ol", { class: "groups" }, told.groups.map(group));
   const more = h("button", { type: "button" }, "Show more");
   let shown = told.groups.length;
   more.addEventListener("click", async () => {
     try {
-      const next = await ask(`/v1/codes/${state.list}`, { query: { ...query, offset: shown } });
+      const next = await ask("/v1/codes/duplicates", { query: { ...query, offset: shown } });
       const first = next.groups.map(group);
       list.append(...first);
       shown += next.groups.length;

@@ -114,7 +114,8 @@ function plainPath(place, item) {
 async function explain(place, item, state) {
   place.replaceChildren(h("h3", {}, "Its path"), h("p", { class: "fine", "aria-busy": "true" }, "Reading its path …"));
   try {
-    const told = await ask("/v1/explain", { method: "POST", json: { ...(await question(state)), id: item.id } });
+    const { json, files } = await question(state);
+    const told = await ask("/v1/explain", { method: "POST", json: { ...json, id: item.id }, files });
     place.replaceChildren(
       h("h3", {}, "Its path"),
       h("p", { class: "outcome" }, outcome(told)),
@@ -209,7 +210,7 @@ function confirmDelete(item) {
 
 async function remove(item, dialog) {
   try {
-    await ask("/v1/items/delete", { method: "POST", query: { index: chosen().name }, json: { ids: [item.id] } });
+    await ask("/v1/items", { method: "DELETE", query: { index: chosen().name, id: item.id } });
   } catch (problem) {
     dialog.close();
     tell(problem);

@@ -35,22 +35,13 @@ function withKey(address) {
   return fetched.get(name);
 }
 
-/** A brought picture as base64. An encoder looks at a few hundred pixels, so a large photo is shrunk first. */
-export async function base64(file, { shrink }) {
-  const bytes = shrink && file.size > LARGE ? await shrunk(file) : file;
-  const address = await new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(bytes);
-  });
-  return address.slice(address.indexOf(",") + 1);
-}
-
-async function shrunk(file) {
+/** A brought picture as the server takes it. An encoder looks at a few hundred pixels, so a large one is shrunk to be searched with. */
+export async function ready(file, { shrink }) {
+  const isLarge = shrink && file.size > LARGE;
+  if (!isLarge && file.type !== "image/avif") return file;
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) return file; // the server says why it cannot be read
-  const scale = Math.min(1, LONGEST_SIDE / Math.max(bitmap.width, bitmap.height));
+  const scale = isLarge ? Math.min(1, LONGEST_SIDE / Math.max(bitmap.width, bitmap.height)) : 1;
   const canvas = h("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve) => canvas.toBlob((blob) => resolve(blob ?? file), "image/jpeg", 0.92));

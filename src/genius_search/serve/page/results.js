@@ -6,7 +6,7 @@ import { moreLike, thisBut } from "./composer.js";
 import { byId, h } from "./elements.js";
 import { chosen, go } from "./navigation.js";
 import { say, tell } from "./notices.js";
-import { base64 } from "./pictures.js";
+import { ready } from "./pictures.js";
 import { asks, pictureOf, START } from "./state.js";
 import { count, itemName, milliseconds, percent } from "./words.js";
 
@@ -19,13 +19,14 @@ let lastTook = 0;
 /** Whether hits come quickly enough to be shown as one types. */
 export const isQuick = () => lastTook < QUICK_MS;
 
-/** The search as the server wants it. */
+/** The search as the server wants it: JSON, and the picture that it names. */
 export async function question(state) {
   const brought = pictureOf(state);
-  return {
+  const files = brought ? { picture: await ready(brought.file, { shrink: true }) } : {};
+  const json = {
     index: chosen().name,
     text: state.text.trim() || undefined,
-    image: brought ? await base64(brought.file, { shrink: true }) : undefined,
+    image: brought ? "picture" : undefined,
     parts: state.parts.length ? state.parts.map(({ kind, value, weight }) => ({ [kind === "item" ? "id" : kind]: value, weight })) : undefined,
     instruction: state.instruction || undefined,
     modality: state.modality || undefined,
@@ -35,6 +36,7 @@ export async function question(state) {
     beam: state.beam ?? undefined,
     rerank: state.rerank || undefined,
   };
+  return { json, files };
 }
 
 export async function showResults(state) {
@@ -48,12 +50,12 @@ export async function showResults(state) {
     return;
   }
   const asked = await question(state);
-  const spelt = JSON.stringify(asked);
+  const spelt = JSON.stringify([asked.json, pictureOf(state)?.url]);
   if (signal.aborted || answered.question === spelt) return;
   place.setAttribute("aria-busy", "true");
   const begun = performance.now();
   try {
-    const answer = await ask("/v1/search", { method: "POST", json: asked, signal });
+    const answer = await ask("/v1/search", { method: "POST", ...asked, signal });
     answered = { question: spelt };
     lastTook = performance.now() - begun;
     draw(place, answer, state, lastTook);
@@ -77,7 +79,7 @@ export function forgetAnswer() {
 
 function draw(place, answer, state, roundTrip) {
   const { hits, good_match: isGood } = answer;
-  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"} in ${milliseconds(answer.took_ms.total)}`;
+  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"} in ${milliseconds(answer.took_ms.queue + answer.took_ms.search)}`;
   if (!hits.length) {
     say(`Nothing found. ${narrowed(state) ? "Filters are set." : ""}`);
     place.replaceChildren(nothing(state));
@@ -146,7 +148,7 @@ function hitCard(hit, state) {
 
 /** Where the time went, stage by stage; what is missing to the whole was the network's. */
 function timeBar({ took_ms: took, settings }, roundTrip) {
-  const stages = [["waiting", took.queue], ["encoding", took.encode], ["searching", took.search], ["network", Math.max(0, roundTrip - took.total)]];
+  const stages = [["waiting", took.queue], ["searching", took.search], ["network", Math.max(0, roundTrip - took.queue - took.search)]];
   const words = stages.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
   return h(
     "div",

@@ -1,0 +1,91 @@
+"""Items come and go while others search: what is acknowledged is there, and the index is kept small."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from genius_search.index.index import Index
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.writer import one_writer
+from genius_search.serve import service
+
+from .test_guard import is_problem
+
+
+def test_changes_at_once_are_all_made_and_searches_go_on(writable, found):
+    def change(number: int) -> list[int]:
+        items = [{"id": f"{number}-{place}", "text": f"a drum {number} {place}"} for place in range(3)]
+        added = writable.post("/v1/items", json={"items": items})
+        gone = writable.delete("/v1/items", params={"id": f"{number}-0"})
+        searched = writable.post("/v1/search", json={"text": "a kite"})
+        return [added.json()["added"], gone.json()["deleted"], len(searched.json()["hits"])]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(change, range(16))) == [[3, 1, 10]] * 16
+    assert {f"{n}-{place}" for n in range(16) for place in (1, 2)} <= found()
+    index = writable.app.state.service.indexes["things"]
+    assert Index.open(index.folder, model=index.model).verify().items == 12 + 32
+
+
+def test_an_index_with_many_deleted_items_is_compacted(writable):
+    index = writable.app.state.service.indexes["things"]
+    writable.delete("/v1/items", params={"id": [f"1:{number}" for number in range(5)]})
+    until = time.monotonic() + 20
+    while sum(len(segment.dead) for segment in index.snapshot.segments):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert index.snapshot.num_alive == 7
+
+
+def test_an_index_that_another_process_changes_is_busy_for_now(writable, monkeypatch):
+    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.2)
+    index = writable.app.state.service.indexes["things"]
+    item = {"items": [{"id": "new", "text": "a drum"}]}
+    with one_writer(index.folder):
+        answer = writable.post("/v1/items", json=item)
+        assert is_problem(answer, 429)
+        assert answer.headers["retry-after"]
+    assert writable.post("/v1/items", json=item).json()["added"] == 1
+
+
+def test_a_damaged_index_fails_every_request_until_it_is_whole(writable):
+    index = writable.app.state.service.indexes["things"]
+    manifest = index.folder / "index.json"
+    whole = manifest.read_bytes()
+    manifest.write_text("{")
+    is_problem(writable.post("/v1/search", json={"text": "x"}), 500)
+    is_problem(writable.post("/v1/items", json={"items": [{"text": "x"}]}), 500)
+    manifest.write_bytes(whole)
+    assert writable.post("/v1/search", json={"text": "x"}).status_code == 200
+
+
+def test_a_search_whose_conditions_are_slow_delays_no_other(writable, monkeypatch):
+    restriction = Snapshot.restriction
+
+    def slow(self, wanted, **more):
+        if wanted.match == "kite":
+            time.sleep(1.0)
+        return restriction(self, wanted, **more)
+
+    monkeypatch.setattr(Snapshot, "restriction", slow)
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [
+            pool.submit(writable.post, "/v1/search", json={"text": "a kite", "match": "kite"})
+            for _ in range(6)
+        ]
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert writable.post("/v1/search", json={"text": "a red boat"}).status_code == 200
+        assert time.monotonic() - began < 0.9
+        assert [one.result().status_code for one in waiting] == [200] * 6
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_a_search_in_python_and_over_http_agree_while_the_index_changes(writable, k):
+    index = writable.app.state.service.indexes["things"]
+    index.add_items([{"id": "drum", "text": "a drum"}])
+    hits = writable.post("/v1/search", json={"text": "a drum", "k": k}).json()["hits"]
+    assert [hit["id"] for hit in hits] == [hit.id for hit in index.search("a drum", k=k)]
