@@ -33,17 +33,21 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     def run(self) -> None:
         """Fit, measure, print and store the calibration."""
         from genius_search.data.mbeir import MBeir
-        from genius_search.index.calibrate import ABSENT, calibrate
+        from genius_search.index.calibrate import ABSENT, calibrate, measure_hubness
 
         with TerminalProgress() as progress:
             index = self.open_index()
+            hubness = measure_hubness(index, MBeir(self.data), split=self.split, progress=progress)
+            index.keep_hubness(hubness, wait_seconds=self.wait)
             fitted = calibrate(
                 index, MBeir(self.data), split=self.split, precision=self.precision, progress=progress
             )
             index.keep_calibration(fitted, wait_seconds=self.wait)
         if self.json:
-            print_json(dataclasses.asdict(fitted))
+            print_json({**dataclasses.asdict(fitted), "hubness": dataclasses.asdict(hubness)})
             return
+        recalls = ", ".join(f"{recall:.3f} with {weight}" for weight, recall in hubness.recalls.items())
+        print(f"Weight of densities: {hubness.weight:g} (R@5 of {hubness.queries:,} queries: {recalls}).")
         print(
             f"{fitted.queries:,} other queries of {fitted.data}, each with and without its answers among "
             f"{fitted.items:,} items ({ABSENT:.0%} without): the first hits have a probability of "

@@ -303,6 +303,9 @@ def _readable(info: IndexInfo) -> dict[str, object]:
         "on disk": f"{format_bytes(round(total * info.items))}, {total:,.0f} bytes per item",
         "bytes per item": ", ".join(parts) or "none",
         "embeddings": info.embeddings,
+        "weight of densities": "default"
+        if info.hubness is None
+        else f"{info.hubness.weight:g}, measured with {info.hubness.queries:,} queries",
         "changes so far": info.generation,
         "segments": "; ".join(segments) or "none",
     }

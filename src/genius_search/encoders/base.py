@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
-
-import numpy as np
-from jaxtyping import Float32, Float64
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from genius_search.errors import UsageError, need_packages
 from genius_search.nn.arrays import AnyArray
@@ -16,9 +12,6 @@ from genius_search.registry import find_encoder
 
 if TYPE_CHECKING:
     from PIL import Image
-
-PAIRS_IN_BATCH: Final = 32_768
-"""Pairs in a batch of SigLIP's and SigLIP 2's training."""
 
 
 class ItemKey(NamedTuple):
@@ -93,34 +86,6 @@ class Encoder(Protocol):
 def reads_images(encoder: Encoder) -> bool:
     """Return whether an encoder gives features of images; one of texts only has ``reads_images = False``."""
     return bool(getattr(encoder, "reads_images", True))
-
-
-def knows_words(encoder: Encoder, text: str) -> bool:
-    """Return whether an encoder knows any word of a text; only those with ``knows_words`` can tell."""
-    knows = getattr(encoder, "knows_words", None)
-    return knows is None or knows(text)
-
-
-class PairOdds(NamedTuple):
-    """How an encoder turns the cosine of an image and a text into the log-odds that they belong together."""
-
-    scale: float
-    bias: float
-
-    def rate(self, cosines: Float32[np.ndarray, " hits"], items: int) -> Float64[np.ndarray, " hits"]:
-        """Return the probability that hits match, if one item of so many is expected to.
-
-        The encoder's own probability (SigLIP, section 3.2) is that of a pair in a batch, where one of
-        :data:`PAIRS_IN_BATCH` matches; the prior odds of an index take the place of the batch's.
-        """
-        log_odds = self.scale * cosines.astype(np.float64) + self.bias + math.log(PAIRS_IN_BATCH / items)
-        return np.asarray(1 / (1 + np.exp(-log_odds)))
-
-
-def pair_odds(encoder: Encoder) -> PairOdds | None:
-    """Return how an encoder rates images with texts; None if it does not tell."""
-    odds: PairOdds | None = getattr(encoder, "pair_odds", None)
-    return odds
 
 
 @runtime_checkable

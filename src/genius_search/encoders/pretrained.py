@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.encoders.base import ImageInput, PairOdds, TextInput, need_transformers, refuse_images
+from genius_search.encoders.base import ImageInput, TextInput, need_transformers, refuse_images
 from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.static import StaticEncoder, is_static
 from genius_search.encoders.texts import cut_texts
@@ -214,13 +213,6 @@ class ClipEncoder(BatchEncoder):
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and weights."""
         return contents_fingerprint(self._folder)
-
-    @cached_property
-    def pair_odds(self) -> PairOdds | None:
-        """How SigLIP rates an image with a text; CLIP only compares texts with one another."""
-        if self._type != "siglip":
-            return None
-        return PairOdds(math.exp(self._model.logit_scale.item()), self._model.logit_bias.item())
 
     def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of images."""

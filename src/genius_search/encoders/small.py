@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -193,21 +191,6 @@ class SmallEncoder(BatchEncoder):
             for name, weight in self.network.state_dict().items()
         }
         return fingerprint_of([to_json(self.config), self.tokenizer.to_str(), hashes])
-
-    def knows_words(self, text: str) -> bool:
-        """Return whether the training texts had words like those of a text.
-
-        One of its words of three letters or more is a token, or its tokens have several bytes on average.
-        """
-        words = re.findall(r"\w+|[^\w\s]+", cut_texts([text], max_tokens=SOME_TOKENS)[0])
-        if any(len(word) > KNOWN_BYTES and self.tokenizer.token_to_id(word) is not None for word in words):
-            return True
-        encoded = (self.tokenizer.encode(word, add_special_tokens=False) for word in words)
-        tokens = [encoding.tokens for encoding in encoded]  # written with a character for each byte
-        count, length = sum(map(len, tokens)), sum(map(len, chain.from_iterable(tokens)))
-        return length >= KNOWN_BYTES * count or any(
-            len(one) == 1 and len(one[0]) > KNOWN_BYTES for one in tokens
-        )
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and settings into a folder that exists."""

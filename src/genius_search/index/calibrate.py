@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
 from genius_search.index.hits import SearchHit
+from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
 from genius_search.index.requests import SearchRequest
 from genius_search.progress import Progress
 from genius_search.records import TASKS
@@ -138,10 +139,7 @@ def calibrate(
     config = index.settings
     queries = list(_labelled(index, data, split))
     if len(queries) < FEWEST_QUERIES:
-        raise BadData(
-            f"{len(queries)} queries of {data.root} (split {split}) have a right answer in {index.folder}; "
-            f"at least {FEWEST_QUERIES} are needed to fit to one half and measure the other"
-        )
+        raise BadData(_too_few(index, data, split, len(queries)))
     cases: list[list[Cases]] = [[], []]
     progress.begin("search", len(queries))
     for start in range(0, len(queries), BATCH):
@@ -177,6 +175,33 @@ def calibrate(
         good=float(np.average(is_good, weights=weight)),
         good_and_right=float(weight @ (is_good & is_right) / max(weight @ is_good, 1e-9)),
         refused=float((~is_good)[is_absent].mean()) if is_absent.any() else 0.0,
+    )
+
+
+def measure_hubness(index: Index, data: MBeir, *, split: str = "val", progress: Progress) -> Hubness:
+    """Measure which weight of densities finds most of a split's right answers. The index is unchanged."""
+    queries = list(_labelled(index, data, split))
+    if len(queries) < FEWEST_QUERIES:
+        raise BadData(_too_few(index, data, split, len(queries)))
+    found: dict[float, list[bool]] = {weight: [] for weight in WEIGHTS}
+    progress.begin("search", len(queries))
+    for start in range(0, len(queries), BATCH):
+        own = queries[start : start + BATCH]
+        for weight, is_found in found.items():
+            config = replace(index.settings, density_weight=weight)
+            hits = index.search_many([request for request, _ in own], config=config)
+            is_found += [
+                any(hit.id in right for hit in some[:FIRST])
+                for some, (_, right) in zip(hits, own, strict=True)
+            ]
+        progress.advance(start + len(own), {})
+    return Hubness.choose({weight: np.array(one) for weight, one in found.items()}, f"{data.name} {split}")
+
+
+def _too_few(index: Index, data: MBeir, split: str, count: int) -> str:
+    return (
+        f"{count} queries of {data.root} (split {split}) have a right answer in {index.folder}; at least "
+        f"{FEWEST_QUERIES} are needed to fit to one half and measure the other"
     )
 
 

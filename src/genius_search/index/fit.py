@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.adding import CHUNK, Batch, encode_batch, feature_rows
+from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
 from genius_search.index.query import EncodedQuery, default_settings, search_encoded
 from genius_search.index.refit import carry_encoder
 from genius_search.index.requests import SearchRequest
@@ -49,7 +51,6 @@ HELD_OUT: Final = 0.1
 """Share of the pairs that are measured on."""
 FEWEST_HELD_OUT: Final = 20
 MOST_HELD_OUT: Final = 1000
-FIRST: Final = 5
 CAPTIONS: Final = "captions"
 """Field with several captions of a picture; the first of them is its text."""
 WHAT_PAIRS_ARE: Final = (
@@ -172,6 +173,7 @@ def fit_index(
         model=f"{OWN_MODEL}-{snapshot.manifest.generation + 1}",
         model_fingerprint=trained.fingerprint,
         calibration=None,
+        hubness=None,
     )
     after = before
     kept = False
@@ -191,6 +193,24 @@ def fit_index(
     writer.replace_items(manifest, _batches(trained, snapshot, candidates, progress), accept=accept)
     if kept:
         shutil.rmtree(writer.folder / snapshot.manifest.model, ignore_errors=True)
+        config_now = default_settings(trained, writer.snapshot)
+        is_found = {
+            weight: np.array(
+                [
+                    any(one)
+                    for one in _find(
+                        trained,
+                        writer.snapshot,
+                        queries,
+                        held_out,
+                        right,
+                        dataclasses.replace(config_now, density_weight=weight),
+                    )
+                ]
+            )
+            for weight in WEIGHTS
+        }
+        writer.keep_hubness(Hubness.choose(is_found, "pairs that were held out"))
         remove_work(writer.folder)
     return Fitted(kept, len(known), len(given) - len(known), len(held_out), before, after)
 
@@ -400,7 +420,19 @@ def _measure(
     model: Genius, snapshot: Snapshot, queries: Features, rows: Sequence[int], right: Sequence[set[str]]
 ) -> Recall:
     """Return the recall of queries with the settings that searches have by default."""
-    config: SearchConfig = default_settings(model, snapshot)
+    found = _find(model, snapshot, queries, rows, right, default_settings(model, snapshot))
+    return Recall(sum(any(one[:1]) for one in found) / len(found), sum(map(any, found)) / len(found))
+
+
+def _find(
+    model: Genius,
+    snapshot: Snapshot,
+    queries: Features,
+    rows: Sequence[int],
+    right: Sequence[set[str]],
+    config: SearchConfig,
+) -> list[list[bool]]:
+    """Return for each query which of its first hits are right."""
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
     modalities = list(Modality)
     hits = []
@@ -424,8 +456,7 @@ def _measure(
             for number, row in enumerate(some)
         ]
         hits += [result.hits for result in search_encoded(model, snapshot, encoded, config)]
-    found = [[hit.id in answers for hit in own] for own, answers in zip(hits, right, strict=True)]
-    return Recall(sum(any(one[:1]) for one in found) / len(found), sum(map(any, found)) / len(found))
+    return [[hit.id in answers for hit in own] for own, answers in zip(hits, right, strict=True)]
 
 
 def _batches(model: Genius, snapshot: Snapshot, features: Features, progress: Progress) -> Iterator[Batch]:

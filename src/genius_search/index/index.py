@@ -20,6 +20,7 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone
 from genius_search.index.calibrate import Calibration
 from genius_search.index.filters import Filter
 from genius_search.index.hits import Hits, SearchHit
+from genius_search.index.hubness import Hubness
 from genius_search.index.query import default_settings, encode_queries, search_encoded
 from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
@@ -439,9 +440,9 @@ class Index:
     ) -> Fitted:
         """Train fusion and a generator on an index that was created with an encoder, and replace its model.
 
-        Items keep their ids and fields, and get new IDs; settings of `genius tune` and `genius calibrate` are
-        removed. Searches go on meanwhile. A tenth of the pairs is held out: unless the new model finds more
-        of their answers than the old one, nothing changes.
+        Items keep their ids and fields, and get new IDs; a calibration is removed. Searches go on meanwhile.
+        A tenth of the pairs is held out: unless the new model finds more of their answers than the old one,
+        nothing changes. The weight of densities is measured with them, too.
 
         Parameters
         ----------
@@ -734,6 +735,18 @@ class Index:
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
             writer.calibrate(calibration)
+
+    @property
+    def hubness(self) -> Hubness | None:
+        """The weight of densities that was measured by `genius calibrate` or :meth:`fit`, if any."""
+        return self.snapshot.manifest.hubness
+
+    def keep_hubness(self, hubness: Hubness, *, wait_seconds: float = 0.0) -> None:
+        """Store a weight of densities with the index; searches use it from then on."""
+        from genius_search.index.writer import one_writer
+
+        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            writer.keep_hubness(hubness)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether the first hit is a good match: as probable as the calibration's threshold.

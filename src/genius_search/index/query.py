@@ -272,6 +272,8 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
     usual = model.usual_search(snapshot.num_alive)
+    if manifest.hubness is not None:
+        usual = dataclasses.replace(usual, density_weight=manifest.hubness.weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         return dataclasses.replace(usual, rerank="embeddings")
     return usual

@@ -83,7 +83,7 @@ def refit_index(
     fitted = Genius.finish(folder, carry_encoder(model, folder), quantizer, None, model.instructions)
     before = writer.folder / manifest.model
     writer.replace_items(
-        manifest.replace(model=name, model_fingerprint=fitted.fingerprint, calibration=None),
+        manifest.replace(model=name, model_fingerprint=fitted.fingerprint, calibration=None, hubness=None),
         _batches(fitted, model, snapshot, rows, progress),
     )
     shutil.rmtree(before, ignore_errors=True)

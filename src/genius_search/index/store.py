@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.calibrate import Calibration
+from genius_search.index.hubness import Hubness
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.search.arrays import open_array
 from genius_search.search.table import IdTable
@@ -278,6 +279,7 @@ class IndexManifest(BaseModel):
     embedding_bits: EmbeddingBits = 16
     segments: tuple[SegmentEntry, ...] = ()
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
+    hubness: Annotated[Hubness | None, Field(exclude_if=lambda value: value is None)] = None
 
     @field_validator("segments")
     @classmethod

@@ -15,6 +15,7 @@ from jaxtyping import Int64, Integer
 
 from genius_search.artifact import open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError, plural
+from genius_search.index.hubness import Hubness
 from genius_search.index.items import ITEMS_FILE
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
@@ -246,6 +247,8 @@ class IndexInfo:
     compact`."""
     embeddings: str
     """The stored embeddings and their type."""
+    hubness: Hubness | None
+    """The weight of densities and how it was measured; None if it is the default."""
     segments: list[SegmentInfo]
     work_bytes: int
     """Size of the temporary files of an interrupted or running `genius index add`."""
@@ -279,6 +282,7 @@ def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         embeddings=manifest.embeddings
         if manifest.embeddings == "none"
         else f"{manifest.embeddings}, {plural(manifest.embedding_bits, 'bit')} a number",
+        hubness=manifest.hubness,
         segments=[
             SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
             for segment in snapshot.segments

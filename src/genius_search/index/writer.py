@@ -28,6 +28,7 @@ from jaxtyping import Int64
 from genius_search.artifact import MANIFEST, file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.calibrate import Calibration
+from genius_search.index.hubness import Hubness
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import ArraysWriter, write_items, write_manifest
 from genius_search.index.snapshot import Snapshot
@@ -402,6 +403,11 @@ class Writer:
         """Store a calibration."""
         self._check_open()
         self._note(self.snapshot.manifest.replace(calibration=calibration))
+
+    def keep_hubness(self, hubness: Hubness) -> None:
+        """Store the weight of densities; a calibration with another one does not apply any more."""
+        self._check_open()
+        self._note(self.snapshot.manifest.replace(hubness=hubness))
 
     def _note(self, manifest: IndexManifest) -> None:
         """Replace the manifest without changing the items."""

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
-from genius_search.encoders.base import Encoder, ImageInput, knows_words, load_encoder
+from genius_search.encoders.base import Encoder, ImageInput
 from genius_search.encoders.small import (
     DESCRIPTOR_SIZE,
     create_small,
@@ -113,20 +113,6 @@ def test_the_order_of_words_matters(encoder):
 @pytest.mark.parametrize("text", ["", "日本語 🦒", "zyxwv unheard-of", "x" * 5000])
 def test_any_text_has_a_finite_feature(encoder, text):
     assert encoder.text_features(texts_of([text])).isfinite().all()
-
-
-@pytest.mark.parametrize("text", ["red", "a RED bar", "greenish", "bar xqzv", "red?!", "", " "])
-def test_words_of_the_training_texts_are_known(encoder, tmp_path, text):
-    encoder.save(tmp_path)
-    assert knows_words(encoder, text)
-    assert knows_words(load_encoder(f"small:{tmp_path}"), text)
-
-
-@pytest.mark.parametrize("text", ["xqzv", "Xqzv kjw pfft", "日本", "🦒", "IMG_2034"])
-def test_words_never_seen_are_not_known(encoder, tmp_path, text):
-    encoder.save(tmp_path)
-    assert not knows_words(encoder, text)
-    assert not knows_words(load_encoder(f"small:{tmp_path}"), text)
 
 
 def test_texts_are_cut_at_the_longest_allowed(encoder):
