@@ -50,7 +50,7 @@ class Hubness:
         best, most = USUAL, 0.0
         for weight, found in is_found.items():
             gains = found - usual
-            gain, error = float(gains.mean()), float(gains.std() / np.sqrt(len(gains)))
+            gain, error = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
             if gain > max(most, error):
                 best, most = weight, gain
         recalls = {f"{weight:g}": float(found.mean()) for weight, found in is_found.items()}

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Shaped
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 
 OneOrMany = TypeVar("OneOrMany", bound="Index")
-Vectors: TypeAlias = Float[np.ndarray, "rows dim"]
+Vectors: TypeAlias = Shaped[np.ndarray, "..."]
+"""Of shape (rows, dim), which is checked."""
 ATTEMPTS: Final = 5
 """How often a search is begun anew because the state of the index is gone."""
 

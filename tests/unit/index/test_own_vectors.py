@@ -1,0 +1,149 @@
+"""An index of a user's own vectors: made, searched, added to, and refused where a vector cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from genius_search.cli import main
+from genius_search.errors import BadData, UsageError
+from genius_search.index.index import Index
+from genius_search.index.requests import SearchPart, SearchRequest
+
+DIM, ITEMS = 12, 90
+
+
+def draw(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Index:
+    index, added = Index.create(
+        tmp_path_factory.mktemp("vectors") / "own.index",
+        vectors=draw(ITEMS),
+        ids=[f"item {row}" for row in range(ITEMS)],
+        modalities=["image"] * 60 + ["text"] * 30,
+        texts=[f"number {row}" for row in range(ITEMS)],
+        fields=[{"price": row} for row in range(ITEMS)],
+    )
+    assert added.added == ITEMS
+    return index
+
+
+@pytest.fixture
+def index(made, tmp_path) -> Index:
+    return Index.open(shutil.copytree(made.folder, tmp_path / "own.index"))
+
+
+def test_the_nearest_vectors_are_found(made):
+    vectors, queries = draw(ITEMS), draw(20, seed=1)
+    units = vectors / np.linalg.norm(vectors, axis=1)[:, None]
+    expected = (queries @ units[:60].T).argsort(axis=1)[:, ::-1][:, :5]
+    config = dataclasses.replace(made.settings, density_weight=0.0)
+    found = made.search_vectors(queries, k=5, modality="image", config=config)
+    shares = [
+        len({hit.id for hit in hits} & {f"item {row}" for row in rows}) / 5
+        for hits, rows in zip(found, expected.tolist(), strict=True)
+    ]
+    assert np.mean(shares) > 0.9
+    assert {hit.modality for hits in found for hit in hits} == {"image"}
+
+
+def test_a_vector_finds_itself_whatever_its_length(made):
+    for length in (0.001, 1, 500):
+        (hit,) = made.search(vector=draw(ITEMS)[7] * length, k=1, modality="image")
+        assert hit.id == "item 7"
+    assert hit.fields == {"price": 7}
+    assert hit.text == "number 7"
+
+
+def test_filters_words_and_parts_go_with_vectors(made):
+    query = draw(1, seed=2)[0]
+    assert all(hit.fields["price"] < 9 for hit in made.search(vector=query, where=["price<9"], k=5))
+    assert [hit.id for hit in made.search(vector=query, match="number 33")] == ["item 33"]
+    sums = made.search(parts=[SearchPart(vector=query), SearchPart(id="item 5", weight=2.0)], k=3, modality="image")
+    assert "item 5" in [hit.id for hit in sums]
+
+
+def test_vectors_are_added_replaced_and_deleted(index):
+    more = draw(3, seed=3)
+    assert index.add(vectors=more, ids=["a", "b", "item 1"], modalities="image").added == 3
+    assert index.add(vectors=more, ids=["a", "b", "item 1"], modalities="image").unchanged == 3
+    assert index.search(vector=more[2], k=1, modality="image")[0].id == "item 1"
+    index.delete("a")
+    assert "a" not in [hit.id for hit in index.search(vector=more[0], k=50)]
+    assert index.info().items == ITEMS + 1
+
+
+def bad_rows(kind: str) -> np.ndarray:
+    vectors = draw(6, seed=4)
+    vectors[4] = {"zero": 0, "nan": np.nan, "infinite": np.inf}[kind]
+    return vectors
+
+
+@pytest.mark.parametrize("kind", ["zero", "nan", "infinite"])
+def test_a_row_without_direction_is_named_and_nothing_changes(index, kind, tmp_path):
+    with pytest.raises(BadData, match="row 4 "):
+        index.add(vectors=bad_rows(kind), ids=list("abcdef"))
+    with pytest.raises(BadData, match="row 4 "):
+        Index.create(tmp_path / "new.index", vectors=bad_rows(kind))
+    assert index.info().items == ITEMS
+    assert not (tmp_path / "new.index").exists()
+
+
+def test_doubled_ids_are_named_by_their_rows(index):
+    with pytest.raises(BadData, match="rows 1 and 3 have the id 'b'"):
+        index.add(vectors=draw(4), ids=["a", "b", "c", "b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"vectors": draw(2)[:, :5], "ids": ["x", "y"]}, "have 5 numbers, those of this index 12"),
+        ({"vectors": draw(2), "ids": ["x"]}, "2 vectors and 1 ids"),
+        ({"vectors": draw(2)}, "need ids="),
+        ({"vectors": draw(1)[0], "ids": ["x"]}, r"of shape \(12,\)"),
+    ],
+)
+def test_other_shapes_are_refused(index, given, words):
+    with pytest.raises(UsageError, match=words):
+        index.add(**given)
+
+
+@pytest.mark.parametrize("query", [np.zeros(DIM), np.full(DIM, np.nan), np.ones(DIM + 1), np.ones((2, DIM))])
+def test_a_query_without_direction_or_of_another_width_is_refused(made, query):
+    with pytest.raises(UsageError, match="the query's vector"):
+        made.search(vector=query)
+
+
+def test_words_are_refused_because_nobody_knows_the_encoder(made):
+    with pytest.raises(UsageError, match="search with vector="):
+        made.search("a dog")
+    with pytest.raises(UsageError, match="or a vector"):
+        made.search_many([SearchRequest()])
+
+
+def test_either_a_pool_or_vectors(tmp_path):
+    with pytest.raises(UsageError, match="either a pool, or vectors"):
+        Index.create(tmp_path / "x.index", pool=["a"], vectors=draw(3))
+
+
+def test_the_command_line_takes_files(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", draw(40).astype(np.float16))
+    np.save(tmp_path / "q.npy", draw(40)[3])
+    (tmp_path / "ids.txt").write_text("\n".join(f"n{row}" for row in range(40)))
+    words = ["--vectors", str(tmp_path / "x.npy"), "--ids", str(tmp_path / "ids.txt")]
+    place = str(tmp_path / "x.index")
+    assert main(["index", "create", place, *words]) == 0
+    capsys.readouterr()
+    assert main(["search", place, "--vector", str(tmp_path / "q.npy"), "-k", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hits"][0]["id"] == "n3"
+    assert main(["index", "add", place, *words]) == 0
+    (tmp_path / "bad.npy").write_text("no array")
+    assert main(["index", "add", place, "--vectors", str(tmp_path / "bad.npy"), *words[2:]]) == 6
+    assert "cannot be read as a .npy file" in capsys.readouterr().err
