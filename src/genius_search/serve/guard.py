@@ -48,11 +48,11 @@ BODY_SECONDS: Final = 30.0
 """Longest time from the head of a request to the end of its body."""
 WAITING: Final = 100
 """Bodies and answers that may be on their way from or to a client; of more, the first begun is given up."""
-BODIES_BYTES: Final = 96 << 20
+BODIES_BYTES: Final = 64 << 20
 """Total size of the bodies in memory; of more, the one that began to arrive first is given up."""
 REQUESTS: Final = 128
 """Requests of a client that are worked on at the same time."""
-UNREAD_BYTES: Final = 64 << 20
+UNREAD_BYTES: Final = 32 << 20
 """Total size of the answers that clients have not read; of more, the first begun is given up."""
 ANSWER_SECONDS: Final = 60.0
 """Longest time that a client may take to read an answer."""
