@@ -46,19 +46,23 @@ HEADERS: Final = {
 """Default headers of every response."""
 BODY_SECONDS: Final = 30.0
 """Longest time from the head of a request to the end of its body."""
-ARRIVING: Final = 100
-"""Bodies that may arrive from a client at the same time; of more, the one that began first is given up."""
-BODIES_BYTES: Final = 96 << 20
+WAITING: Final = 100
+"""Bodies and answers that may be on their way from or to a client; of more, the first begun is given up."""
+BODIES_BYTES: Final = 64 << 20
 """Total size of the bodies in memory; of more, the one that began to arrive first is given up."""
 REQUESTS: Final = 128
 """Requests of a client that are worked on at the same time."""
-UNREAD_BYTES: Final = 64 << 20
-"""Total size of the answers that clients have not read."""
+UNREAD_BYTES: Final = 32 << 20
+"""Total size of the answers that clients have not read; of more, the first begun is given up."""
 ANSWER_SECONDS: Final = 60.0
 """Longest time that a client may take to read an answer."""
 PIECE_BYTES: Final = 64 << 10
 """Answers are sent in pieces of this size, each as soon as the client has read those before it."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+class GivenUp(Exception):
+    """An answer that is not read any further; no error handler may answer this, as the response has begun."""
 
 
 class Guard:
@@ -78,7 +82,9 @@ class Guard:
         self._keys = keys
         self._redact = redact
         self._arriving: dict[asyncio.Timeout, str] = {}
-        """The clock and the client of each body that arrives, in the order of their beginning."""
+        """The clock and the client of each body on its way, in the order of their beginning."""
+        self._leaving: dict[asyncio.Timeout, str] = {}
+        """The same of answers."""
         self._bytes = 0
         """Total size of the bodies in memory."""
         self._unread = 0
@@ -98,6 +104,7 @@ class Guard:
         state |= {"request_id": request_id, "began": time.monotonic(), "may_write": self._keys is None}
         has_begun = False
         start: Message | None = None
+        client = ""
 
         async def answer(message: Message) -> None:
             nonlocal has_begun, start
@@ -106,26 +113,19 @@ class Guard:
                 headers["X-Request-ID"] = request_id
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                start = message  # sent together with the first of the body, as that may be refused
+                start = message  # sent together with the first of the body, as an error may take its place
                 return
-            size = len(message.get("body", b""))
-            if not has_begun and size > PIECE_BYTES and self._unread + size > UNREAD_BYTES:
-                raise _too_much()
-            self._unread += size
-            try:
-                if start is not None and not has_begun:
-                    has_begun = True
-                    await send(start)
-                await _send_in_pieces(message, send)
-            finally:
-                self._unread -= size
+            if start is not None and not has_begun:
+                has_begun = True
+                await send(start)
+            await self._send_in_pieces(client, message, send)
 
         try:
             _check_form(scope, headers)
             self._check_origin(scope["method"], headers)
             client = self._check_key(scope, headers)
             body = await self._read_body(client, headers, receive)
-            with self._count(client, len(body)):
+            with self._count(scope["path"], client, len(body)):
                 await self._app(scope, _replay(body, receive), answer)
         except Exception as error:
             if has_begun:
@@ -174,19 +174,17 @@ class Guard:
             return b""
         clock = asyncio.timeout(BODY_SECONDS)
         chunks: list[bytes] = []
-        self._arriving[clock] = client
         try:
             async with clock:
-                if sum(one == client for one in self._arriving.values()) > ARRIVING:
-                    self._give_up(client)
+                self._let_wait(self._arriving, client, clock)
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
                         raise Problem(400, "the connection was closed before the end of the body")
                     chunks.append(message.get("body", b""))
                     self._bytes += len(chunks[-1])
-                    if self._bytes > BODIES_BYTES and self._arriving:
-                        self._give_up(None)
+                    if self._bytes > BODIES_BYTES:
+                        _give_up(self._arriving)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
         except TimeoutError:
@@ -197,17 +195,39 @@ class Guard:
             self._bytes -= sum(map(len, chunks))
             self._arriving.pop(clock, None)
 
-    def _give_up(self, client: str | None) -> None:
-        """Give up the body that began first, of a client or of all."""
-        clock = next(clock for clock, one in self._arriving.items() if client in (None, one))
-        del self._arriving[clock]
-        clock.reschedule(asyncio.get_running_loop().time())
+    async def _send_in_pieces(self, client: str, message: Message, send: Send) -> None:
+        """Send a message as fast as the client reads, within the time for it."""
+        body = message.get("body", b"")
+        clock = asyncio.timeout(ANSWER_SECONDS)
+        self._unread += len(body)
+        try:
+            async with clock:
+                self._let_wait(self._leaving, client, clock)
+                if self._unread > UNREAD_BYTES:
+                    _give_up(self._leaving)
+                start = 0
+                while len(body) - start > PIECE_BYTES:
+                    piece = body[start : start + PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    start += PIECE_BYTES
+                await send({**message, "body": body[start:]} if start else message)
+        except TimeoutError:
+            raise GivenUp(f"the answer was not read within {ANSWER_SECONDS:g} seconds") from None
+        finally:
+            self._unread -= len(body)
+            self._leaving.pop(clock, None)
+
+    def _let_wait(self, waiting: dict[asyncio.Timeout, str], client: str, clock: asyncio.Timeout) -> None:
+        waiting[clock] = client
+        if sum(one == client for one in waiting.values()) > WAITING:
+            _give_up(waiting, client)
 
     @contextlib.contextmanager
-    def _count(self, client: str, num_bytes: int) -> Iterator[None]:
+    def _count(self, path: str, client: str, num_bytes: int) -> Iterator[None]:
         """Count a request and the bytes of its body while it is worked on."""
         is_large = num_bytes > JSON_BYTES  # small ones come through
-        if self._requests[client] >= REQUESTS or (is_large and self._bytes + num_bytes > BODIES_BYTES):
+        has_too_many = self._requests[client] >= REQUESTS and not OPEN_PATHS.fullmatch(path)
+        if has_too_many or (is_large and self._bytes + num_bytes > BODIES_BYTES):
             raise _too_much()
         self._requests[client] += 1
         self._bytes += num_bytes
@@ -218,6 +238,14 @@ class Guard:
             self._requests[client] -= 1
             if not self._requests[client]:
                 del self._requests[client]
+
+
+def _give_up(waiting: dict[asyncio.Timeout, str], client: str | None = None) -> None:
+    """Let the time be over for what began first, of a client or of all."""
+    clock = next((clock for clock, one in waiting.items() if client in (None, one)), None)
+    if clock is not None:
+        del waiting[clock]
+        clock.reschedule(asyncio.get_running_loop().time())
 
 
 def _too_much() -> Problem:
@@ -256,17 +284,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return next_message
-
-
-async def _send_in_pieces(message: Message, send: Send) -> None:
-    body = message.get("body", b"")
-    start = 0
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while len(body) - start > PIECE_BYTES:
-                piece = body[start : start + PIECE_BYTES]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                start += PIECE_BYTES
-            await send({**message, "body": body[start:]} if start else message)
-    except TimeoutError:
-        raise Problem(408, f"the answer was not read within {ANSWER_SECONDS:g} seconds") from None

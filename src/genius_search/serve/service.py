@@ -40,8 +40,10 @@ Result = TypeVar("Result")
 
 SEARCH_THREADS: Final = 2
 """For searches by words alone."""
-SLOW_THREADS: Final = 4
-"""For searches with pictures or conditions and for explanations, which can take as long as their deadline."""
+PICTURE_THREADS: Final = 2
+"""For searches with pictures, and for pictures that are added. More would keep more memory."""
+SLOW_THREADS: Final = 2
+"""For searches with conditions and for explanations, which can take as long as their deadline."""
 LOOK_UP_THREADS: Final = 2
 """For items, thumbnails and codes."""
 MAX_WAITING: Final = 256
@@ -136,6 +138,7 @@ class Service:
         """More would not be faster, but keep Python from the searches."""
         self.look_ups = Threads(LOOK_UP_THREADS)
         self._searches = Threads(SEARCH_THREADS)
+        self._pictures = Threads(PICTURE_THREADS)
         self._slow = Threads(SLOW_THREADS)
         self._writable = {name: index.reopen() for name, index in self.indexes.items()}
         self._writers = {name: Threads(1) for name in self.indexes}
@@ -187,8 +190,9 @@ class Service:
             }
             return to_json(result)[:-1] + b',"hits":[' + b",".join(_within_limit(hits, name)) + b"]}"
 
-        is_slow = pictures or body.where or body.match or body.combine == "any"
-        return await (self._slow if is_slow else self._searches).run(work, deadline=deadline)
+        is_slow = body.where or body.match or body.combine == "any"
+        threads = self._pictures if pictures else self._slow if is_slow else self._searches
+        return await threads.run(work, deadline=deadline)
 
     async def explain(
         self,
@@ -217,7 +221,7 @@ class Service:
         self, name: str, items: Sequence[NewItem | LeftOut], pictures: Mapping[str, memoryview]
     ) -> schemas.Added:
         """Add items; report unusable ones with their reasons. On return, all others are on the disk."""
-        checked = await self._slow.run(
+        checked = await self._pictures.run(
             lambda: [_check_item(item, pictures, n) for n, item in enumerate(items)]
         )
         new = [item for item in checked if isinstance(item, GivenItem)]

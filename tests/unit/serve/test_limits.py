@@ -11,7 +11,7 @@ import pytest
 
 from genius_search.errors import DeadlinePassed
 from genius_search.serve import guard, service
-from genius_search.serve.guard import Guard
+from genius_search.serve.guard import GivenUp, Guard
 from genius_search.serve.problems import Problem
 from genius_search.serve.schemas import SEARCH_BYTES
 from genius_search.serve.service import Threads
@@ -70,7 +70,7 @@ def test_a_body_has_a_time_however_often_a_byte_of_it_comes(monkeypatch):
 
 
 def test_of_too_many_slow_bodies_of_a_client_the_first_is_given_up(monkeypatch):
-    monkeypatch.setattr(guard, "ARRIVING", 3)
+    monkeypatch.setattr(guard, "WAITING", 3)
 
     async def scenario():
         app = limited()
@@ -142,11 +142,40 @@ def test_an_answer_that_is_not_read_is_given_up(monkeypatch):
                 await asyncio.sleep(60)
 
     async def scenario():
-        with pytest.raises(Problem, match="not read"):
+        with pytest.raises(GivenUp, match="not read"):
             await Lazy(limited(large), size=0).done
 
     asyncio.run(scenario())
     assert sent == [0, guard.PIECE_BYTES, guard.PIECE_BYTES]
+
+
+@pytest.mark.parametrize(("name", "limit"), [("WAITING", 2), ("UNREAD_BYTES", 250)])
+def test_of_too_many_answers_that_are_not_read_the_first_is_given_up(monkeypatch, name, limit):
+    monkeypatch.setattr(guard, name, limit)
+
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(100)})
+
+    class Lazy(Client):
+        async def answer(self, message):
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(60)
+
+    async def scenario():
+        app = limited(answer)
+        lazy = [Lazy(app, size=0) for _ in range(4)]
+        for one in lazy[:2]:
+            with pytest.raises(GivenUp):
+                await one.done
+        quick = Client(app, size=0)
+        await quick.done
+        assert quick.status == 200
+        assert not lazy[3].done.done()
+        for one in lazy:
+            one.done.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_too_large_a_body_is_refused_unread_and_one_in_chunks_too(client):
