@@ -66,7 +66,9 @@ def test_filters_words_and_parts_go_with_vectors(made):
     query = draw(1, seed=2)[0]
     assert all(hit.fields["price"] < 9 for hit in made.search(vector=query, where=["price<9"], k=5))
     assert [hit.id for hit in made.search(vector=query, match="number 33")] == ["item 33"]
-    sums = made.search(parts=[SearchPart(vector=query), SearchPart(id="item 5", weight=2.0)], k=3, modality="image")
+    sums = made.search(
+        parts=[SearchPart(vector=query), SearchPart(id="item 5", weight=2.0)], k=3, modality="image"
+    )
     assert "item 5" in [hit.id for hit in sums]
 
 

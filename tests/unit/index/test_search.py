@@ -296,7 +296,7 @@ def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):
 
 
 def test_items_that_are_added_later_keep_the_kind_of_embeddings(model, pool, tmp_path):
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw", embedding_bits=8)
+    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw", embedding_bits=16)
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "a.txt").write_text("a red kite")
     made.add(tmp_path / "more")

@@ -21,7 +21,7 @@ from genius_search.index.writer import one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=8
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
 )
 
 

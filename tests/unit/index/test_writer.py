@@ -30,7 +30,7 @@ from genius_search.index.writer import MAX_SEGMENTS, Changed, Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_bits=8
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_bits=16
 )
 
 
