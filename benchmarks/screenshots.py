@@ -1,6 +1,6 @@
-"""Pictures of the page for the documents, from an index of the drawn catalogue (`genius demo`, `genius calibrate`).
+"""The picture of the page for the documents, from a calibrated index of the demo.
 
-Usage: python benchmarks/screenshots.py CATALOGUE.index [--model FOLDER] [--out docs/pictures] [--only NAME ...]
+Usage: python benchmarks/screenshots.py CATALOGUE.index [--model FOLDER] [--out docs/pictures/page-light.png]
 
 Starts `genius serve` on a copy of the index and looks at it with Debian's chromium (package playwright).
 """
@@ -11,7 +11,6 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -19,50 +18,7 @@ from serve import serving
 
 MOST_BYTES = 200_000
 DESKTOP = {"width": 1280, "height": 860}
-PHONE = {"width": 390, "height": 780}
-
-
-class Shot(NamedTuple):
-    """One picture: where it is taken, and what is done before."""
-
-    name: str
-    address: str
-    wait_for: str
-    scheme: str = "light"
-    size: dict[str, int] = DESKTOP
-    open: tuple[str, ...] = ()
-    """What is clicked first, one after the other."""
-    show: str | None = None
-    """What is scrolled to the top."""
-
-
-SHOTS = (
-    Shot(
-        "page-light", "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image", ".rating"
-    ),
-    Shot(
-        "page-dark",
-        "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image&part=-0.5*text:a+frame",
-        ".rating",
-        scheme="dark",
-        open=(".panels [aria-controls=panel-filters]",),
-    ),
-    Shot(
-        "page-phone",
-        "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image",
-        ".rating",
-        size=PHONE,
-    ),
-    Shot("page-explorer", "/?view=explore&prefix=0", ".branches"),
-    Shot(
-        "page-path",
-        "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image",
-        ".rating",
-        open=(".card .open", ".levels li:nth-child(2) summary"),
-        show=".path",
-    ),
-    Shot("page-no-match", "/?q=quarterly+report+of+a+bank&find=image", ".rating"),
-)
+SEARCH = "/?q=a+striped+green+umbrella+with+a+mint+background,+in+a+ring&find=image"
 
 
 def main() -> int:
@@ -71,44 +27,32 @@ def main() -> int:
     )
     parser.add_argument("index", type=Path)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=[shot.name for shot in SHOTS])
+    parser.add_argument("--out", type=Path, default=Path("docs/pictures/page-light.png"))
     given = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
         print("no chromium in the PATH; on Debian: apt-get install chromium", file=sys.stderr)
         return 2
-    given.out.mkdir(parents=True, exist_ok=True)
     flags = () if given.model is None else ("--model", str(given.model))
     with serving(given.index, *flags) as server, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium)
-        for shot in (one for one in SHOTS if one.name in given.only):
-            size = take(browser, server.address, shot, given.out / f"{shot.name}.png")
-            print(f"{shot.name}.png {size:,} bytes")
+        take(browser, server.address + SEARCH, given.out)
         browser.close()
     return 0
 
 
-def take(browser: Browser, address: str, shot: Shot, path: Path) -> int:
-    """Take a picture and make it small; returns its bytes."""
-    context = browser.new_context(viewport=shot.size, color_scheme=shot.scheme, reduced_motion="reduce")
-    page = context.new_page()
-    page.goto(address + shot.address)
-    page.locator(shot.wait_for).first.wait_for()
-    for clicked in shot.open:
-        page.locator(clicked).first.click()
-    if shot.show is not None:
-        page.locator(shot.show).evaluate("element => element.scrollIntoView()")
+def take(browser: Browser, address: str, path: Path) -> None:
+    """Take a picture once the hits have probabilities, and make it small."""
+    page = browser.new_page(viewport=DESKTOP, reduced_motion="reduce")
+    page.goto(address)
+    page.locator(".rating").first.wait_for()
     settle(page)
     page.screenshot(path=path)
-    context.close()
     with Image.open(path) as whole:
         # A palette of 256 colours shows drawn pictures and text as they are, in a third of the bytes.
         whole.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise SystemExit(f"{path} has {size:,} bytes, more than {MOST_BYTES:,}")
-    return size
+    if path.stat().st_size > MOST_BYTES:
+        raise SystemExit(f"{path} has {path.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
 
 
 def settle(page: Page) -> None:

@@ -188,10 +188,6 @@ def test_drawings_are_what_the_script_draws():
         assert kept == draw(), f"{name} is stale: run `python benchmarks/drawings.py`"
 
 
-def test_the_readme_shows_python():
-    assert [name for name, _ in blocks("python")].count("README.md") == 1
-
-
 def test_deviations_are_numbered_alike_in_the_code_and_in_the_document():
     in_code = {
         int(number)
