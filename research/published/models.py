@@ -61,6 +61,8 @@ from research.published.checkpoint import (
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 
+MEASURED: Final = ("level0_modality", "usage", "spreads", "residual_weights", "constant")
+"""Weights of a quantizer that are measured on items after training."""
 RELEASED_QUANTIZER: Final = QuantizerConfig(
     gradient="per-level",
     contrastive="both",
@@ -213,7 +215,7 @@ def _quantizer_tensors(
     with torch.device("meta"):
         ours = Quantizer(dim, config).state_dict()
     names, shapes = {}, {}
-    for name in (name for name in ours if name != "level0_modality"):
+    for name in (name for name in ours if name not in MEASURED):
         names[name] = re.sub(r"^codebooks\.(\d+)", r"residual_rq.layers.\1._codebook", name).replace(
             "fusion.", "encoder.", 1
         )
@@ -357,8 +359,10 @@ def _import_quantizer(
     writer = ArtifactWriter(folder / QUANTIZER, kind=QUANTIZER, config=to_json(parts.config), inputs=inputs)
     with torch.device("meta"):
         quantizer = Quantizer(parts.dim, parts.config)
-    unknown = torch.full_like(quantizer.level0_modality, -1, device="cpu")
-    quantizer.load_state_dict({**parts.state, "level0_modality": unknown}, strict=True, assign=True)
+    fresh = Quantizer(parts.dim, parts.config).state_dict()
+    measured = {name: fresh[name] for name in MEASURED}
+    measured["level0_modality"].fill_(-1)
+    quantizer.load_state_dict({**parts.state, **measured}, strict=True, assign=True)
     quantizer.to(device)
     health = None if sample is None else settle(quantizer, sample)
     for line in _describe_level0(health, sample):

@@ -174,6 +174,17 @@ class Spread:
         return Spread(usage, spreads)
 
     @staticmethod
+    def none(codes: int) -> Spread:
+        """Return spreads by which no query is scaled, and densities cost their weight in absolute units.
+
+        Parameters
+        ----------
+        codes
+            number of codes at the first level.
+        """
+        return Spread(np.ones((1, codes)), np.array([[0.0, 1.0, 1.0]]))
+
+    @staticmethod
     def estimate(
         tables: Sequence[Float32[np.ndarray, "_ dim"]], *, has_modality_level: bool = False
     ) -> Spread:

@@ -191,9 +191,8 @@ class T5Decoder:
         queries: Float[Tensor, "queries dim"],
         level0: Level0 | None = None,  # noqa: ARG002  the generator is not asked for a modality
     ) -> T5State:
-        """Return the initial state, before any token; queries are read at unit length."""
-        units = F.normalize(queries.detach(), dim=-1)
-        vectors = torch.addmm(self._prefix_bias, units, self._prefix_weight)
+        """Return the initial state, before any token."""
+        vectors = torch.addmm(self._prefix_bias, queries.detach(), self._prefix_weight)
         vectors = self._normed(vectors.view(-1, self._width))
         both = torch.mm(vectors, self._prefix_keys_values)
         both = both.view(len(both), len(self._prefix_sides), -1).transpose(0, 1)
@@ -366,12 +365,11 @@ class GeometricDecoder:
     tables
         the code vectors of each level.
     spread
-        by which queries are scaled; if absent, that of IDs with drawn codes.
+        by which queries are scaled; if absent, they are not.
     """
 
     def __init__(self, tables: list[Float[Tensor, "_ dim"]], spread: Spread | None = None) -> None:
-        arrays = [as_floats(table) for table in tables]
-        self._spread = spread or Spread.estimate(arrays)
+        self._spread = spread or Spread.none(len(tables[0]))
         self.sizes: tuple[int, ...] = tuple(len(table) for table in tables)
         self._vectors = torch.cat([table.detach().float() for table in tables])
         self._offsets = torch.tensor([0, *accumulate(self.sizes)][:-1], device=self.device)

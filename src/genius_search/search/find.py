@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.native.library import open_library
+from genius_search.nn.arrays import normalize
 from genius_search.nn.folded import Combination, FoldedWeights
 from genius_search.search.compiled import CODES, MAX_LEVELS, Compared, CompiledSearch
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Found, Wanted, rank_items
@@ -89,11 +90,15 @@ def _find_generally(
     import torch  # noqa: PLC0415  only here
 
     from genius_search.search.beam import search  # noqa: PLC0415
+    from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415
+
+    # A generator was trained with queries of unit length.
+    given = queries if isinstance(decoder, GeometricDecoder) else normalize(queries)
 
     beams = search(
         decoder,
         segments,
-        torch.from_numpy(queries),
+        torch.from_numpy(given),
         config,
         level0=[one.level0 for one in wanted],
         restrictions=[one.restriction for one in wanted],

@@ -35,7 +35,7 @@ class CodeRanker:
     tables
         the code vectors of each level.
     spread
-        by which queries are scaled; if absent, that of IDs with drawn codes, whose densities cost nothing.
+        by which queries are scaled; if absent, they are not.
     """
 
     def __init__(self, tables: Sequence[AnyArray], spread: Spread | None = None) -> None:
@@ -43,7 +43,7 @@ class CodeRanker:
         self._vectors = np.concatenate(arrays)
         sizes = [len(table) for table in tables]
         self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
-        self.spread = spread or Spread.estimate(arrays)
+        self.spread = spread or Spread.none(sizes[0])
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
