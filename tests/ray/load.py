@@ -1,4 +1,7 @@
-"""Three clients that search a served cluster until stdin is closed; a line on stdout after each search."""
+"""Three clients that search a served cluster until stdin is closed; a line on stdout after each call.
+
+A call has many queries, so that a copy is in the middle of one whenever it is killed.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ import threading
 from pathlib import Path
 
 from genius_search.cluster.serve import connect, connect_searcher
+from genius_search.index.requests import SearchRequest
 
 
-def search_on(searcher, expected, ended, first: int) -> None:
-    queries, turn = list(expected), first
+def search_on(searcher, expected, ended) -> None:
+    texts = list(expected) * 20
     while not ended.is_set():
-        text = queries[turn % len(queries)]
-        turn += 1
         try:
-            found = [[hit.id, round(hit.score, 4)] for hit in searcher.search(text)]
-            said = "right" if found == expected[text] else f"failed: {text}: {found}"
+            found = searcher.search_many([SearchRequest(text=text) for text in texts])
+            shown = [[[hit.id, round(hit.score, 4)] for hit in hits] for hits in found]
+            said = "right" if shown == [expected[text] for text in texts] else f"failed: {shown}"
         except Exception as error:  # noqa: BLE001  counted
-            said = f"failed: {text}: {error!r}"
+            said = f"failed: {error!r}"
         sys.stdout.write(f"{said}\n")
         sys.stdout.flush()
 
@@ -29,9 +32,7 @@ def main() -> None:
     ended = threading.Event()
     with connect(address):
         searcher = connect_searcher(folder)
-        threads = [
-            threading.Thread(target=search_on, args=(searcher, expected, ended, first)) for first in range(3)
-        ]
+        threads = [threading.Thread(target=search_on, args=(searcher, expected, ended)) for _ in range(3)]
         for thread in threads:
             thread.start()
         sys.stdin.read()

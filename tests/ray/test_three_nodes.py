@@ -96,7 +96,7 @@ def test_a_driver_killed_and_started_again_creates_only_what_is_missing(
 
 
 class Load:
-    """A process whose clients search all the time."""
+    """A process whose clients search all the time, 120 queries a call."""
 
     def __init__(self, nodes, folder: Path, expected) -> None:
         self.process = subprocess.Popen(  # noqa: S603  our own words
@@ -164,20 +164,22 @@ def test_no_query_fails_while_a_copy_and_a_node_are_killed(nodes, served, record
 
         # A copy of a shard.
         os.kill(workers[1].processes("ServeReplica:X-")[0], signal.SIGKILL)
-        load.wait_for_more(60)
+        load.wait_for_more(30)
 
         # A node with its copies.
         workers[0].kill()
-        load.wait_for_more(200)
+        load.wait_for_more(60)
         nodes.restart("127.0.0.3")
         load.wait_for_more()
     finally:
         load.stop()
         record_property("said", "".join(load.lines[-40:]))
     record_property("answered", load.answered)
-    record_property("calls made again", sum("asked again" in line for line in load.lines))
+    repeated = sum("asked again" in line for line in load.lines)
+    record_property("calls made again", repeated)
     assert load.failed == []
-    assert load.answered >= 300
+    assert load.answered >= 120
+    assert repeated >= 1
 
 
 def test_the_commands_search_and_change_what_is_served(nodes, served, tmp_path):
