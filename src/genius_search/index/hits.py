@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from genius_search.errors import need_packages
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
@@ -60,13 +59,9 @@ class Hits(list[SearchHit]):
     def to_pandas(self) -> DataFrame:
         """Return a data frame with a row for each hit; an item's fields are columns ``fields.NAME``.
 
-        Raises
-        ------
-        MissingExtra
-            pandas is not installed.
+        pandas has to be installed.
         """
-        need_packages("to_pandas needs", "pandas")
-        import pandas as pd  # noqa: PLC0415  an extra
+        import pandas as pd  # noqa: PLC0415  not needed otherwise
 
         names = [field.name for field in dataclasses.fields(SearchHit) if field.name != "fields"]
         rows = [

@@ -108,13 +108,13 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits
 
 def test_new_arrays_come_before_the_segments_they_are_merged_with(tmp_path):
     new, old = drawn(20, 1), drawn(30, 2)
-    segment = write(tmp_path / "old", old, 8, [5, 6])
+    segment = write(tmp_path / "old", old, 16, [5, 6])
     place = tmp_path / "merged"
     place.mkdir()
     expected = together([(new, []), (old, [5, 6])])
     write_items(place, expected[0])
-    merge(place, new[1], [segment], 8)
-    merged = load_segment(place, "merged", NOTHING, 8)
+    merge(place, new[1], [segment], 16)
+    merged = load_segment(place, "merged", NOTHING, 16)
     same(merged, expected)
     assert np.allclose(merged.vectors(RANKER)(np.arange(20)), new[1].embeddings, atol=0.02)
     assert np.array_equal(

@@ -203,12 +203,12 @@ def test_bits_that_cannot_be_are_refused_at_once(pool, clip_folder, tmp_path, em
     assert not (tmp_path / "x").exists()
 
 
-def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_eight(
+def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
     pool, clip_folder, tmp_path, monkeypatch
 ):
     encoder = f"clip:{clip_folder}"
     index, _ = Index.create(tmp_path / "raw", pool=pool, encoder=encoder, embeddings="raw")
-    assert index.info().embeddings == "raw, 8 bits a number"
+    assert index.info().embeddings == "raw, 16 bits a number"
     monkeypatch.setattr(create, "MANY_ITEMS", 2)
     index, _ = Index.create(tmp_path / "large", pool=pool, encoder=encoder)
     assert index.info().embeddings == "fused, 1 bit a number"

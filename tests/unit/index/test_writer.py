@@ -364,18 +364,6 @@ def test_an_index_of_another_version_is_refused_with_advice(tmp_path, change, ad
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("version", [4, 5])
-def test_an_index_of_a_format_that_named_the_type_of_embeddings_is_read(tmp_path, version):
-    make(tmp_path, {"a": 1, "b": 2})
-    body = json.loads((tmp_path / CURRENT).read_text())
-    del body["checksum"], body["embedding_bits"]
-    body |= {"format": version, "embedding_type": "int8"}
-    (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
-    snapshot = Snapshot.open(tmp_path)
-    assert snapshot.manifest.embedding_bits == 8
-    assert snapshot.segments[0].vectors()(np.arange(2)).shape[0] == 2
-
-
 def test_an_older_index_is_refused_though_its_checksum_is_right(tmp_path):
     make(tmp_path, {"a": 1})
     body = {**json.loads((tmp_path / CURRENT).read_text()), "format": OLDEST_FORMAT - 1}

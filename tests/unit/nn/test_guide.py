@@ -134,7 +134,7 @@ def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
     guide, (queries, codes) = guide_of(generator), asked(9)
     with torch.no_grad():
         guide.bias.normal_()
-        scores, hidden = generator.path_scores(queries, codes), generator(queries, codes)
+        scores, hidden = generator.path_scores(queries, codes, queries), generator(queries, codes)
         for level, residuals in enumerate(guide.residuals(queries, codes).unbind(dim=1)):
             decoded = generator.level_logits(hidden[:, level], level)
             logits = guide.combine(decoded, residuals, level)
@@ -146,4 +146,4 @@ def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
 
 def test_paths_need_a_guide() -> None:
     with pytest.raises(UsageError, match="guide"):
-        Generator(DIM, SIZES, dataclasses.replace(CONFIG, guide="none")).path_scores(*asked(1))
+        Generator(DIM, SIZES, dataclasses.replace(CONFIG, guide="none")).path_scores(*asked(1), asked(1)[0])

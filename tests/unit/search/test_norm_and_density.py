@@ -96,7 +96,7 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
     ranker = CodeRanker(tables)
     expected = products - decode_half_norms(own[:, 0]) - DENSITY_WEIGHT * decode_densities(own[:, 1])
     np.testing.assert_allclose(
-        ranker.scores(queries[0], marked, density_weight=DENSITY_WEIGHT), expected, atol=1e-5
+        ranker.scores(queries[0], marked, density_cost=DENSITY_WEIGHT), expected, atol=1e-5
     )
     np.testing.assert_allclose(
         ranker.scores(queries[0], marked), products - decode_half_norms(own[:, 0]), atol=1e-5
@@ -117,7 +117,7 @@ def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
 def test_exact_search_over_codes_ranks_as_the_search_does(tables, codes, marked, queries, density_weight):
     ranker = CodeRanker(tables)
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
-    longer = append_bias(vectors, ranker.costs(marked, density_weight=density_weight))
+    longer = append_bias(vectors, ranker.costs(marked, density_cost=density_weight))
     exact = exact_search(append_one(queries), longer.__getitem__, ITEMS, k=ITEMS)
     for number, query in enumerate(queries):
         answer = all_ranked(

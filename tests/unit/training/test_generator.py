@@ -167,7 +167,8 @@ def test_a_query_is_contrasted_with_the_nearest_ids_that_do_not_answer_it():
         distances = (queries[query] - vectors).square().sum(dim=1)
         left = [row for row in distances.argsort().tolist() if row != query and not answers[query, row]]
         ids = codes[[query, *left[:2]]]
-        scores = generator.path_scores(queries[query].repeat(3, 1), ids)
+        repeated = queries[query].repeat(3, 1)
+        scores = generator.path_scores(repeated, ids, repeated)
         expected += prefix_loss(scores[None], ids[None], torch.zeros(1, 3, dtype=torch.bool)) / 6
-    torch.testing.assert_close(contrast(generator, queries, codes, answers, 2), expected)
-    assert not contrast(generator, queries, codes, ~torch.eye(6, dtype=torch.bool), 9).any()
+    torch.testing.assert_close(contrast(generator, queries, queries, codes, answers, 2), expected)
+    assert not contrast(generator, queries, queries, codes, ~torch.eye(6, dtype=torch.bool), 9).any()
