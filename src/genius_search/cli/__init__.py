@@ -22,8 +22,7 @@ from genius_search.errors import EXTRAS, GeniusError, MissingExtra, UsageError, 
 COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Search": {
         "search": "genius_search.cli.search:Search",
-        "explain": "genius_search.cli.codes:Explain",
-        "codes": "genius_search.cli.codes:Codes",
+        "explain": "genius_search.cli.explain:Explain",
         "serve": "genius_search.cli.serve:Serve",
         "keys add": "genius_search.cli.serve:AddKey",
     },

@@ -144,9 +144,9 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("search", "{index}", "a", "kite"), 2),
         (("search", "a kite", "{index}"), 2),
         (("search", "{index}/..", "x"), 2),
-        (("codes", "{index}", "abc"), 2),
         (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
+        (("search", "{index}", "x", "--config", "{new}"), 2),
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{new}", "x"), 4),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
@@ -159,14 +159,11 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("index", "create", "{new}", "--model", "{photos}", "--pool", "{photos}"), 4),
         (("index", "create", "{new}", "--model", "{model}", "--pool", "{new}"), 6),
         (("index", "info", "{new}"), 4),
-        (("doctor", "{photos}"), 4),
         (("evaluate", "{photos}", "--model", "{model}"), 6),
-        (("evaluate", "{data}", "--model", "{model}", "--pools", "nearby"), 2),
         (("fit", "{photos}", "--encoder", "small", "--out", "{new}"), 6),
         (("fit", "{new}"), 6),
         (("fit", "{data}", "--encoder", "clip:nobody/has-this", "--out", "{new}"), 5),
         (("fit", "{data}", "--encoder", "small:{photos}", "--out", "{new}"), 4),
-        (("data", "catalogue", "--items", "3", "--out", "{new}"), 2),
         (("data", "check", "{photos}"), 6),
     ],
 )
@@ -189,24 +186,6 @@ def test_a_folder_of_damaged_pictures_is_refused_before_an_encoder_is_suggested(
     _, err = run(capsys, "index", "add", index, tmp_path, status=6)
     assert "left out 2 files" in err
     assert all(f"{tmp_path / name}: " in err for name in ("torn.png", "empty.png"))
-
-
-def test_doctor_gives_a_verdict_and_its_exit_status_agrees(trained, capsys):
-    status = main(["doctor", str(trained.model), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert status == (1 if found["problems"] else 0)
-    assert found["verdict"]
-    assert len(found["levels"]) == 4
-    out, _ = run(capsys, "doctor", trained.model, status=status)
-    assert f"verdict: {found['verdict']}" in " ".join(out.split())
-
-
-def test_an_existing_catalogue_is_reported(trained, capsys):
-    words = ("data", "catalogue", "--items", "1000", "--train-products", "60", "--queries-per-task", "12")
-    found = run_json(capsys, *words, "--out", trained.data)
-    assert (found["items"], found["drawn"]) == (1_000, False)
-    out, _ = run(capsys, *words, "--out", trained.data)
-    assert "1,000" in out
 
 
 def test_no_escape_codes_are_written_when_stdout_is_no_terminal(index, capsys, monkeypatch):
