@@ -24,7 +24,7 @@ from genius_search.model.file import (
     ModelPart,
     read_model_file,
 )
-from genius_search.nn.arrays import as_array
+from genius_search.nn.arrays import as_array, as_floats, normalize
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer
 from genius_search.nn.folded import KIND as GENERATOR
@@ -341,8 +341,15 @@ class Genius:
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
-        """Return the fused unit embeddings of a few queries, in NumPy; absent features are 0."""
-        return self.codebooks.fuse(image, text)
+        """Return the fused unit embeddings of a few queries; absent features are 0."""
+        if self.sums_features:
+            return normalize(normalize(image) + normalize(text))
+        import torch  # noqa: PLC0415  a model without a trained fusion needs none
+
+        device = self.quantizer.device
+        with torch.inference_mode():
+            image_part, text_part = (torch.from_numpy(rows).to(device) for rows in (image, text))
+            return as_floats(self.quantizer.fusion(image_part, text_part))
 
     def encode(
         self,

@@ -52,12 +52,6 @@ def test_collapsed_codebooks_are_named_with_their_level():
     assert not any("level 2" in problem or "level 0" in problem for problem in health.problems)
 
 
-def test_levels_with_few_codes_in_use_are_one_problem():
-    health = look([[0, 0, 0]] * 96, sizes=(3, 32, 32))
-    (problem,) = (problem for problem in health.problems if " of 32 codes" in problem)
-    assert problem.startswith("level 1 uses 1 of 32 codes, level 2 uses 1 of 32 codes: ")
-
-
 def test_an_unused_modality_code_alone_is_no_collapse():
     codes = [[0, a, b] for a in range(4) for b in range(8)]
     health = look(codes)
@@ -89,12 +83,6 @@ def test_impure_modality_codes_are_named():
     health = look(codes, modalities)
     assert health.purity == pytest.approx(86 / 96)
     assert "matches the modality of only 89.6%" in health.verdict
-
-
-def test_a_level_0_that_says_nothing_is_impure():
-    health = look([[0, a, b] for _, a, b in all_ids()], [m for m, _, _ in all_ids()])
-    assert health.purity == pytest.approx(1 / 3)
-    assert "level 0" in health.verdict
 
 
 def test_bad_reconstruction_is_named():
