@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
@@ -407,7 +407,7 @@ def _grey_converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]
     """Scale 16-bit, 32-bit or float greyscale to 8 bits; Pillow's conversion would clip to white."""
     start, full = 0.0, 65535.0
     if not opened.mode.startswith("I;16"):
-        low, high = map(float, opened.getextrema())
+        low, high = cast("tuple[float, float]", opened.getextrema())
         if not math.isfinite(high - low):
             raise ValueError("not all of its values are numbers")
         usual = (1.0, 255.0) if opened.mode == "F" else (255.0, 65535.0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search import registry
 from genius_search.config import SmallEncoderConfig
+from genius_search.encoders import base
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.encoders.small import create_small
 from genius_search.errors import ArtifactMissing, UsageError
@@ -54,7 +54,7 @@ def test_an_encoder_of_another_package_is_opened_by_its_entry_point(monkeypatch)
     module.Constant = Constant
     monkeypatch.setitem(sys.modules, "another_package", module)
     point = EntryPoint("constant", "another_package:Constant", "genius_search.encoders")
-    monkeypatch.setattr(registry, "entry_points", EntryPoints([point]).select)
+    monkeypatch.setattr(base, "entry_points", EntryPoints([point]).select)
     encoder = load_encoder("constant:a:b", download=True, device="cpu")
     assert isinstance(encoder, Encoder)
     assert (encoder.spec, encoder.given) == ("constant:a:b", (True, "cpu"))
@@ -64,7 +64,7 @@ def test_an_encoder_of_another_package_is_opened_by_its_entry_point(monkeypatch)
 
 def test_an_entry_point_cannot_take_the_place_of_our_own_encoder(tmp_path, monkeypatch):
     point = EntryPoint("small", "collections:OrderedDict", "genius_search.encoders")
-    monkeypatch.setattr(registry, "entry_points", EntryPoints([point]).select)
+    monkeypatch.setattr(base, "entry_points", EntryPoints([point]).select)
     with pytest.raises(ArtifactMissing):
         load_encoder(f"small:{tmp_path}")
 
