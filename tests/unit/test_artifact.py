@@ -129,13 +129,6 @@ def test_killed_while_finishing_the_work_done_so_far_is_found_again(tmp_path, mo
     assert (open_artifact(tmp_path / "a", kind=KIND, verify=True).folder / "shard").exists()
 
 
-def test_a_half_written_checkpoint_does_not_become_part_of_the_folder(tmp_path):
-    opened = writer(tmp_path / "a")
-    (opened.path / f"{CHECKPOINT}.tmp").write_text("ha")
-    opened.finish()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["manifest.json"]
-
-
 def test_the_same_plan_finds_what_was_written_and_another_plan_begins_anew(tmp_path):
     (writer(tmp_path / "a").path / "shard").write_text("done")
     assert (writer(tmp_path / "a").path / "shard").exists()
@@ -204,16 +197,6 @@ def test_what_is_missing_is_named(tmp_path):
         open_artifact(tmp_path / "a", kind=KIND)
 
 
-def test_an_edited_manifest_is_found_when_asked_to_verify(tmp_path):
-    make(tmp_path / "a")
-    manifest = tmp_path / "a" / "manifest.json"
-    body = json.loads(manifest.read_text())
-    body["facts"]["length"] = 4
-    manifest.write_text(json.dumps(body))
-    with pytest.raises(ArtifactMismatch, match="manifest"):
-        open_artifact(tmp_path / "a", kind=KIND, verify=True)
-
-
 def test_replacing_a_file_leaves_the_old_bytes_when_killed(tmp_path, monkeypatch):
     path = tmp_path / "x.bin"
     write_file(path, b"old")
@@ -248,12 +231,6 @@ def test_files_then_the_manifest_then_the_folder_reach_the_disk(tmp_path, disk):
     named = len(disk) - 1 - disk[::-1].index(("sync", folder.parent.stat().st_ino))
     assert max(files) < manifest < in_place < named
     assert ("sync", tmp_path.stat().st_ino) in disk[: min(files)]  # the folder around it is new too
-
-
-def test_a_replaced_file_and_its_name_reach_the_disk(tmp_path, disk):
-    write_file(tmp_path / "x", b"new")
-    inode = (tmp_path / "x").stat().st_ino
-    assert disk == [("sync", inode), ("move", inode), ("sync", tmp_path.stat().st_ino)]
 
 
 def test_a_new_folder_reaches_the_disk_before_it_has_its_name(tmp_path, disk):

@@ -99,10 +99,10 @@ class Genius:
             usable(device)
         parts = read_model_file(folder)
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
-        quantizer = _open_quantizer(folder / "quantizer", device)
+        quantizer = StoredQuantizer(open_artifact(folder / "quantizer", kind=QUANTIZER), device=device)
         generator = None
         if parts.generator is not None:
-            generator = _open_generator(folder / "generator", device)
+            generator = StoredGenerator(open_artifact(folder / "generator", kind=GENERATOR), device=device)
         found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
             found["generator"] = generator.manifest.fingerprint
@@ -402,23 +402,3 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
-
-
-def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:
-    """Open a quantizer in NumPy, or in PyTorch for another device."""
-    manifest = open_artifact(folder, kind=QUANTIZER)
-    if device == "cpu":
-        return StoredQuantizer(manifest)
-    from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  needs PyTorch
-
-    return load_quantizer(folder, device=device)
-
-
-def _open_generator(folder: Path, device: str) -> TrainedGenerator | StoredGenerator:
-    """Open a generator in NumPy, or in PyTorch as :func:`_open_quantizer`."""
-    manifest = open_artifact(folder, kind=GENERATOR)
-    if device == "cpu":
-        return StoredGenerator(manifest)
-    from genius_search.nn.generator import load_generator  # noqa: PLC0415  needs PyTorch
-
-    return load_generator(folder, device=device)

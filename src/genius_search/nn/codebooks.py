@@ -96,8 +96,9 @@ def shapes_of_weights(dim: int, config: QuantizerConfig) -> dict[str, tuple[int,
 class StoredQuantizer:
     """A quantizer in a folder, read for searching; PyTorch reads it again when items are to be encoded."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, device: str = "cpu") -> None:
         self.manifest = manifest
+        self._device = device
         dim, config = dim_of(manifest), settings_of(QuantizerConfig, manifest)
         self.codebooks = Codebooks(
             dim, config, read_arrays(manifest.folder / WEIGHTS, shapes_of_weights(dim, config))
@@ -105,7 +106,7 @@ class StoredQuantizer:
 
     @cached_property
     def quantizer(self) -> Quantizer:
-        """The quantizer in PyTorch, on the CPU."""
+        """The quantizer in PyTorch."""
         from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  searching does not need it
 
-        return load_quantizer(self.manifest.folder).quantizer
+        return load_quantizer(self.manifest.folder, device=self._device).quantizer

@@ -14,7 +14,6 @@ from genius_search.config import SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
-from genius_search.index.snapshot import UnknownItem
 from genius_search.model import Genius
 from genius_search.records import Modality
 from genius_search.search.tree import UnknownPrefix
@@ -109,11 +108,6 @@ def test_an_item_of_another_modality_is_not_allowed(index):
     found = index.explain(hits[0].id, "a red square", modality=Modality.TEXT)
     assert not found.is_allowed
     assert found.rank is None
-
-
-def test_explaining_an_unknown_item_is_refused(index):
-    with pytest.raises(UnknownItem, match="1:404"):
-        index.explain("1:404", "a red square")
 
 
 @pytest.mark.parametrize("router", ["geometry", "generator"])

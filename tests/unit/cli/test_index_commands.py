@@ -64,15 +64,6 @@ def test_delete_takes_ids_and_reports_unknown_ones(index, capsys):
     assert run_json(capsys, "index", "delete", index, "1:1", "1:2") == {"deleted": 1, "missing": ["1:1"]}
 
 
-def test_deleting_only_unknown_ids_is_exit_status_3(index, capsys):
-    before = run_json(capsys, "index", "info", index)
-    assert run_json(capsys, "index", "delete", index, "x", "y", status=3) == {
-        "deleted": 0,
-        "missing": ["x", "y"],
-    }
-    assert run_json(capsys, "index", "info", index) == before
-
-
 def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, monkeypatch):
     (tmp_path / "ids").write_text("1:1\n\n1:2\r\nx\n", newline="")
     found = run_json(capsys, "index", "delete", index, "1:8", "--ids-from", tmp_path / "ids")
@@ -80,13 +71,6 @@ def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, mon
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1:3\n1:4")))
     assert run_json(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
     assert found_by(capsys, index) == {"1:5", "1:6", "1:7"}
-
-
-def test_ids_in_a_list_keep_blanks_and_every_character(index, tmp_path, capsys):
-    names = [" a.txt", "b.txt ", "c\u2028d", "e\x0bf", "g\rh", "i\x85j"]
-    (tmp_path / "ids").write_bytes("\n".join(names).encode() + b"\r\n")
-    found = run_json(capsys, "index", "delete", index, "--ids-from", tmp_path / "ids", status=3)
-    assert found["missing"] == names
 
 
 def test_verify_reports_what_it_read(index, capsys):

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from genius_search.cli import main
-from genius_search.errors import plural
 from genius_search.index.index import Index
 from genius_search.serve.schemas import Hit, SearchResult
 
@@ -83,15 +82,6 @@ def test_the_next_command_can_be_pasted(pool, clip_folder, tmp_path, capsys):
     assert words[:3] == ["genius", "search", str(folder)]
     assert main(words[1:]) == 0
     assert "3 items added, 0 unchanged\n" in err
-
-
-def test_numbers_and_nouns_agree(index, tmp_path, capsys):
-    assert [plural(number, "item") for number in (0, 1, 2000)] == ["0 items", "1 item", "2,000 items"]
-    (tmp_path / "one.txt").write_text("red")
-    (tmp_path / "film.mp4").write_text("x")
-    _, err = run(capsys, "index", "add", index, tmp_path)
-    assert "1 item added, 0 unchanged, 1 file left out\n" in err
-    assert "1 item deleted" in run(capsys, "index", "delete", index, "one.txt")[1]
 
 
 def test_the_files_of_texts_are_known_where_a_folder_is_searched(tmp_path, clip_folder, capsys, monkeypatch):

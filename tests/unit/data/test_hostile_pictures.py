@@ -121,18 +121,6 @@ def test_a_very_long_picture_is_squeezed_and_an_absurdly_long_one_refused():
         read_image(saved("1", (1, 200_000), "PNG"), name="x", **SERVICE)
 
 
-def test_large_exif_data_is_ignored(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    exif[0x010F] = "Kodak"
-    assert read_image(saved("RGB", (40, 20), "PNG", exif=exif), name="x").size == (20, 40)
-    exif[0x9286] = b"x" * (2 << 20)
-    for kind in ("PNG", "WEBP"):
-        (tmp_path / "x").write_bytes(saved("RGB", (40, 20), kind, exif=exif))
-        assert read_image((tmp_path / "x").read_bytes(), name="x").size == (40, 20)
-        assert read_photo_fields(tmp_path / "x") == {}
-
-
 def test_pictures_that_together_take_too_much_are_decoded_one_after_the_other(monkeypatch):
     running: list[int] = []
     at_most = 0

@@ -64,16 +64,3 @@ def test_heic_is_read_with_its_fields(tmp_path):
     assert open_image(path).size == (32, 24)
     assert read_image(path.read_bytes(), name="a").size == (32, 24)
     assert read_photo_fields(path)["taken"] == "2024-05-01T12:30:00"
-
-
-def test_a_heic_picture_is_turned_upright_once(tmp_path):
-    heif = pytest.importorskip("pillow_heif")
-    heif.register_heif_opener()
-    sideways = Image.new("RGB", (64, 48), "red")
-    sideways.paste("blue", (0, 0, 32, 24))
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    sideways.save(tmp_path / "a.heic", exif=exif.tobytes())
-    upright = open_image(tmp_path / "a.heic")
-    assert upright.size == (48, 64)
-    assert upright.getpixel((44, 4))[2] > 200
