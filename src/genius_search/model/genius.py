@@ -17,7 +17,6 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
     FORMAT,
-    NO_GENERATOR_FORMAT,
     EncoderPart,
     KnownInstruction,
     ModelFile,
@@ -165,7 +164,7 @@ class Genius:
         if Path(place).exists() and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
         parts = ModelFile(
-            format=NO_GENERATOR_FORMAT if generator is None else FORMAT,
+            format=FORMAT,
             encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),
