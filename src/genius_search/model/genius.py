@@ -390,8 +390,8 @@ class Genius:
         codes = frozenset(code for code, own in enumerate(known) if own == wanted)
         if not codes:
             raise UsageError(
-                f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
-                "shows what they stand for. An imported model learns it by importing again with --data"
+                f"no level-0 code of this model is known to stand for {modality.value}; describe it in the "
+                "instruction instead. An imported model learns it by importing again with --data"
             )
         return codes
 

@@ -124,7 +124,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
     problems = problems_of(tmp_path)
     expected = {
         "empty.jpg": "empty",
-        "photo.psd": "convert it",
+        "photo.psd": "convert a picture",
         "film.mp4": ".mp4",
         "plain": "without an ending",
         "lone.json": ".json",
