@@ -19,7 +19,6 @@ FORMAT: Final = 1
 """Version of every folder's layout; newer ones are refused."""
 MAX_JSON_BYTES: Final = 1 << 25
 """Largest manifest or settings file that is read; one of 8 million training rows takes about 1 MB."""
-_UNSIGNED: Final = ("fingerprint", "notes")
 
 
 def first_problem(error: ValidationError) -> str:
@@ -96,8 +95,6 @@ class Manifest(BaseModel):
     facts: dict[str, Any]
     """Anything a reader needs beside the files: sizes, a permutation, a health report."""
     files: dict[str, FileFact]
-    notes: dict[str, Any] = {}
-    """Information that may differ between equal folders."""
     fingerprint: str
     """SHA-256 over settings, inputs, facts and the contents of all files."""
 
@@ -116,7 +113,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     manifest = _read_manifest(folder, kind)
     if verify:
         signed = read_json(folder / MANIFEST)
-        if fingerprint_of({k: v for k, v in signed.items() if k not in _UNSIGNED}) != manifest.fingerprint:
+        if fingerprint_of({k: v for k, v in signed.items() if k != "fingerprint"}) != manifest.fingerprint:
             raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     for name, fact in manifest.files.items():
         file = folder / name

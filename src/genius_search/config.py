@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -514,6 +515,21 @@ def read_toml(text: str, *, name: str, preset_name: str | None = None) -> FitCon
         return from_json(FitConfig, _merge(to_json(preset(preset_name or own)), given))
     except UsageError as error:
         raise UsageError(f"{name}: {error}; `genius fit --print-config` shows all settings") from None
+
+
+def read_search_toml(file: Path, settings: SearchConfig) -> SearchConfig:
+    """Read settings of a search from a TOML file; what it does not say is as in ``settings``.
+
+    Raises
+    ------
+    UsageError
+        it cannot be read, or a field is unknown or out of range.
+    """
+    try:
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        return from_json(SearchConfig, {**to_json(settings), **given})
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read as settings of a search: {error}") from None
 
 
 def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ EXTRAS: Final = {
         "evaluate": "ir_measures pytrec_eval",
         "serve": "fastapi granian prometheus_client prometheus_fastapi_instrumentator starlette",
         "hf": "ftfy sentence_transformers sentencepiece transformers",
-        "photos": "pillow_heif textual_image",
+        "photos": "pillow_heif",
         "words": "model2vec wordllama",
         "cluster": "ray",
     }.items()

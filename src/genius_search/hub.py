@@ -38,7 +38,7 @@ _CITATION: Final = """## Citation
 
 
 class Checkpoint(NamedTuple):
-    """Published files of the authors of GENIUS and UniIR, and the command that imports them."""
+    """Published files of the authors of GENIUS and UniIR, and the command of a clone that imports them."""
 
     repository: str
     files: tuple[str, ...]
@@ -50,12 +50,13 @@ CHECKPOINTS: Final[dict[str, Checkpoint]] = {
     "clip-sf": Checkpoint(  # CLIP-SF large with its training state: 5.13 GB; 1.71 GB once imported
         "TIGER-Lab/UniIR",
         ("checkpoint/CLIP_SF/clip_sf_large.pth",),
-        "genius import clip-sf {0} --out clip-sf",
+        "python -m research.published.encoders clip-sf {0} --out clip-sf",
     ),
     "genius": Checkpoint(  # the quantizer and the generator; their encoder is clip-sf
         "Sungyeon/GENIUS",
         ("checkpoint/rq_clip_large.pth", "checkpoint/GENIUS_t5small.pth"),
-        "genius import genius --quantizer {0} --generator {1} --encoder uniir:clip-sf --out genius-model",
+        "python -m research.published.models --quantizer {0} --generator {1} --encoder uniir:clip-sf "
+        "--out genius-model",
     ),
 }
 """By the short names that ``genius pull`` takes."""

@@ -200,26 +200,17 @@ class ArtifactWriter:
         if not is_same:
             write_json(plan_file, {"fingerprint": self.plan_fingerprint})
 
-    def finish(
-        self,
-        *,
-        facts: Mapping[str, Any] | None = None,
-        notes: Mapping[str, Any] | None = None,
-        scratch: tuple[str, ...] = (),
-    ) -> Manifest:
-        """Write the manifest, put the folder in its place, and remove scratch files.
+    def finish(self, *, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """Write the manifest, put the folder in its place, and remove checkpoints.
+
+        Checkpoints go last: until the folder is in its place, a killed run needs them to go on.
 
         Parameters
         ----------
         facts
             anything a reader needs beside the files.
-        notes
-            information that is not part of the folder's identity, such as paths on this machine.
-        scratch
-            files and folders to remove. They go last: until the folder is in its place, a killed run needs
-            them to go on. Checkpoints are always removed.
         """
-        scratch = tuple(f"{name}{end}" for name in (_PLAN, CHECKPOINT, *scratch) for end in ("", ".tmp"))
+        scratch = tuple(f"{name}{end}" for name in (_PLAN, CHECKPOINT) for end in ("", ".tmp"))
         files = [
             path
             for path in sorted(self.path.rglob("*"))
@@ -242,15 +233,10 @@ class ArtifactWriter:
                 for path in files
             },
         }
-        signed = {**body, "fingerprint": fingerprint_of(body), "notes": dict(notes or {})}
-        write_json(self.path / MANIFEST, signed)
+        write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
         put_in_place(self.path, self.folder)
         for name in scratch:
-            target = self.folder / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
         manifest = open_artifact(self.folder, kind=self.kind)
         self._release()
         return manifest

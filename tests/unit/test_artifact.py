@@ -13,10 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from genius_search import artifact, writing
+from genius_search import writing
 from genius_search.artifact import fingerprint_of, open_artifact, read_json, recover
-from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.writing import ArtifactWriter, new_folder, put_in_place, write_atomically, write_file
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.writing import (
+    CHECKPOINT,
+    ArtifactWriter,
+    new_folder,
+    put_in_place,
+    write_atomically,
+    write_file,
+)
 
 KIND = "thing"
 
@@ -34,8 +41,8 @@ def make(folder, version="new"):
     (opened.path / "data.txt").write_text(version)
     (opened.path / "parts").mkdir(exist_ok=True)
     (opened.path / "parts" / "0.txt").write_text(version * 2)
-    (opened.path / "checkpoint").write_text("half")
-    return opened.finish(facts={"length": len(version)}, scratch=("checkpoint",))
+    (opened.path / CHECKPOINT).write_text("half")
+    return opened.finish(facts={"length": len(version)})
 
 
 def die_at(patch, number):
@@ -108,25 +115,18 @@ def test_killed_twice_the_folder_is_still_whole(tmp_path, monkeypatch, first, se
 @pytest.mark.parametrize("number", range(1, 20))
 def test_killed_while_finishing_the_work_done_so_far_is_found_again(tmp_path, monkeypatch, number):
     opened = writer(tmp_path / "a")
-    for name in ("shard", "checkpoint"):
+    for name in ("shard", CHECKPOINT):
         (opened.path / name).write_text("an hour of work")
     with monkeypatch.context() as patch:
         die_at(patch, number)
         with contextlib.suppress(Killed):
-            opened.finish(scratch=("checkpoint",))
+            opened.finish()
     again = writer(tmp_path / "a")
     if again.finished() is None:
         assert (again.path / "shard").read_text() == "an hour of work"
-        assert (again.path / "checkpoint").read_text() == "an hour of work"
-        again.finish(scratch=("checkpoint",))
+        assert (again.path / CHECKPOINT).read_text() == "an hour of work"
+        again.finish()
     assert (open_artifact(tmp_path / "a", kind=KIND, verify=True).folder / "shard").exists()
-
-
-def test_a_half_written_checkpoint_does_not_become_part_of_the_folder(tmp_path):
-    opened = writer(tmp_path / "a")
-    (opened.path / "checkpoint.tmp").write_text("ha")
-    opened.finish(scratch=("checkpoint",))
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["manifest.json"]
 
 
 def test_the_same_plan_finds_what_was_written_and_another_plan_begins_anew(tmp_path):
@@ -149,28 +149,6 @@ def test_only_the_same_plan_counts_as_finished(tmp_path):
     assert writer(tmp_path / "a").finished() is None
 
 
-def test_a_folder_that_is_not_there_or_not_finished_is_missing(tmp_path):
-    with pytest.raises(ArtifactMissing, match="does not exist"):
-        open_artifact(tmp_path / "a", kind=KIND)
-    (tmp_path / "a").mkdir()
-    with pytest.raises(ArtifactMissing, match=r"no manifest\.json"):
-        open_artifact(tmp_path / "a", kind=KIND)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    make(tmp_path / "a")
-    (tmp_path / "a" / "parts" / "0.txt").unlink()
-    with pytest.raises(ArtifactMissing, match=r"parts/0\.txt is missing"):
-        open_artifact(tmp_path / "a", kind=KIND)
-
-
-def test_a_file_of_another_size_is_named(tmp_path):
-    make(tmp_path / "a")
-    (tmp_path / "a" / "data.txt").write_text("newer")
-    with pytest.raises(ArtifactMismatch, match=r"data\.txt has 5 bytes, expected 3"):
-        open_artifact(tmp_path / "a", kind=KIND)
-
-
 def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_path):
     make(tmp_path / "a")
     (tmp_path / "a" / "data.txt").write_text("NEW")
@@ -179,69 +157,44 @@ def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_pa
         open_artifact(tmp_path / "a", kind=KIND, verify=True)
 
 
-def test_another_kind_is_a_mismatch(tmp_path):
-    make(tmp_path / "a")
-    with pytest.raises(ArtifactMismatch, match="holds a 'thing', not a 'index'"):
-        open_artifact(tmp_path / "a", kind="index")
-
-
-def test_a_newer_format_asks_for_an_upgrade(tmp_path):
-    make(tmp_path / "a")
-    manifest = tmp_path / "a" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    with pytest.raises(ArtifactMismatch, match="upgrade genius"):
-        open_artifact(tmp_path / "a", kind=KIND)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"format": 1, "kind": "thing"}'])
-def test_a_manifest_that_is_not_one_is_an_artifact_error(tmp_path, text):
-    make(tmp_path / "a")
-    (tmp_path / "a" / "manifest.json").write_text(text)
-    with pytest.raises(ArtifactError):
-        open_artifact(tmp_path / "a", kind=KIND)
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "error"),
     [
-        {"files": {"data.txt": 5}},
-        {"files": {"data.txt": {}}},
-        {"files": {"data.txt": {"bytes": "3", "sha256": "x"}}},
-        {"files": {"data.txt": {"bytes": 3, "sha256": None}}},
-        {"files": []},
-        {"format": "x"},
-        {"format": None},
-        {"config": []},
-        {"inputs": 1},
-        {"facts": None},
-        {"notes": "x"},
-        {"fingerprint": 7},
+        ({"kind": "index"}, "holds a 'index', not a 'thing'"),
+        ({"format": 99}, "upgrade genius"),
+        ({"files": {"data.txt": {"bytes": "3", "sha256": "x"}}}, "damaged"),
+        ({"files": {"data.txt": {"bytes": 5, "sha256": "x"}}}, "data.txt has 3 bytes, expected 5"),
+        ({"files": {"../data.txt": {"bytes": 3, "sha256": "x"}}}, "outside its folder"),
+        ({"format": None}, "damaged"),
+        ({"facts": None}, "damaged"),
     ],
 )
-@pytest.mark.parametrize("verify", [False, True])
-def test_a_manifest_with_entries_of_another_shape_is_damaged(tmp_path, change, verify):
+def test_a_manifest_with_entries_that_cannot_be_is_refused(tmp_path, change, error):
     make(tmp_path / "a")
     manifest = tmp_path / "a" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
-    with pytest.raises(ArtifactMismatch, match="damaged"):
-        open_artifact(tmp_path / "a", kind=KIND, verify=verify)
+    with pytest.raises(ArtifactMismatch, match=error):
+        open_artifact(tmp_path / "a", kind=KIND)
 
 
-def test_a_manifest_that_is_nested_too_deeply_is_damaged(tmp_path):
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000])
+def test_a_manifest_that_is_not_one_is_damaged(tmp_path, text):
     make(tmp_path / "a")
-    (tmp_path / "a" / "manifest.json").write_text("[" * 100_000)
+    (tmp_path / "a" / "manifest.json").write_text(text)
     with pytest.raises(ArtifactMismatch, match="damaged"):
         open_artifact(tmp_path / "a", kind=KIND)
 
 
-def test_an_edited_manifest_is_found_when_asked_to_verify(tmp_path):
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ArtifactMissing, match="does not exist"):
+        open_artifact(tmp_path / "a", kind=KIND)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ArtifactMissing, match=r"no manifest\.json"):
+        open_artifact(tmp_path / "a", kind=KIND)
     make(tmp_path / "a")
-    manifest = tmp_path / "a" / "manifest.json"
-    body = json.loads(manifest.read_text())
-    body["facts"]["length"] = 4
-    manifest.write_text(json.dumps(body))
-    with pytest.raises(ArtifactMismatch, match="manifest"):
-        open_artifact(tmp_path / "a", kind=KIND, verify=True)
+    (tmp_path / "a" / "parts" / "0.txt").unlink()
+    with pytest.raises(ArtifactMissing, match=r"parts/0\.txt is missing"):
+        open_artifact(tmp_path / "a", kind=KIND)
 
 
 def test_replacing_a_file_leaves_the_old_bytes_when_killed(tmp_path, monkeypatch):
@@ -278,12 +231,6 @@ def test_files_then_the_manifest_then_the_folder_reach_the_disk(tmp_path, disk):
     named = len(disk) - 1 - disk[::-1].index(("sync", folder.parent.stat().st_ino))
     assert max(files) < manifest < in_place < named
     assert ("sync", tmp_path.stat().st_ino) in disk[: min(files)]  # the folder around it is new too
-
-
-def test_a_replaced_file_and_its_name_reach_the_disk(tmp_path, disk):
-    write_file(tmp_path / "x", b"new")
-    inode = (tmp_path / "x").stat().st_ino
-    assert disk == [("sync", inode), ("move", inode), ("sync", tmp_path.stat().st_ino)]
 
 
 def test_a_new_folder_reaches_the_disk_before_it_has_its_name(tmp_path, disk):
@@ -340,14 +287,6 @@ def test_a_full_disk_is_said_whatever_a_library_calls_it(tmp_path, monkeypatch, 
 def test_settings_that_would_never_end_are_not_read(tmp_path, make):
     make(tmp_path / "x.json")
     with pytest.raises(ArtifactMismatch, match="not a file"):
-        read_json(tmp_path / "x.json")
-
-
-def test_settings_of_an_absurd_size_are_not_read(tmp_path, monkeypatch):
-    (tmp_path / "x.json").write_text("[1, 2, 3]")
-    assert read_json(tmp_path / "x.json") == [1, 2, 3]
-    monkeypatch.setattr(artifact, "MAX_JSON_BYTES", 8)
-    with pytest.raises(ArtifactMismatch, match="more than 8 bytes"):
         read_json(tmp_path / "x.json")
 
 

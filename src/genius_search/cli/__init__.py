@@ -22,8 +22,7 @@ from genius_search.errors import EXTRAS, GeniusError, MissingExtra, UsageError, 
 COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Search": {
         "search": "genius_search.cli.search:Search",
-        "explain": "genius_search.cli.codes:Explain",
-        "codes": "genius_search.cli.codes:Codes",
+        "explain": "genius_search.cli.explain:Explain",
         "serve": "genius_search.cli.serve:Serve",
         "keys add": "genius_search.cli.serve:AddKey",
     },
@@ -36,7 +35,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "index compact": "genius_search.cli.index:Compact",
         "index verify": "genius_search.cli.index:Verify",
         "index info": "genius_search.cli.index:Info",
-        "calibrate": "genius_search.cli.adapt:Calibrate",
+        "calibrate": "genius_search.cli.calibrate:Calibrate",
     },
     "Cluster": {
         "cluster build": "genius_search.cli.cluster:Build",
@@ -47,7 +46,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Model": {
         "fit": "genius_search.cli.train:Fit",
-        "refit": "genius_search.cli.adapt:Refit",
         "pull": "genius_search.cli.hub:Pull",
         "push": "genius_search.cli.hub:Push",
     },

@@ -16,19 +16,19 @@ class Check(JsonOption):
     """Folder of the data set."""
 
     skip_images: bool = False
-    """Do not decode images, only check that they exist; not even that if there is no folder mbeir_images."""
+    """Do not look at images."""
 
     def run(self) -> int:
         """Check the data set and print the findings."""
-        from genius_search.data.check import QueryCount, check
+        from genius_search.data.check import check
 
-        report = check(self.data, decode_images=not self.skip_images)
+        report = check(self.data, images=not self.skip_images)
         status = 0 if report.ok else 6
         if self.json:
             print_json({"ok": report.ok, **dataclasses.asdict(report)})
             return status
-        columns = [field.name.replace("_", " ") for field in dataclasses.fields(QueryCount)]
-        print_table(columns, [list(map(str, dataclasses.astuple(count))) for count in report.queries])
+        rows = [(file, f"{count:,}") for file, count in report.records.items()]
+        print_table(("file", "records"), rows, left=("file",))
         for finding in report.findings:
             print_text(f"{finding.severity}: {finding.kind}: {finding.count}: {'; '.join(finding.examples)}")
         print("no errors" if report.ok else "there are errors")

@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -25,7 +25,6 @@ from genius_search.cli.options import (
 )
 from genius_search.cli.terminal import (
     TerminalProgress,
-    format_bytes,
     print_facts,
     print_json,
     print_text,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from genius_search.index.items import Item
-    from genius_search.index.verify import IndexInfo
     from genius_search.index.writer import Writer
 
 
@@ -275,45 +273,11 @@ class Info(JsonOption, IndexArgument):
         from genius_search.index.snapshot import Snapshot
         from genius_search.index.verify import describe
 
-        info = describe(self.index, Snapshot.open(self.index))
-        print_facts(dataclasses.asdict(info) if self.json else _readable(info), as_json=self.json)
-
-
-PARTS: Final = {"ids": "IDs", "buckets": "lists of items", "items": "texts and fields"}
-"""Parts of an index whose name in a sentence differs from that in JSON."""
-
-
-def _readable(info: IndexInfo) -> dict[str, object]:
-    """Return the facts of an index for people: rounded and in words."""
-    total, deleted = sum(info.bytes_per_item.values()), info.bytes_per_item["deleted"] * info.items
-    parts = [
-        f"{PARTS.get(part, part)} {size:,.0f}" for part, size in info.bytes_per_item.items() if size >= 0.5
-    ]
-    segments = [
-        f"{one.name}: {plural(one.items, 'item')}, {one.deleted:,} of them deleted or replaced"
-        for one in info.segments
-    ]
-    facts: dict[str, object] = {
-        "index": info.folder,
-        "model": f"{info.model}, fingerprint {info.model_fingerprint[:12]}",
-        "items": info.items,
-        "of them": info.by_modality or "none",
-        "distinct IDs": info.distinct_ids,
-        "sharing an ID": f"{info.collision_rate:.2%} of the items",
-        "on disk": f"{format_bytes(round(total * info.items))}, {total:,.0f} bytes per item",
-        "bytes per item": ", ".join(parts) or "none",
-        "embeddings": info.embeddings,
-        "weight of densities": "default"
-        if info.hubness is None
-        else f"{info.hubness.weight:g}, measured with {info.hubness.queries:,} queries",
-        "changes so far": info.generation,
-        "segments": "; ".join(segments) or "none",
-    }
-    if deleted >= 1:
-        facts["can be freed"] = f"{format_bytes(round(deleted))}, by `genius index compact`"
-    if info.work_bytes:
-        facts["interrupted work"] = f"{format_bytes(info.work_bytes)}; the next add continues it"
-    return facts
+        facts = dataclasses.asdict(describe(self.index, Snapshot.open(self.index)))
+        if not self.json:
+            facts["segments"] = len(facts["segments"])
+            facts["bytes_per_item"] = {part: round(size) for part, size in facts["bytes_per_item"].items()}
+        print_facts(facts, as_json=self.json)
 
 
 def _read_ids(file: str) -> list[str]:

@@ -20,7 +20,6 @@ DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA
 OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 OptionalFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
 Words = Annotated[str | None, tyro.conf.arg(metavar="WORDS", help_behavior_hint="")]
 Conditions = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")]
 ModalityOption = Annotated[

@@ -7,10 +7,8 @@ import hashlib
 import io
 import os
 import sys
-import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -19,7 +17,6 @@ from genius_search.cli.options import (
     JsonOption,
     OpenIndexOptions,
     OptionalFile,
-    OptionalFloat,
     OptionalInt,
     QueryOptions,
     RouterOption,
@@ -27,8 +24,8 @@ from genius_search.cli.options import (
     command,
     read_vectors,
 )
-from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
-from genius_search.errors import BadData, BadImage, UsageError, plural
+from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table
+from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
@@ -36,10 +33,6 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
 
 Rerank = Literal["none", "codes", "embeddings"]
-Scores = Literal["level", "vocabulary", "children"]
-PICTURE_LINES: Final = 12
-"""Height of a picture in the terminal."""
-PICTURE_PIXELS: Final = 512
 
 
 def is_folder_of_files(folder: Path) -> bool:
@@ -93,17 +86,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     candidates: OptionalInt = None
     """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
 
-    shortlist: OptionalInt = None
-    """With --rerank embeddings: compare only this many hits, the best by codes. Default: 200; 0: all."""
-
-    generator_weight: OptionalFloat = None
-    """With --rerank codes, or a shortlist: weight of the generator's log-probability. Default: 0."""
-
-    density_weight: OptionalFloat = None
-    """With --rerank: how much lower items close to everything rank. Default: 0.11."""
-
-    scores: Annotated[Scores | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Normalise the generator's scores over a level's codes (default), its vocabulary, or the codes there."""
+    config: OptionalFile = None
+    """TOML file with other settings, by the names of the fields of genius_search.SearchConfig."""
 
     codes: bool = False
     """Show the ID of each hit too."""
@@ -111,20 +95,11 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     files_only: bool = False
     """Print only the path of each hit's file."""
 
-    null: Annotated[bool, tyro.conf.arg(aliases=["-0"])] = False
-    """With --files-only: end each path with NUL, for `xargs -0`."""
-
-    open: bool = False
-    """Open the file of the first hit."""
-
-    show: bool = False
-    """Show the pictures in the terminal."""
-
     def run(self) -> int:
         """Search and print the hits."""
-        from genius_search.config import SearchConfig, checked
+        from genius_search.config import SearchConfig, checked, read_search_toml
 
-        flags = {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchConfig)}
+        flags = {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
         given = {name: value for name, value in flags.items() if value is not None}
         checked(SearchConfig(**given))
         if self.text and not self.index.exists():
@@ -134,7 +109,10 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             if is_file(Path(self.text, CURRENT)):
                 raise UsageError(f"no index at {self.index}; did you swap INDEX and TEXT?")
         index = self._open_index()
-        config = dataclasses.replace(index.settings, **given)
+        config = index.settings
+        if self.config is not None:
+            config = read_search_toml(self.config, config)
+        config = dataclasses.replace(config, **given)
         self._check_effects(config, has_generator=index.model.has_generator)
         hits = index.search(
             self.text,
@@ -173,8 +151,6 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             self._print_hits(hits)
         if hits and is_good is False:
             print("no good match: the first hit is probably wrong", file=sys.stderr)
-        if hits and self.open:
-            self._open_file(hits[0])
         return 0 if hits else 3
 
     def _open_index(self) -> Index:
@@ -208,19 +184,10 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
 
     def _check_effects(self, config: SearchConfig, *, has_generator: bool) -> None:
         """Refuse flags that would have no effect."""
-        if self.null and not self.files_only:
-            raise UsageError("-0 needs --files-only: it ends the paths that this prints")
-        if self.json and (self.files_only or self.show):
-            raise UsageError("--json prints all of a hit; leave out --files-only and --show")
+        if self.json and self.files_only:
+            raise UsageError("--json prints all of a hit; leave out --files-only")
         if self.candidates and config.rerank == "none":
             raise UsageError("--candidates needs --rerank codes or embeddings, which rank the candidates")
-        if self.shortlist and config.rerank != "embeddings":
-            raise UsageError("--shortlist needs --rerank embeddings: it limits how many are compared")
-        ranks_by_codes = config.rerank == "codes" or (config.rerank == "embeddings" and config.shortlist)
-        if self.generator_weight and not ranks_by_codes:
-            raise UsageError(
-                "--generator-weight needs --rerank codes, or --shortlist: it is added to scores by codes"
-            )
         if self.router == "generator" and not has_generator:
             raise UsageError(
                 f"--router generator: the model of {self.index} has no generator; `genius fit` trains one"
@@ -228,10 +195,8 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
         if self.router == "geometry" and (config.rerank == "none" or config.generator_weight):
             raise UsageError(
                 "--router geometry does without the generator, whose log-probabilities --rerank none and "
-                "--generator-weight need"
+                "generator_weight need"
             )
-        if self.density_weight and config.rerank == "none":
-            raise UsageError("--density-weight needs --rerank codes or embeddings: it corrects their scores")
 
     def _file_of(self, hit: SearchHit) -> Path | None:
         """Return the file of a hit, which a text of an index does not have."""
@@ -245,26 +210,13 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
         for file in files:
             path = escape_controls(str(file)) if sys.stdout.isatty() else str(file)
-            print(path, end="\0" if self.null else "\n")
+            print(path)
         if len(files) < len(hits):
             without = plural(len(hits) - len(files), "hit")
             print(f"{without} left out: an index does not know the files of texts", file=sys.stderr)
 
-    def _open_file(self, hit: SearchHit) -> None:
-        """Open the file of a hit with the program that the system has for it."""
-        file = self._file_of(hit)
-        if file is None:
-            raise UsageError(f"--open: {hit.id} is a text, and an index does not know the files of texts")
-        if not file.exists():
-            raise BadData(f"{file} is gone; `genius index sync` removes from an index what is gone")
-        if not webbrowser.open(file.as_uri()):
-            raise UsageError(f"--open: no program was found that opens {file}")
-
     def _print_hits(self, hits: list[SearchHit]) -> None:
         """Print hits as a table; ids are never cut, so that they can be copied."""
-        if self.show:
-            show_pictures(hits)
-            return
         is_cut = sys.stdout.isatty()
         columns = ["rank", "score", "probability", "item", "text or picture"]
         rows = []
@@ -279,23 +231,3 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             for row in (columns, *rows):
                 del row[2]
         print_table(columns, rows, left=("item",), fill=True)
-
-
-def show_pictures(hits: Sequence[SearchHit]) -> None:
-    """Show each hit in the terminal: its picture, as well as the terminal can, above its name and text."""
-    from rich.console import Console
-    from textual_image.renderable import Image
-
-    from genius_search.data.images import open_image
-
-    console = Console()
-    for hit in hits:
-        if hit.image is not None:
-            try:
-                console.print(
-                    Image(open_image(Path(hit.image), shortest_side=PICTURE_PIXELS), height=PICTURE_LINES)
-                )
-            except BadImage as error:
-                print_text(str(error), error=True)
-        probability = "" if hit.probability is None else f"{hit.probability:.2f}  "
-        print_text(f"{hit.rank}  {probability}{hit.id}  {' '.join((hit.text or '').split())}".rstrip())

@@ -18,7 +18,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +35,6 @@ MAX_TEXT_BYTES: Final = 1_000_000
 CAPTION_LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
 _FILE_KEYS: Final = ("file_name", "image")
 _TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
-_CONVERTIBLE: Final = frozenset(
-    f".{suffix}" for suffix in re.findall(r"\w+", "jxl jp2 psd svg ico avif raw dng cr2 cr3 nef arw orf rw2")
-)
-"""Endings of image formats that are not supported."""
 
 Problem = BadImage | BadRecord
 
@@ -156,10 +151,8 @@ def _read_lone_text(path: Path) -> str:
         return _read_text(path)
     if suffix in HEIF_SUFFIXES:
         raise BadImage(path, f"reading {suffix} {NEEDS_PHOTOS}")
-    if suffix in _CONVERTIBLE:
-        raise BadImage(path, f"{suffix} pictures are not supported; convert it to JPEG or PNG")
     kind = f"files ending in {suffix}" if suffix else "files without an ending"
-    raise BadImage(path, f"{kind} are not known as pictures or texts")
+    raise BadImage(path, f"{kind} are not known as pictures or texts; convert a picture to JPEG or PNG")
 
 
 def _read_text(path: Path) -> str:

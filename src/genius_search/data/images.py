@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
-from jaxtyping import Float64
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import (
@@ -90,18 +89,6 @@ _DECODER_BYTES: Final = {"WEBP": 12, "AVIF": 13, "HEIF": 7}
 _BYTES_IN_TIFF: Final = frozenset({1, 2, 6, 7})
 """Types of tags that are not lists of numbers: bytes, text, signed bytes and anything else."""
 _MORE_TAGS: Final = frozenset({ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo, ExifTags.IFD.Interop})
-
-_SIGNATURES: Final = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG": "PNG",
-    b"GIF8": "GIF",
-    b"RIFF": "WebP",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-}
-
-_HEIF_STARTS: Final = frozenset({b"ftypheic", b"ftypheix", b"ftypmif1"})
 
 _GIVEN: Final = Path("the image")
 """What errors call an image that is not a file."""
@@ -254,7 +241,7 @@ def _read(
     except Image.DecompressionBombError:
         raise TooManyPixels(path, _too_large(None, max_pixels)) from None
     except Exception as error:  # noqa: BLE001  (decoders raise nearly anything on hostile bytes)
-        raise BadImage(path, _reason(file, error)) from None
+        raise BadImage(path, _reason(error)) from None
 
 
 def _check_tags(path: Path, file: io.BufferedReader | io.BytesIO) -> None:
@@ -312,8 +299,6 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
         raise TooManyPixels(path, _too_large(full_size, max_pixels))
     if max(full_size) > MAX_SIDE:
         raise TooManyPixels(path, f"is {max(full_size):,} pixels long; at most {MAX_SIDE:,} are allowed")
-    if opened.mode == "LAB":
-        raise BadImage(path, "its colours are stored as Lab, which is not supported; save it as RGB")
     needed = _decoding_bytes(opened, full_size if in_scans else (0, 0))
     if needed > MOST_BYTES_PER_PIXEL * max_pixels:
         raise TooManyPixels(path, _takes_too_much(opened, full_size, needed, max_pixels))
@@ -398,16 +383,10 @@ def _to_rgb(opened: Image.Image, factors: tuple[int, int] = (1, 1)) -> Image.Ima
     across, down = factors
     whole = Image.new("RGB", (-(-width // across), -(-height // down)))
     rows = max(1, STRIP_PIXELS // (width * down)) * down
-    for top, strip in _strips(opened, rows):
+    for top in range(0, height, rows):
+        strip = opened.crop((0, top, width, min(height, top + rows)))
         whole.paste(convert(strip).reduce(factors), (0, top // down))
     return whole
-
-
-def _strips(opened: Image.Image, rows: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yield an image in strips of so many rows, each after the number of its first row."""
-    width, height = opened.size
-    for top in range(0, height, rows):
-        yield top, opened.crop((0, top, width, min(height, top + rows)))
 
 
 def _converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]:
@@ -426,25 +405,21 @@ def _converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
 def _grey_converter(opened: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Scale 16-bit, 32-bit or float greyscale to 8 bits; Pillow's conversion would clip to white."""
+    start, full = 0.0, 65535.0
+    if not opened.mode.startswith("I;16"):
+        low, high = cast("tuple[float, float]", opened.getextrema())
+        if not math.isfinite(high - low):
+            raise ValueError("not all of its values are numbers")
+        usual = (1.0, 255.0) if opened.mode == "F" else (255.0, 65535.0)
+        full = next((most for most in usual if high <= most), high)
+        if low < 0 or full == high:  # unknown scale: stretch the actual range
+            start, full = low, high - low
 
-    def values_of(strip: Image.Image) -> Float64[np.ndarray, "height width"]:
+    def convert(strip: Image.Image) -> Image.Image:
         values = np.asarray(strip).astype(np.float64)
-        return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+        return Image.fromarray(((values - start) * (255.0 / full)).round().astype(np.uint8)).convert("RGB")
 
-    rows = max(1, STRIP_PIXELS // opened.width)
-    each = (values_of(strip) for _, strip in _strips(opened, rows))
-    extremes = [(float(values.min()), float(values.max())) for values in each]
-    low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
-    if opened.mode.startswith("F"):
-        full = 1.0 if high <= 1 else 255.0
-    else:
-        full = 65535.0 if opened.mode.startswith("I;16") or high > 255 else 255.0
-    start = 0.0
-    if low < 0 or high > full:  # unknown scale: stretch the actual range
-        start, full = low, high - low
-    return lambda strip: Image.fromarray(
-        ((values_of(strip) - start) * (255.0 / full)).round().astype(np.uint8)
-    ).convert("RGB")
+    return convert
 
 
 def image_type(path: Path) -> str:
@@ -462,7 +437,7 @@ def image_type(path: Path) -> str:
             with _quiet():
                 kind = Image.open(file, formats=_FORMATS).get_format_mimetype()
         except Exception as error:  # noqa: BLE001  as in _read
-            raise BadImage(path, _reason(file, error)) from None
+            raise BadImage(path, _reason(error)) from None
     return kind or "application/octet-stream"
 
 
@@ -531,20 +506,11 @@ def require_file(path: Path) -> None:
         raise BadImage(path, "is empty (0 bytes)")
 
 
-def _reason(file: io.BufferedReader | io.BytesIO, error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError) and not file.closed:
-        file.seek(0)
-        start = file.read(16)
-        for signature, name in _SIGNATURES.items():
-            if start.startswith(signature):
-                return f"starts like a {name} picture but is damaged or cut off"
-        if start[4:12] in _HEIF_STARTS and "HEIF" not in _FORMATS:
-            return f"is a HEIC picture, which {NEEDS_PHOTOS}"
-        return f"is not a picture in a supported format ({', '.join(_FORMATS)})"
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return f"is not a picture in a supported format ({', '.join(_FORMATS)}), or is damaged"
     if isinstance(error, MemoryError):
         return "is too large for this machine's memory"
-    if isinstance(error, EOFError) or "truncated" in str(error).lower():
-        return "is cut off: the file ends before the picture does"
     return f"is damaged: {_describe(error)}"
 
 

@@ -75,7 +75,7 @@ class IdColumn:
     5.6 million candidates fit into 6 MB (typecode ``B``).
     """
 
-    def __init__(self, typecode: Literal["B", "H", "I"] = "B") -> None:
+    def __init__(self, typecode: Literal["B", "H"] = "B") -> None:
         self._typecode = typecode
         self._arrays: dict[int, array[int]] = {}
 
@@ -566,19 +566,6 @@ class MBeir:
             local_pool=pool,
             headline_k=10 if parts["dataset"] in _HEADLINE_AT_10 else 5,
         )
-
-    def has_qrels(self, split: str) -> bool:
-        """Return whether the split has any qrels."""
-        return bool(_files(self.root / "qrels" / split, "*_qrels.txt"))
-
-    def rows_without_queries(self, split: str) -> list[str]:
-        """Return the names of rows with qrels but without a query file, which must have been lost."""
-        known = {_row_name(path, split) for path in self.query_files(split)}
-        judged = [
-            path.stem.removeprefix("mbeir_").removesuffix(f"_{split}_qrels")
-            for path in _files(self.root / "qrels" / split, "*_qrels.txt")
-        ]
-        return [name for name in judged if name not in known and _ROW_NAME.match(name)]
 
     def image_path(self, relative: str) -> Path:
         """Return the absolute path of an image, refusing paths outside the data set's folder."""

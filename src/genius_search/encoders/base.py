@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from genius_search.errors import UsageError, need_packages
 from genius_search.nn.arrays import AnyArray
-from genius_search.registry import find_encoder
 
 if TYPE_CHECKING:
     from PIL import Image
+
+
+PLUGINS: Final = "genius_search.encoders"
+"""The group of entry points by which other packages bring encoders."""
 
 
 class ItemKey(NamedTuple):
@@ -117,9 +121,9 @@ def load_encoder(  # noqa: PLR0911  one for each kind
     ----------
     spec
         ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``,
-        ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, ``vectors:DIM``, or an entry point's
-        (:mod:`genius_search.registry`): a function that is called with what follows the colon, ``download=``
-        and ``device=``.
+        ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, ``vectors:DIM``, or the name of an
+        entry point of the group :data:`PLUGINS`: a function of another package that is called with what
+        follows the colon, ``download=`` and ``device=``.
     download
         Allow downloading a model by its name; otherwise nothing touches the network.
     device
@@ -162,8 +166,20 @@ def load_encoder(  # noqa: PLR0911  one for each kind
 
             return VectorEncoder(place)
         case _:
-            opened: Encoder = find_encoder(kind)(place, download=download, device=device)
-            return opened
+            return _load_plugin(kind, place, download=download, device=device)
+
+
+def _load_plugin(kind: str, place: str, *, download: bool, device: str) -> Encoder:
+    points = entry_points(group=PLUGINS)
+    if kind not in points.names:
+        known = ", ".join(["small, clip, siglip, text, precomputed, uniir", *sorted(points.names)])
+        raise UsageError(f"there is no encoder {kind!r}; known are {known}")
+    try:
+        opener = points[kind].load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{kind!r} ({points[kind].value}) cannot be imported: {error}") from error
+    opened: Encoder = opener(place, download=download, device=device)
+    return opened
 
 
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:

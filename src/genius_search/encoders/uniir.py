@@ -1,4 +1,4 @@
-"""`uniir:FOLDER`: UniIR's CLIP-SF, CLIP-FF, BLIP-SF and BLIP-FF, as `genius import` writes them.
+"""`uniir:FOLDER`: UniIR's CLIP-SF, CLIP-FF, BLIP-SF and BLIP-FF, as research/published writes them.
 
 GENIUS was trained on CLIP-SF. Texts arrive formatted and with their instruction
 (:mod:`genius_search.records`). A folder is in Hugging Face's layout, and ``uniir.json`` names the model it

@@ -12,9 +12,8 @@ from genius_search.artifact import fingerprint_of, first_problem, read_json, rec
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MODEL_FILE: Final = "model.json"
-FORMAT: Final = 1
-NO_GENERATOR_FORMAT: Final = 3
-"""Format of models without a generator, which earlier versions cannot open."""
+FORMAT: Final = 4
+"""Version of the file; others are refused."""
 PARTS: Final = ("encoder", "quantizer", "generator")
 
 
@@ -47,8 +46,8 @@ class EncoderPart(ModelPart, frozen=True):
         return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
 
 
-class ModelFile(BaseModel, frozen=True, extra="allow"):
-    """Contents of ``model.json``; unknown entries of later versions are kept."""
+class ModelFile(BaseModel, frozen=True):
+    """Contents of ``model.json``."""
 
     format: StrictInt
     encoder: EncoderPart
@@ -104,8 +103,11 @@ def read_model_file(folder: Path) -> ModelFile:
     try:
         content = read_json(path)
         found = content.get("format") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > NO_GENERATOR_FORMAT:
-            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
+        if isinstance(found, int) and found != FORMAT:
+            raise ArtifactMismatch(
+                f"{folder} has format {found}, this version reads {FORMAT}; train the model again or install "
+                "the version that made it"
+            )
         return ModelFile.model_validate(content)
     except ValidationError as error:
         reason = first_problem(error)

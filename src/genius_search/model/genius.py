@@ -17,14 +17,13 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.model.file import (
     FORMAT,
-    NO_GENERATOR_FORMAT,
     EncoderPart,
     KnownInstruction,
     ModelFile,
     ModelPart,
     read_model_file,
 )
-from genius_search.nn.arrays import as_array
+from genius_search.nn.arrays import as_array, as_floats, normalize
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer
 from genius_search.nn.folded import KIND as GENERATOR
@@ -99,10 +98,10 @@ class Genius:
             usable(device)
         parts = read_model_file(folder)
         encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
-        quantizer = _open_quantizer(folder / "quantizer", device)
+        quantizer = StoredQuantizer(open_artifact(folder / "quantizer", kind=QUANTIZER), device=device)
         generator = None
         if parts.generator is not None:
-            generator = _open_generator(folder / "generator", device)
+            generator = StoredGenerator(open_artifact(folder / "generator", kind=GENERATOR), device=device)
         found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
             found["generator"] = generator.manifest.fingerprint
@@ -165,7 +164,7 @@ class Genius:
         if Path(place).exists() and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
         parts = ModelFile(
-            format=NO_GENERATOR_FORMAT if generator is None else FORMAT,
+            format=FORMAT,
             encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),
@@ -341,8 +340,15 @@ class Genius:
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
-        """Return the fused unit embeddings of a few queries, in NumPy; absent features are 0."""
-        return self.codebooks.fuse(image, text)
+        """Return the fused unit embeddings of a few queries; absent features are 0."""
+        if self.sums_features:
+            return normalize(normalize(image) + normalize(text))
+        import torch  # noqa: PLC0415  a model without a trained fusion needs none
+
+        device = self.quantizer.device
+        with torch.inference_mode():
+            image_part, text_part = (torch.from_numpy(rows).to(device) for rows in (image, text))
+            return as_floats(self.quantizer.fusion(image_part, text_part))
 
     def encode(
         self,
@@ -384,8 +390,8 @@ class Genius:
         codes = frozenset(code for code, own in enumerate(known) if own == wanted)
         if not codes:
             raise UsageError(
-                f"no level-0 code of this model is known to stand for {modality.value}; `genius doctor` "
-                "shows what they stand for. An imported model learns it by importing again with --data"
+                f"no level-0 code of this model is known to stand for {modality.value}; describe it in the "
+                "instruction instead. An imported model learns it by importing again with --data"
             )
         return codes
 
@@ -395,23 +401,3 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
-
-
-def _open_quantizer(folder: Path, device: str) -> TrainedQuantizer | StoredQuantizer:
-    """Open a quantizer in NumPy, or in PyTorch for another device."""
-    manifest = open_artifact(folder, kind=QUANTIZER)
-    if device == "cpu":
-        return StoredQuantizer(manifest)
-    from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  needs PyTorch
-
-    return load_quantizer(folder, device=device)
-
-
-def _open_generator(folder: Path, device: str) -> TrainedGenerator | StoredGenerator:
-    """Open a generator in NumPy, or in PyTorch as :func:`_open_quantizer`."""
-    manifest = open_artifact(folder, kind=GENERATOR)
-    if device == "cpu":
-        return StoredGenerator(manifest)
-    from genius_search.nn.generator import load_generator  # noqa: PLC0415  needs PyTorch
-
-    return load_generator(folder, device=device)

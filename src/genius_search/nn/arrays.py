@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Float32, Shaped
@@ -35,21 +35,3 @@ def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*ro
     """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
-
-
-def multiply(
-    rows: Float32[np.ndarray, "rows inputs"], weight: Float32[np.ndarray, "outputs inputs"]
-) -> Float32[np.ndarray, "rows outputs"]:
-    """Return ``rows @ weight.T``, for one row without BLAS, whose threads may take milliseconds to meet."""
-    return np.asarray(np.vecdot(weight, rows)[None] if len(rows) == 1 else rows @ weight.T)
-
-
-class Linear(NamedTuple):
-    """A linear layer."""
-
-    weight: Float32[np.ndarray, "outputs inputs"]
-    bias: Float32[np.ndarray, " outputs"]
-
-    def apply(self, rows: Float32[np.ndarray, "rows inputs"]) -> Float32[np.ndarray, "rows outputs"]:
-        """Return the outputs for some rows."""
-        return np.asarray(multiply(rows, self.weight) + self.bias)

@@ -245,8 +245,9 @@ class FoldedGenerator:
 class StoredGenerator:
     """A generator in a folder, read for searching; PyTorch reads it again to train it."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, device: str = "cpu") -> None:
         self.manifest = manifest
+        self._device = device
         sizes, config = sizes_of(manifest), settings_of(GeneratorConfig, manifest)
         shares_codes = bool(manifest.facts.get("shares_codes"))
         shapes = shapes_of_weights(dim_of(manifest), sizes, config, shares_codes=shares_codes)
@@ -255,7 +256,7 @@ class StoredGenerator:
 
     @cached_property
     def generator(self) -> Generator:
-        """The generator in PyTorch, on the CPU."""
+        """The generator in PyTorch."""
         from genius_search.nn.generator import load_generator  # noqa: PLC0415  searching does not need it
 
-        return load_generator(self.manifest.folder).generator
+        return load_generator(self.manifest.folder, device=self._device).generator

@@ -257,7 +257,7 @@ def embed(
             encoded = encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
             write_shard(writer.path, number, encoded.shard, encoded.left_out)
         progress.advance(min(expected - 1, number * shard_rows + len(chunk)), {})
-    _finish(writer, encoder.spec)
+    _finish(writer)
     progress.advance(expected, {})
     return Features.open(folder)
 
@@ -280,7 +280,7 @@ def transform(
     for number, shard in enumerate(source.shards()):
         if not has_shard(writer.path, number):
             write_shard(writer.path, number, change(shard), [])
-    _finish(writer, encoder.spec)
+    _finish(writer)
     return Features.open(folder)
 
 
@@ -293,7 +293,7 @@ def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder, shard_row
     )
 
 
-def _finish(writer: ArtifactWriter, spec: str) -> None:
+def _finish(writer: ArtifactWriter) -> None:
     rows = num_rows(writer.path)
     if rows == 0:
         raise BadData(f"nothing to embed into {writer.folder}: there is no record that can be read")
@@ -304,7 +304,7 @@ def _finish(writer: ArtifactWriter, spec: str) -> None:
         )
         for name in ("image", "text")
     }
-    writer.finish(facts={"rows": rows, **widths}, notes={"encoder": spec})
+    writer.finish(facts={"rows": rows, **widths})
 
 
 def embed_pool(

@@ -17,7 +17,7 @@ from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.model import MODEL_FILE, Genius, KnownInstruction
+from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model_file
 from genius_search.nn import parallel
 from genius_search.progress import Progress, Silent
 from genius_search.training.encoder import train_encoder
@@ -154,26 +154,22 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
     Raises
     ------
     ArtifactMissing
-        there are no features: the model was imported, refitted or pulled, or was trained elsewhere.
+        there are no features: the model was imported or pulled, or was trained elsewhere.
     ArtifactMismatch
         the encoder has changed since.
     """
     if not (folder / "features").is_dir():
         raise ArtifactMissing(
             f"{folder} has no features of training data, expected in its folder features/. `genius fit` "
-            "leaves them; a model that was imported, refitted or pulled has none: name the folder that it "
+            "leaves them; a model that was imported or pulled has none: name the folder that it "
             "was trained in"
         )
     features = TrainingFeatures(
         Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
     )
-    manifest = features.candidates.manifest
-    spec = str(manifest.notes["encoder"])
-    kind, _, place = spec.partition(":")
-    if kind == "small" and not Path(place).exists():  # trained here, and the folder was moved since
-        spec = f"small:{folder / 'encoder'}"
+    spec = read_model_file(folder).encoder.in_folder(folder)
     encoder = load_encoder(spec, download=download, device=device)
-    if encoder.fingerprint != manifest.inputs["encoder"]:
+    if encoder.fingerprint != features.candidates.manifest.inputs["encoder"]:
         raise ArtifactMismatch(
             f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; embed again"
         )

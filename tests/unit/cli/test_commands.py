@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -73,8 +72,7 @@ def test_info_describes_the_index(index, trained, capsys):
     assert set(found["bytes_per_item"]) == parts
     assert found["segments"] == [{"name": "000001", "items": 4, "deleted": 0, "ids": found["distinct_ids"]}]
     out, err = run(capsys, "index", "info", index)
-    assert "distinct IDs" in out
-    assert "000001: 4 items, 0 of them deleted" in " ".join(out.split())
+    assert "distinct ids" in out
     assert err == ""
 
 
@@ -100,16 +98,6 @@ def test_search_prints_names_and_texts_unchanged_with_brackets(index, capsys, mo
     assert err == ""
     assert "red [final].png" in out
     assert "a [bold]red[/] square [/nonsense]" in out
-
-
-def test_search_takes_an_image_an_instruction_and_every_ranking(index, photos, capsys):
-    for words in (
-        ("--image", photos / "green.png"),
-        ("the same in red", "--image", photos / "green.png", "--instruction", "Find a photo"),
-        ("a square", "--rerank", "none"),
-        ("a square", "--beam", "3", "--k", "1"),
-    ):
-        assert run_json(capsys, "search", index, *words)["hits"]
 
 
 def test_nothing_found_is_exit_status_3(trained, tmp_path, capsys):
@@ -144,9 +132,9 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("search", "{index}", "a", "kite"), 2),
         (("search", "a kite", "{index}"), 2),
         (("search", "{index}/..", "x"), 2),
-        (("codes", "{index}", "abc"), 2),
         (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
+        (("search", "{index}", "x", "--config", "{new}"), 2),
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{new}", "x"), 4),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
@@ -159,14 +147,11 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("index", "create", "{new}", "--model", "{photos}", "--pool", "{photos}"), 4),
         (("index", "create", "{new}", "--model", "{model}", "--pool", "{new}"), 6),
         (("index", "info", "{new}"), 4),
-        (("doctor", "{photos}"), 4),
         (("evaluate", "{photos}", "--model", "{model}"), 6),
-        (("evaluate", "{data}", "--model", "{model}", "--pools", "nearby"), 2),
         (("fit", "{photos}", "--encoder", "small", "--out", "{new}"), 6),
         (("fit", "{new}"), 6),
         (("fit", "{data}", "--encoder", "clip:nobody/has-this", "--out", "{new}"), 5),
         (("fit", "{data}", "--encoder", "small:{photos}", "--out", "{new}"), 4),
-        (("data", "catalogue", "--items", "3", "--out", "{new}"), 2),
         (("data", "check", "{photos}"), 6),
     ],
 )
@@ -189,29 +174,3 @@ def test_a_folder_of_damaged_pictures_is_refused_before_an_encoder_is_suggested(
     _, err = run(capsys, "index", "add", index, tmp_path, status=6)
     assert "left out 2 files" in err
     assert all(f"{tmp_path / name}: " in err for name in ("torn.png", "empty.png"))
-
-
-def test_doctor_gives_a_verdict_and_its_exit_status_agrees(trained, capsys):
-    status = main(["doctor", str(trained.model), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert status == (1 if found["problems"] else 0)
-    assert found["verdict"]
-    assert len(found["levels"]) == 4
-    out, _ = run(capsys, "doctor", trained.model, status=status)
-    assert f"verdict: {found['verdict']}" in " ".join(out.split())
-
-
-def test_an_existing_catalogue_is_reported(trained, capsys):
-    words = ("data", "catalogue", "--items", "1000", "--train-products", "60", "--queries-per-task", "12")
-    found = run_json(capsys, *words, "--out", trained.data)
-    assert (found["items"], found["drawn"]) == (1_000, False)
-    out, _ = run(capsys, *words, "--out", trained.data)
-    assert "1,000" in out
-
-
-def test_no_escape_codes_are_written_when_stdout_is_no_terminal(index, capsys, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    out, err = run(capsys, "search", index, "a red square")
-    assert "\x1b" not in out + err
-    assert os.environ["NO_COLOR"] == "1"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import shlex
 import sys
-import webbrowser
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from genius_search.cli import main
-from genius_search.errors import plural
 from genius_search.index.index import Index
 from genius_search.serve.schemas import Hit, SearchResult
 
@@ -65,21 +63,7 @@ def test_files_alone_can_be_piped(index, pool, capsys):
     out, err = run(capsys, "search", index, "red", "--files-only")
     assert sorted(out.splitlines()) == [str(pool / "a green one.png"), str(pool / "a red one.png")]
     assert "1 hit left out" in err
-    out, _ = run(capsys, "search", index, "red", "--files-only", "-0", "--modality", "image")
-    assert sorted(out.split("\0")) == ["", str(pool / "a green one.png"), str(pool / "a red one.png")]
-    run(capsys, "search", index, "red", "-0", status=2)
     run(capsys, "search", index, "red", "--files-only", "--json", status=2)
-
-
-def test_the_first_hit_is_opened(index, pool, capsys, monkeypatch):
-    opened = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
-    words = ("search", index, "--image", pool / "a red one.png", "--modality", "image", "--open")
-    run(capsys, *words)
-    assert opened == [(pool / "a red one.png").as_uri()]
-    monkeypatch.setattr(webbrowser, "open", lambda address: False)
-    assert "no program" in run(capsys, *words, status=2)[1]
-    assert "text" in run(capsys, "search", index, "red", "--modality", "text", "--open", status=2)[1]
 
 
 def test_json_is_that_of_the_service(index, capsys):
@@ -98,34 +82,6 @@ def test_the_next_command_can_be_pasted(pool, clip_folder, tmp_path, capsys):
     assert words[:3] == ["genius", "search", str(folder)]
     assert main(words[1:]) == 0
     assert "3 items added, 0 unchanged\n" in err
-
-
-def test_numbers_and_nouns_agree(index, tmp_path, capsys):
-    assert [plural(number, "item") for number in (0, 1, 2000)] == ["0 items", "1 item", "2,000 items"]
-    (tmp_path / "one.txt").write_text("red")
-    (tmp_path / "film.mp4").write_text("x")
-    _, err = run(capsys, "index", "add", index, tmp_path)
-    assert "1 item added, 0 unchanged, 1 file left out\n" in err
-    assert "1 item deleted" in run(capsys, "index", "delete", index, "one.txt")[1]
-
-
-@pytest.mark.filterwarnings("ignore:Image.Image.getdata:DeprecationWarning")
-def test_pictures_are_shown_in_the_terminal(index, pool, capsys):
-    pytest.importorskip("textual_image")
-    out, _ = run(capsys, "search", index, "red", "--show")
-    assert out.count("\n") > 24
-    assert "note.txt" in out
-    (pool / "a red one.png").rename(pool / "gone")
-    try:
-        assert "missing" in run(capsys, "search", index, "red", "--show")[1]
-    finally:
-        (pool / "gone").rename(pool / "a red one.png")
-
-
-def test_without_the_extra_showing_pictures_says_what_to_install(index, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "textual_image.renderable", None)
-    monkeypatch.setitem(sys.modules, "textual_image", None)
-    assert "genius-search[photos]" in run(capsys, "search", index, "red", "--show", status=2)[1]
 
 
 def test_the_files_of_texts_are_known_where_a_folder_is_searched(tmp_path, clip_folder, capsys, monkeypatch):

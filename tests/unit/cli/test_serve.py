@@ -41,19 +41,8 @@ def test_an_address_that_is_taken_or_elsewhere_is_refused_at_once(folder, tmp_pa
         assert "0 to 65535" in refused(capsys, folder, "--port", number)
 
 
-def test_two_indexes_of_one_name_are_refused(folder, capsys):
-    assert "photos" in refused(capsys, folder, folder, "--port", 0)
-
-
 def test_a_missing_index_or_file_of_keys_is_named(folder, tmp_path, capsys):
     assert main(["serve", str(tmp_path / "none.index"), "--port", "0"]) == 4
     assert "no index at" in capsys.readouterr().err
     assert main(["serve", str(folder), "--keys", str(tmp_path / "none"), "--port", "0"]) == 6
     assert str(tmp_path / "none") in capsys.readouterr().err
-
-
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "granian" else object())
-    assert main(["serve", str(folder)]) == 2
-    assert "granian" in (message := capsys.readouterr().err)
-    assert "pip install 'genius-search[serve]'" in message

@@ -62,17 +62,6 @@ def test_gathered_features_equal_a_dense_table_with_zeros_for_what_is_absent(
     assert [i for rows, _ in parts for i in range(*rows.indices(10**6))] == list(range(len(ids)))
 
 
-def test_shards_are_read_as_they_were_written(tmp_path, make_features):
-    features = make_features(
-        [5, 6, 9], [np.ones(DIM), None, np.ones(DIM)], [None, np.ones(DIM), None], shard_rows=2, dim=DIM
-    )
-    first, second = features.shards()
-    assert first.ids.tolist() == [5, 6]
-    assert second.ids.tolist() == [9]
-    assert first.image_index.tolist() == [0, -1]
-    assert second.text.shape == (0, DIM)
-
-
 def test_packed_features_spread_over_rows():
     image = torch.tensor([[1.0, 2], [3, 4]])
     batch = FeatureBatch.of(image, torch.zeros(0, 2), np.array([1, -1, 0, 1]), np.full(4, -1))
@@ -90,14 +79,6 @@ def test_features_that_16_bits_cannot_hold_are_refused(tmp_path, bad):
     with pytest.raises(BadData, match="image features are not finite or too large"):
         write_shard(tmp_path, 0, shard, [])
     assert not list(tmp_path.iterdir())
-
-
-def test_whole_numbers_are_stored_as_they_come(tmp_path):
-    tokens = np.array([[70_000, 3]], dtype=np.int32)
-    write_shard(tmp_path, 0, one_shard(np.zeros((0, 0), np.float32), tokens, [(-1, 0)]), [])
-    stored = np.load(tmp_path / "shard-000000" / "text.npy")
-    assert stored.dtype == np.int32
-    assert stored.tolist() == [[70_000, 3]]
 
 
 def test_a_manifest_that_counts_other_rows_than_the_shards_is_a_mismatch(make_features):

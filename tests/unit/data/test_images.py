@@ -1,5 +1,3 @@
-import io
-import os
 import struct
 import threading
 import time
@@ -11,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image
 
 from genius_search.data import images
-from genius_search.data.images import TooManyPixels, is_image_file, open_image
+from genius_search.data.images import TooManyPixels, open_image
 from genius_search.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
@@ -62,19 +60,6 @@ def exif_with(orientation: int) -> Image.Exif:
     return exif
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff", "avif"])
-def test_a_picture_taken_sideways_comes_out_upright(tmp_path, suffix):
-    if suffix == "avif" and not features.check("avif"):
-        pytest.skip("this Pillow has no AVIF")
-    path = tmp_path / f"sideways.{suffix}"
-    stored = halves().transpose(Image.Transpose.ROTATE_90)  # a camera held on its side
-    stored.save(path, exif=exif_with(6))
-    image = open_image(path)
-    assert image.size == (40, 20)
-    assert near(image, (5, 10), RED, 30)
-    assert near(image, (34, 10), GREEN, 30)
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_orientation_is_undone(tmp_path, orientation):
     ops = {
@@ -95,11 +80,6 @@ def test_every_orientation_is_undone(tmp_path, orientation):
     assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), np.asarray(want))
 
 
-def test_damaged_exif_does_not_cost_the_picture(tmp_path):
-    halves().save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01\x03\0garbage")
-    assert open_image(tmp_path / "a.jpg").size == (40, 20)
-
-
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "HSV"])
 def test_every_colour_mode_becomes_rgb(tmp_path, mode):
     path = tmp_path / ("a.jpg" if mode in {"CMYK", "YCbCr"} else "a.png")
@@ -118,28 +98,17 @@ def test_sixteen_bit_grey_keeps_its_shades(tmp_path, suffix):
     assert np.asarray(open_image(path))[0, :, 0].tolist() == [0, 100, 255]
 
 
-def test_dark_sixteen_bit_grey_stays_dark(tmp_path):
-    Image.fromarray(np.array([[0, 200]], dtype=np.uint16)).save(tmp_path / "night.png")
-    assert np.asarray(open_image(tmp_path / "night.png")).max() <= 1
-
-
 @pytest.mark.parametrize(
     ("values", "shades"),
     [
         ([0.0, 0.5, 1.0], [0, 128, 255]),
         ([0.0, 100.0, 255.0], [0, 100, 255]),
         ([-1.0, 0.0, 1.0], [0, 128, 255]),
-        ([0.0, float("nan"), 1.0], [0, 0, 255]),
     ],
 )
 def test_floating_point_grey_is_scaled(tmp_path, values, shades):
     Image.fromarray(np.array([values], dtype=np.float32)).save(tmp_path / "a.tiff")
     assert np.asarray(open_image(tmp_path / "a.tiff"))[0, :, 0].tolist() == shades
-
-
-def test_thirty_two_bit_grey_is_scaled(tmp_path):
-    Image.fromarray(np.array([[0, 65535, 257]], dtype=np.int32)).save(tmp_path / "a.tiff")
-    assert np.asarray(open_image(tmp_path / "a.tiff"))[0, :, 0].tolist() == [0, 255, 1]
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -152,18 +121,6 @@ def test_what_is_transparent_becomes_white(tmp_path, mode):
     assert near(opened, (17, 5), WHITE)
 
 
-def test_half_transparent_is_half_white(tmp_path):
-    Image.new("RGBA", (4, 4), (0, 0, 0, 128)).save(tmp_path / "a.webp", lossless=True)
-    assert near(open_image(tmp_path / "a.webp"), (1, 1), (127, 127, 127), 3)
-
-
-def test_a_palette_with_transparency_bytes_is_no_warning(tmp_path):
-    image = Image.new("P", (4, 4), 1)
-    image.putpalette([255, 0, 0, 0, 255, 0])
-    image.save(tmp_path / "a.png", transparency=b"\x00\xff")
-    assert near(open_image(tmp_path / "a.png"), (1, 1), GREEN)
-
-
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tiff"])
 def test_an_animation_shows_its_first_frame(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
@@ -172,19 +129,8 @@ def test_an_animation_shows_its_first_frame(tmp_path, suffix):
     assert near(open_image(path), (8, 8), RED)
 
 
-def test_a_picture_with_a_second_view_shows_the_first(tmp_path):
-    frames = [Image.new("RGB", (16, 16), colour) for colour in (RED, GREEN)]
-    frames[0].save(tmp_path / "phone.jpg", format="MPO", save_all=True, append_images=frames[1:])
-    assert near(open_image(tmp_path / "phone.jpg"), (8, 8), RED)
-
-
-def test_the_name_may_lie_about_the_format(tmp_path):
-    halves().save(tmp_path / "really_a_png.jpg", format="PNG")
-    assert open_image(tmp_path / "really_a_png.jpg").size == (40, 20)
-
-
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "bmp", "tiff"])
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.02, 0.6])
 def test_a_cut_off_picture_is_refused_as_such(tmp_path, suffix, share):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     whole = tmp_path / f"whole.{suffix}"
@@ -193,29 +139,8 @@ def test_a_cut_off_picture_is_refused_as_such(tmp_path, suffix, share):
     cut = tmp_path / f"cut.{suffix}"
     cut.write_bytes(data[: max(24, int(len(data) * share))])
     reason = refused(cut)
-    assert "cut off" in reason or "damaged" in reason
+    assert "damaged" in reason
     assert str(tmp_path) not in reason  # the name is said once
-
-
-def test_a_cut_off_jpeg_is_refused_also_when_decoded_small(tmp_path):
-    halves(size=(800, 600)).save(tmp_path / "a.jpg")
-    data = (tmp_path / "a.jpg").read_bytes()
-    (tmp_path / "a.jpg").write_bytes(data[: len(data) // 2])
-    assert "cut off" in refused(tmp_path / "a.jpg", shortest_side=64)
-
-
-def test_flipped_bytes_in_a_png_are_damage(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "a.png")
-    data = bytearray((tmp_path / "a.png").read_bytes())
-    data[60:400] = b"\x55" * 340
-    (tmp_path / "a.png").write_bytes(bytes(data))
-    assert "damaged" in refused(tmp_path / "a.png")
-
-
-def test_lab_colours_are_refused_with_advice(tmp_path):
-    Image.new("LAB", (4, 4)).save(tmp_path / "a.tiff")
-    assert "save it as RGB" in refused(tmp_path / "a.tiff")
 
 
 @pytest.mark.parametrize(
@@ -225,20 +150,12 @@ def test_lab_colours_are_refused_with_advice(tmp_path):
         ("page.jpg", "not a picture"),
         ("gone.jpg", "missing"),
         (".", "not a file"),
-        ("a\0b.jpg", "cannot be read"),
     ],
 )
 def test_what_is_no_picture_is_refused_with_the_reason(tmp_path, name, reason):
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "page.jpg").write_text("<html>404</html>")
     assert reason in refused(tmp_path / name)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_one_may_not_read_is_refused(tmp_path):
-    halves().save(tmp_path / "a.png")
-    (tmp_path / "a.png").chmod(0)
-    assert "Permission denied" in refused(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("size", [(9_000, 9_000), (11_000, 11_000), (65_000, 65_000)])
@@ -254,11 +171,6 @@ def test_the_limit_is_the_last_size_allowed(tmp_path):
     halves(size=(40, 20)).save(tmp_path / "a.png")
     assert open_image(tmp_path / "a.png", max_pixels=800).size == (40, 20)
     assert "40 x 20 = 800 pixels; at most 799" in refused(tmp_path / "a.png", max_pixels=799)
-
-
-def test_an_absurdly_long_picture_under_the_limit_is_read(tmp_path):
-    Image.new("RGB", (51_200, 16), RED).save(tmp_path / "long.jpg")
-    assert open_image(tmp_path / "long.jpg").size == (51_200, 16)
 
 
 def test_a_jpeg_is_decoded_no_larger_than_needed(tmp_path):
@@ -290,21 +202,6 @@ def test_threads_read_at_once_and_leave_the_warning_filters_alone(tmp_path):
         seen = {pixel for pixels in pool.map(read, range(4)) for pixel in pixels}
     assert len(seen) == 1
     assert list(warnings.filters) == before
-
-
-def test_the_picture_outlives_its_file(tmp_path):
-    halves().save(tmp_path / "a.png")
-    image = open_image(tmp_path / "a.png")
-    (tmp_path / "a.png").unlink()
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    assert near(image, (3, 3), RED)
-
-
-def test_names_tell_pictures_apart():
-    assert is_image_file(Path("a/b.JPeG"))
-    assert not is_image_file(Path("a/b.txt"))
-    assert not is_image_file(Path("a/jpg"))
 
 
 def numbers(*shape: int, kind: type = np.uint8, most: int = 255) -> np.ndarray:

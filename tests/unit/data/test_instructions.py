@@ -27,19 +27,9 @@ def test_instructions_are_read_by_position_and_empty_cells_dropped(tmp_path):
     assert set(instructions.rows) == {InstructionKey(9, TEXT, IMAGE), InstructionKey(0, BOTH, IMAGE)}
 
 
-def test_a_file_without_a_row_of_names_loses_no_row(tmp_path):
-    path = instruction_file(tmp_path, b"text\timage\tMSCOCO\t9\tFind it.", header=None)
-    assert Instructions.read(path).lookup(9, TEXT, IMAGE) == ("Find it.",)
-
-
 def test_a_stray_quote_does_not_swallow_the_rows_after_it(tmp_path):
     path = instruction_file(tmp_path, b'text\timage\tA\t1\t"Find it.', b"text\ttext\tA\t1\tOther")
     assert Instructions.read(path).lookup(1, TEXT, TEXT) == ("Other",)
-
-
-def test_rows_of_the_same_kind_add_up(tmp_path):
-    path = instruction_file(tmp_path, b"text\timage\tA\t1\tOne\tTwo", b"text\timage\tA\t1\tTwo\tThree")
-    assert Instructions.read(path).lookup(1, TEXT, IMAGE) == ("One", "Two", "Three")
 
 
 def test_a_missing_instruction_says_what_is_missing_and_where(tmp_path):
@@ -47,10 +37,6 @@ def test_a_missing_instruction_says_what_is_missing_and_where(tmp_path):
     with pytest.raises(BadData, match=r"data set 0, image -> image-text") as caught:
         Instructions.read(path).lookup(0, IMAGE, BOTH)
     assert str(path) in str(caught.value)
-
-
-def test_without_a_file_there_are_no_instructions_and_no_error():
-    assert Instructions().lookup(3, TEXT, IMAGE) == ()
 
 
 @pytest.mark.parametrize(

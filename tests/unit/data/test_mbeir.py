@@ -6,7 +6,7 @@ import pytest
 
 from genius_search.data.mbeir import BadLines, MBeir, read_candidates, read_pool, read_queries
 from genius_search.errors import BadData, BadRecord
-from genius_search.records import Candidate, Modality, Query
+from genius_search.records import Modality, Query
 
 TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
 
@@ -49,17 +49,6 @@ def test_a_null_field_reads_like_an_absent_one(tmp_path):
     assert len(set(candidates_of(tmp_path / "c.jsonl", *rows))) == 1
 
 
-def test_key_order_and_unknown_keys_do_not_matter(tmp_path):
-    row = {"zzz": [1], "modality": "image", "img_path": "a.jpg", "extra": None, "txt": None, "did": "1:2"}
-    assert candidates_of(tmp_path / "c.jsonl", row) == [Candidate("1:2", IMAGE, image="a.jpg")]
-
-
-def test_data_set_number_zero_is_a_number_like_any_other(tmp_path):
-    assert candidates_of(tmp_path / "c.jsonl", text_candidate("0:1"))[0].did == "0:1"
-    [query] = read_queries(lines(tmp_path / "q.jsonl", text_query("0:1", pos_cand_list=["0:1"])))
-    assert (query.qid, query.positives) == ("0:1", ("0:1",))
-
-
 @pytest.mark.parametrize("spelling", ["image,text", "text,image", "image, text"])
 def test_both_orders_of_image_text_are_understood(tmp_path, spelling):
     row = {"did": "1:1", "txt": "x", "img_path": "a.jpg", "modality": spelling}
@@ -83,11 +72,6 @@ def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_tolerated(tmp_p
     )
     (tmp_path / "c.jsonl").write_bytes(data)
     assert [candidate.did for candidate in read_candidates(tmp_path / "c.jsonl")] == ["9:1", "9:2"]
-
-
-def test_a_line_separator_inside_a_text_does_not_end_the_line(tmp_path):
-    row = json.dumps(text_candidate(txt="a\u2028b"), ensure_ascii=False).encode()
-    assert candidates_of(tmp_path / "c.jsonl", row)[0].text == "a\u2028b"
 
 
 @pytest.mark.parametrize(
@@ -154,16 +138,6 @@ def test_bad_lines_can_be_skipped_counted_and_remembered(tmp_path):
     assert [candidate.did for candidate in read_candidates(path, skip_bad=bad)] == ["9:1", "9:2"]
     assert bad.count == 3
     assert [problem.line for problem in bad.problems] == [1, 3]
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(BadData, match=r"gone\.jsonl"):
-        list(read_queries(tmp_path / "gone.jsonl"))
-
-
-def test_reading_is_lazy(tmp_path):
-    path = lines(tmp_path / "c.jsonl", text_candidate("9:1"), b"{")
-    assert next(read_candidates(path)).did == "9:1"
 
 
 def test_an_id_twice_in_one_pool_file_is_refused(tmp_path):
@@ -236,11 +210,6 @@ def test_a_folder_of_another_layout_says_what_was_expected(tmp_path):
         MBeir(tmp_path)
     with pytest.raises(BadData, match="no such folder"):
         MBeir(tmp_path / "gone")
-
-
-def test_a_split_that_is_not_there_names_those_that_are(layout):
-    with pytest.raises(BadData, match=r"'val'.*there are: test"):
-        MBeir(layout).rows("val")
 
 
 @pytest.mark.parametrize("name", ["mbeir_mscoco_test.jsonl", "mbeir_mscoco_task5_test.jsonl"])

@@ -105,29 +105,9 @@ def test_a_positive_that_is_not_in_the_pool_is_bad_data(made):
         Pairs([*lines, extra], queries, candidates)
 
 
-def test_a_query_that_was_not_embedded_is_bad_data(made):
-    lines, queries, candidates = made
-    extra = Query("2:99", Modality.TEXT, "?", positives=("2:0",))
-    with pytest.raises(BadData, match="embed them again"):
-        Pairs([*lines, extra], queries, candidates)
-
-
 def test_a_query_that_was_not_embedded_for_the_modality_of_a_positive_is_bad_data(made):
     lines, queries, candidates = made
     # Query 0 was embedded asking for images (even numbers) only.
     extra = Query("2:0", Modality.TEXT, "?", positives=("2:0", "2:1"))
     with pytest.raises(BadData, match="embed them again"):
         Pairs([*lines, extra], queries, candidates)
-
-
-def test_a_training_query_without_positives_is_bad_data(made):
-    lines, queries, candidates = made
-    empty = Query("2:0", Modality.TEXT, "?")
-    with pytest.raises(BadData, match="2:0"):
-        Pairs([*lines, empty], queries, candidates)
-
-
-def test_no_training_queries_at_all_is_bad_data(made):
-    _, queries, candidates = made
-    with pytest.raises(BadData, match="no training queries"):
-        Pairs([], queries, candidates)

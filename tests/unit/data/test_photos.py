@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import ExifTags, Image
 
-from genius_search.data import images
 from genius_search.data.images import open_image, read_image, read_photo_fields
-from genius_search.errors import BadImage
 
 
 def photo(path, *, base=(), details=(), place=()):
@@ -66,22 +64,3 @@ def test_heic_is_read_with_its_fields(tmp_path):
     assert open_image(path).size == (32, 24)
     assert read_image(path.read_bytes(), name="a").size == (32, 24)
     assert read_photo_fields(path)["taken"] == "2024-05-01T12:30:00"
-
-
-def test_a_heic_picture_is_turned_upright_once(tmp_path):
-    heif = pytest.importorskip("pillow_heif")
-    heif.register_heif_opener()
-    sideways = Image.new("RGB", (64, 48), "red")
-    sideways.paste("blue", (0, 0, 32, 24))
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    sideways.save(tmp_path / "a.heic", exif=exif.tobytes())
-    upright = open_image(tmp_path / "a.heic")
-    assert upright.size == (48, 64)
-    assert upright.getpixel((44, 4))[2] > 200
-
-
-def test_without_the_extra_the_bytes_of_a_heic_picture_say_what_to_install(monkeypatch):
-    monkeypatch.setattr(images, "_FORMATS", ("JPEG", "PNG"))
-    with pytest.raises(BadImage, match=r"genius-search\[photos\]"):
-        read_image(b"\0\0\0\x1cftypheic" + bytes(32), name="a")

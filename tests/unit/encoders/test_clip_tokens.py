@@ -1,7 +1,5 @@
 """CLIP's tokens: the numbers that OpenAI's own tokenizer gives."""
 
-import importlib.util
-
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +14,6 @@ from genius_search.encoders.clip_tokens import (
     stored_tokenizer,
     token_rows,
 )
-from genius_search.errors import MissingExtra
 
 # Made once with the tokenizer of OpenAI's CLIP.
 GOLDEN = [
@@ -56,11 +53,6 @@ def test_numbers_are_those_of_openai(text, numbers):
     assert row == numbers + [0] * (CONTEXT - len(numbers))
 
 
-def test_a_long_text_is_cut_and_still_ends():
-    row = token_rows(["the " * 100 + "end"])[0].tolist()
-    assert row == [START, *[518] * 75, END]
-
-
 def test_broken_encodings_are_mended_before_entities_are_resolved_twice():
     assert clean("  sch\xc3\xb6n &amp;lt;  ") == "schön <"
 
@@ -81,9 +73,3 @@ def test_the_stored_tokenizer_has_the_whole_vocabulary_and_agrees_on_clean_texts
     numbers = stored.encode("A  red kite, 20 feet!").ids
     assert numbers == token_rows(["a red kite, 20 feet!"])[0, : len(numbers)].tolist()
     assert numbers[-1] == END
-
-
-def test_without_ftfy_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"pip install 'genius-search\[hf\]'"):
-        token_rows(["a cat"])

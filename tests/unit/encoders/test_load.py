@@ -5,14 +5,11 @@ import sys
 import types
 from importlib.metadata import EntryPoint, EntryPoints
 
-import numpy as np
 import pytest
 import torch
 
-from genius_search import registry
-from genius_search.config import SmallEncoderConfig
+from genius_search.encoders import base
 from genius_search.encoders.base import Encoder, load_encoder
-from genius_search.encoders.small import create_small
 from genius_search.errors import ArtifactMissing, UsageError
 
 
@@ -22,18 +19,6 @@ from genius_search.errors import ArtifactMissing, UsageError
 def test_an_unknown_form_is_refused_with_the_known_ones(spec):
     with pytest.raises(UsageError, match=r"(?s)(?=.*small)(?=.*clip)(?=.*precomputed)(?=.*text).*uniir"):
         load_encoder(spec)
-
-
-def test_a_small_encoder_opens_from_its_folder(tmp_path):
-    config = SmallEncoderConfig(dim=8, vocabulary=300, pair_buckets=16, text_width=8, image_width=8)
-    create_small(config, ["a red anchor"], seed=0).save(tmp_path)
-    encoder = load_encoder(f"small:{tmp_path}")
-    assert (encoder.spec, encoder.dim) == (f"small:{tmp_path}", 8)
-
-
-def test_precomputed_features_open_from_their_file(tmp_path):
-    np.save(tmp_path / "text_features.npy", np.zeros((2, 5), dtype=np.float16))
-    assert load_encoder(f"precomputed:{tmp_path / 'text_features.npy'}").dim == 5
 
 
 def test_an_encoder_of_another_package_is_opened_by_its_entry_point(monkeypatch):
@@ -54,19 +39,12 @@ def test_an_encoder_of_another_package_is_opened_by_its_entry_point(monkeypatch)
     module.Constant = Constant
     monkeypatch.setitem(sys.modules, "another_package", module)
     point = EntryPoint("constant", "another_package:Constant", "genius_search.encoders")
-    monkeypatch.setattr(registry, "entry_points", EntryPoints([point]).select)
+    monkeypatch.setattr(base, "entry_points", EntryPoints([point]).select)
     encoder = load_encoder("constant:a:b", download=True, device="cpu")
     assert isinstance(encoder, Encoder)
     assert (encoder.spec, encoder.given) == ("constant:a:b", (True, "cpu"))
     with pytest.raises(UsageError, match="constant"):
         load_encoder("unheard-of:place")
-
-
-def test_an_entry_point_cannot_take_the_place_of_our_own_encoder(tmp_path, monkeypatch):
-    point = EntryPoint("small", "collections:OrderedDict", "genius_search.encoders")
-    monkeypatch.setattr(registry, "entry_points", EntryPoints([point]).select)
-    with pytest.raises(ArtifactMissing):
-        load_encoder(f"small:{tmp_path}")
 
 
 @pytest.mark.parametrize("kind", ["small", "clip", "precomputed", "text", "uniir"])

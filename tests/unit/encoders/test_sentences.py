@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.pretrained import SentenceEncoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMismatch, UsageError
 
 from .conftest import KEY, texts_of
 
@@ -73,12 +73,6 @@ def test_token_vectors_are_averaged_without_padding_and_normalised(backbone, tmp
     assert (encoder.dim, encoder.needs_pixels, encoder.spec) == (16, False, f"text:{tmp_path}")
 
 
-def test_the_first_tokens_vector_is_taken_where_the_folder_says_so(backbone, tmp_path):
-    folder = assemble(backbone, tmp_path, pooling=["cls_token"], modules=("Transformer", "Pooling"))
-    found = SentenceEncoder(folder).text_features(texts_of(["a red anchor", "red"]))
-    torch.testing.assert_close(found[0], states_of(backbone, [2, 3, 5])[0])
-
-
 def test_a_folder_without_modules_is_averaged_and_not_normalised(backbone):
     found = SentenceEncoder(backbone).text_features(texts_of(["a red anchor"]))
     torch.testing.assert_close(found[0], states_of(backbone, [2, 3, 5]).mean(dim=0))
@@ -91,21 +85,6 @@ def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(b
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     texts = [TextInput("a anchor", ItemKey(role, "9:1")) for role in ("query", "candidate")]
     torch.testing.assert_close(SentenceEncoder(folder).text_features(texts), plain)
-
-
-def test_empty_batches_and_long_texts_are_fine(backbone):
-    encoder = SentenceEncoder(backbone)
-    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 16)
-    assert encoder.text_features(texts_of(["red anchor " * 50])).isfinite().all()
-
-
-def test_the_fingerprint_follows_the_pooling(backbone, tmp_path):
-    prints = set()
-    for pooling in ("mean_tokens", "cls_token"):
-        folder = tmp_path / pooling
-        folder.mkdir()
-        prints.add(SentenceEncoder(assemble(backbone, folder, pooling=[pooling])).fingerprint)
-    assert len(prints) == 2
 
 
 def test_pictures_are_refused(backbone):
@@ -128,8 +107,3 @@ def test_a_text_that_is_an_address_is_read_as_a_text(backbone):
     encoder = SentenceEncoder(backbone)
     found = encoder.text_features(texts_of(["https://example.org/red.jpg", "data:image/png;base64,AAAA"]))
     assert found.isfinite().all()
-
-
-def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
-    with pytest.raises(ArtifactMissing, match=r"config\.json, model\.safetensors, tokenizer\.json"):
-        SentenceEncoder(tmp_path)

@@ -2,9 +2,6 @@
 
 # ruff: noqa: PLC0415  transformers is imported where it is needed
 
-import copy
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +11,6 @@ from genius_search.encoders.base import load_encoder
 from genius_search.encoders.clip_tokens import END, token_rows
 from genius_search.encoders.pretrained import ClipEncoder
 from genius_search.encoders.uniir import middle_square
-from genius_search.errors import ArtifactMissing
 from genius_search.progress import Silent
 from research.published.encoders import import_encoder
 
@@ -81,11 +77,6 @@ def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs)
     torch.testing.assert_close(clip.text_features(texts), encoder.text_features(texts), atol=1e-5, rtol=1e-4)
 
 
-def copy_of(folder, place):
-    shutil.copytree(folder, place / "copy")
-    return place / "copy"
-
-
 def test_a_text_is_read_up_to_its_first_end(model, encoder):
     text = "a kite <|endoftext|> and what comes after"
     assert token_rows([text])[0].tolist().count(END) == 2
@@ -103,19 +94,3 @@ def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(encod
     )
     torch.testing.assert_close(encoder.image_features(images)[2:], encoder.image_features(images[2:]))
     assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 96)
-
-
-def test_the_fingerprint_follows_the_contents_and_not_the_place(encoder, model, originals, folder, tmp_path):
-    assert load_encoder(f"uniir:{copy_of(folder, tmp_path)}").fingerprint == encoder.fingerprint
-    changed = copy.deepcopy(model)
-    with torch.no_grad():
-        changed.clip_model.ln_final.bias[0] += 1
-    originals.save(changed, tmp_path / "other.pth")
-    other = import_encoder(tmp_path / "other.pth", "clip-sf", tmp_path / "other", progress=Silent())
-    assert load_encoder(f"uniir:{other.folder}").fingerprint != encoder.fingerprint
-
-
-def test_a_folder_that_was_not_imported_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(ArtifactMissing):
-        load_encoder(f"uniir:{tmp_path}")

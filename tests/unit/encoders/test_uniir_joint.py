@@ -15,7 +15,6 @@ from genius_search.encoders.base import (
     load_encoder,
 )
 from genius_search.encoders.clip_tokens import token_rows
-from genius_search.errors import UsageError
 from genius_search.progress import Silent
 from research.published.encoders import import_encoder
 
@@ -117,10 +116,3 @@ def test_feature_fusion_is_joint_and_score_fusion_is_not(imported, kind, joint):
     assert encoder.spec.startswith("uniir:")
     assert len(encoder.fingerprint) == 64
     assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, encoder.dim)
-
-
-@pytest.mark.parametrize("kind", ["clip-ff", "blip-ff"])
-def test_an_image_that_is_there_must_be_decoded(imported, kind):
-    _, encoder = imported[kind]
-    with pytest.raises(UsageError, match="query 9:1"):
-        encoder.joint_features([JointInput(None, "", KEY, has_image=True)])

@@ -34,22 +34,16 @@ def test_a_folder_without_a_model_says_what_makes_one(tmp_path):
             Genius.open(folder)
 
 
-def test_a_model_that_was_never_finished_does_not_open(copied):
-    (copied / MODEL_FILE).unlink()
-    with pytest.raises(ArtifactMissing, match=MODEL_FILE):
-        Genius.open(copied)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format": 1, "encoder": {}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null", '{"format": 4, "encoder": {}}'])
 def test_a_damaged_model_file_is_said_to_be_damaged(copied, text):
     (copied / MODEL_FILE).write_text(text)
     with pytest.raises(ArtifactMismatch, match=r"model\.json is damaged"):
         Genius.open(copied)
 
 
-def test_a_model_of_a_newer_version_is_refused_with_advice(copied):
-    edit(copied / MODEL_FILE, format=99)
-    with pytest.raises(ArtifactMismatch, match="upgrade"):
+def test_a_model_of_another_version_is_refused_with_advice(copied):
+    edit(copied / MODEL_FILE, format=3)
+    with pytest.raises(ArtifactMismatch, match="train the model again"):
         Genius.open(copied)
 
 
@@ -66,13 +60,6 @@ def test_an_encoder_with_other_weights_is_found_out(copied):
     content[-4:] = np.float32(0.5).tobytes()
     weights.write_bytes(content)
     with pytest.raises(ArtifactMismatch, match="encoder"):
-        Genius.open(copied)
-
-
-@pytest.mark.parametrize("part", ["encoder", "quantizer", "generator"])
-def test_a_part_that_is_gone_is_missed(copied, part):
-    shutil.rmtree(copied / part)
-    with pytest.raises(ArtifactMissing):
         Genius.open(copied)
 
 
@@ -98,17 +85,6 @@ def test_embeddings_are_unit_vectors_and_the_code_cosine_is_that_with_the_ids_ve
     torch.testing.assert_close(model.embed(batch), encoded.embeddings)
     vectors = torch.nn.functional.normalize(model.quantizer.decode(encoded.codes), dim=1)
     torch.testing.assert_close(encoded.code_cosine, (vectors * encoded.embeddings).sum(dim=1))
-
-
-def test_a_batch_of_one_is_encoded_like_a_row_of_a_batch(model):
-    features = Features.open(model.folder / "features" / "candidates")
-    together = model.encode(features.gather(np.arange(9)), features.modality[:9].astype(np.int64))
-    for row in range(9):
-        alone = model.encode(
-            features.gather(np.array([row])), features.modality[row : row + 1].astype(np.int64)
-        )
-        assert alone.codes[0].tolist() == together.codes[row].tolist()
-        torch.testing.assert_close(alone.embeddings[0], together.embeddings[row], atol=1e-5, rtol=1e-5)
 
 
 def test_every_modality_has_level_0_codes_of_its_own(model):
@@ -148,18 +124,6 @@ def test_a_name_that_was_not_pulled_is_said_to_be_pulled_first(tmp_path, monkeyp
     with pytest.raises(ArtifactMissing) as missing:
         Genius.open(tmp_path / "nowhere")
     assert "genius pull" not in str(missing.value)
-
-
-def test_an_open_model_shows_what_it_is(model):
-    shown = repr(model)
-    assert str(model.folder) in shown
-    assert model.fingerprint[:12] in shown
-    assert "\n" not in shown
-
-
-def test_from_pretrained_says_which_folder_is_not_there(tmp_path):
-    with pytest.raises(ArtifactMissing, match="no folder"):
-        Genius.from_pretrained(tmp_path / "nowhere")
 
 
 def test_opening_a_model_does_not_load_pytorchs_compiler(trained):

@@ -112,16 +112,6 @@ def test_item_density_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compa
         np.testing.assert_allclose(kept.numpy(), expected, atol=0.51)
 
 
-def test_a_modality_that_the_sample_hardly_has_is_compared_with_first_codes():
-    tables, codes = drawn(1), drawn_codes(2, 40)
-    sample = drawn_codes(3, 60).unique(dim=0)
-    few = torch.cat([sample[sample[:, 0] == 0], sample[sample[:, 0] == 1][:3]])
-    found = NormAndDensity(tables, has_modality_level=True, sample=few).measure(codes).densities
-    without = NormAndDensity(tables, has_modality_level=True).measure(codes).densities
-    assert torch.equal(found[codes[:, 0] != 0], without[codes[:, 0] != 0])
-    assert not torch.isclose(found[codes[:, 0] == 0], without[codes[:, 0] == 0]).any()
-
-
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
     found = NormAndDensity(tables, has_modality_level=True).measure(codes)
@@ -135,21 +125,6 @@ def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     assert np.abs(densities - crowded).max() <= 0.5 / DENSITY_STEPS + 1e-6
 
 
-def test_what_does_not_fit_a_byte_is_cut_off():
-    tables = [torch.tensor([[100.0, 0.0]])]
-    kept = NormAndDensity(tables, has_modality_level=False).columns(torch.zeros(1, 1, dtype=torch.int64))
-    assert kept.tolist() == [[LARGEST, LARGEST]]
-    assert decode_densities(kept[:, 1].numpy()).tolist() == [1.0]
-
-
-def test_an_item_among_the_first_codes_is_in_a_denser_place_than_one_far_from_them():
-    crowd = torch.tensor([1.0, 0.0]) + 0.05 * torch.tensor([[0.0, step] for step in range(-3, 4)])
-    tables = [torch.cat([crowd, torch.tensor([[0.0, 1.0]])])]
-    densities = NormAndDensity(tables, has_modality_level=False).measure(torch.tensor([[3], [7]])).densities
-    assert densities[0] > 0.99
-    assert densities[1] < 0.5
-
-
 @pytest.mark.parametrize("sampled", [0, 300])
 def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
@@ -160,13 +135,6 @@ def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     assert torch.equal(alone, together[:100])
     backwards = columns_of(codes.flip(0))
     assert torch.equal(backwards.flip(0), together)
-
-
-def test_code_vectors_of_nothing_and_no_ids_at_all_do_no_harm():
-    tables = [torch.zeros(size, DIM) for size in SIZES]
-    codes = drawn_codes(7, 3)
-    assert not NormAndDensity(tables, has_modality_level=True).measure(codes).densities.any()
-    assert NormAndDensity(tables, has_modality_level=True).columns(codes[:0]).shape == (0, 2)
 
 
 @pytest.mark.parametrize("level0", ["assigned", "learned", "none"])

@@ -42,21 +42,9 @@ def test_fusion_agrees_with_the_specification_for_every_combination_of_modalitie
 
 
 @torch.no_grad()
-def test_embeddings_have_unit_norm_whatever_the_scale_of_the_features(fusion):
-    image, text = torch.randn(2, 4, DIM) * torch.tensor([1e-3, 1, 10, 100])[:, None]
-    torch.testing.assert_close(fusion(image, text).norm(dim=1), torch.ones(4))
-
-
-@torch.no_grad()
 def test_a_batch_of_one_equals_the_row_of_a_batch(fusion):
     image, text = torch.randn(2, 5, DIM)
     together = fusion(image, text)
     for row in range(5):
         alone = fusion(image[row : row + 1], text[row : row + 1])
         torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-6)
-
-
-@torch.no_grad()
-def test_the_same_vector_as_image_or_as_text_gives_different_embeddings(fusion):
-    vector, nothing = torch.randn(1, DIM), torch.zeros(1, DIM)
-    assert (fusion(vector, nothing) - fusion(nothing, vector)).abs().max() > 1e-3

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig
-from genius_search.nn.folded import NUM_SPECIAL, bucket
+from genius_search.nn.folded import NUM_SPECIAL
 from genius_search.nn.generator import CODE_ROW_STD, Generator
 
 DIM = 6
@@ -118,24 +117,3 @@ def test_code_rows_start_as_one_linear_map_of_the_unit_code_vectors():
     )
     torch.testing.assert_close(generator.head.weight[NUM_SPECIAL:] * math.sqrt(12), rows)
     assert float(rows.std()) == pytest.approx(CODE_ROW_STD, rel=0.5)
-
-
-def test_the_vocabulary_is_three_special_rows_then_the_levels():
-    assert make().offsets == (3, 6, 11, 15)
-    assert make().embedding.num_embeddings == 3 + sum(SIZES)
-
-
-def test_looking_back_is_exact_up_to_fifteen_and_coarser_further_away():
-    buckets = bucket(np.arange(300)).tolist()
-    assert buckets[:16] == list(range(16))
-    assert buckets == sorted(buckets)
-    assert buckets[127] == buckets[299] == 31
-    assert buckets[16] == buckets[18] == 16
-
-
-def test_dropout_acts_in_training_only():
-    generator = make(dropout=0.5)
-    queries, codes = draw(3)
-    assert torch.equal(generator(queries, codes), generator(queries, codes))
-    generator.train()
-    assert not torch.equal(generator(queries, codes), generator(queries, codes))

@@ -80,13 +80,6 @@ def test_codes_and_residuals_equal_a_plain_reference(items, seed, levels, level0
         )
 
 
-@given(items=st.integers(1, 8), seed=st.integers(0, 10_000), gradient=st.sampled_from(["once", "per-level"]))
-def test_decoding_the_codes_gives_the_vectors(items, seed, gradient):
-    quantizer = make(seed, gradient=gradient)
-    quantized = quantizer.quantize(embeddings(items, seed))
-    torch.testing.assert_close(quantizer.decode(quantized.codes), quantized.vectors, rtol=0, atol=1e-5)
-
-
 @given(items=st.integers(1, 8), seed=st.integers(0, 10_000))
 def test_the_quantization_loss_is_the_mean_over_elements_and_levels(items, seed):
     quantizer = make(seed)
@@ -171,19 +164,6 @@ def test_dead_codes_move_to_current_residuals_and_count_anew():
     assert revived == total
 
 
-def test_a_semantic_first_level_is_revived_when_there_is_no_modality_level():
-    quantizer = make(level0="none")
-    quantizer.codebooks[0].cluster_size[:] = 0
-    assert quantizer.follow(quantizer.quantize(embeddings(30)), generator=seeded(0)) >= 7
-
-
-def test_nothing_is_revived_when_the_limit_is_zero():
-    quantizer = make(dead_below=0.0)
-    for book in quantizer.codebooks:
-        book.cluster_size[:] = 1e-6
-    assert quantizer.follow(quantizer.quantize(embeddings(3)), generator=seeded(0)) == 0
-
-
 def test_a_shared_codebook_is_one_codebook_at_all_semantic_levels():
     quantizer = make(shared_codebook=True)
     modality, *semantic = quantizer.codebooks
@@ -192,11 +172,6 @@ def test_a_shared_codebook_is_one_codebook_at_all_semantic_levels():
     assert quantizer.sizes == (3, 7, 7, 7)
     quantizer.follow(quantizer.quantize(embeddings(20)), generator=seeded(0))
     assert torch.equal(quantizer.tables()[1], quantizer.tables()[3])
-
-
-def test_an_assigned_level_0_needs_the_modalities():
-    with pytest.raises(ValueError, match="modalities"):
-        make(level0="assigned").quantize(embeddings(2))
 
 
 def test_a_classified_level_0_is_what_the_classifier_says():
@@ -246,16 +221,6 @@ def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
             )
     norms = quantized.residuals.norm(dim=2).mean(dim=1)
     assert (norms.diff() < 0).all()
-
-
-def test_codebooks_start_alike_from_the_same_seed():
-    first, again = make(seed=1), make(seed=2)
-    for quantizer in (first, again):
-        quantizer.start_codebooks(
-            embeddings(50), torch.zeros(50, dtype=torch.int64), batch_size=25, generator=seeded(4)
-        )
-    for one, other in zip(first.tables(), again.tables(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_a_modality_that_never_occurs_leaves_the_codebook_finite():

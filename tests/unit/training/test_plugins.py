@@ -7,13 +7,14 @@ import re
 import sys
 import tomllib
 from dataclasses import replace
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
 
-from genius_search import registry
 from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
+from genius_search.encoders import base
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
@@ -65,6 +66,6 @@ def test_an_encoder_of_another_package_is_trained_with_indexed_and_searched(
     assert len(index.search(text="a red bag", k=5)) == 5
     saved = fitted.save_pretrained(tmp_path / "saved")
     assert Genius.open(saved).fingerprint == fitted.fingerprint
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [])
+    monkeypatch.setattr(base, "entry_points", lambda **_: EntryPoints([]))
     with pytest.raises(UsageError, match="letters"):
         Genius.open(tmp_path / "model")
