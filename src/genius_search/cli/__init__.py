@@ -35,7 +35,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "index compact": "genius_search.cli.index:Compact",
         "index verify": "genius_search.cli.index:Verify",
         "index info": "genius_search.cli.index:Info",
-        "calibrate": "genius_search.cli.calibrate:Calibrate",
+        "calibrate": "genius_search.cli.adapt:Calibrate",
     },
     "Cluster": {
         "cluster build": "genius_search.cli.cluster:Build",
@@ -46,6 +46,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Model": {
         "fit": "genius_search.cli.train:Fit",
+        "refit": "genius_search.cli.adapt:Refit",
         "pull": "genius_search.cli.hub:Pull",
         "push": "genius_search.cli.hub:Push",
     },
