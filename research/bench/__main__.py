@@ -44,6 +44,10 @@ class Search(JsonOption):
     query_vectors: OptionalFile = None
     """With DATA a .npy file: another one, of queries. Left out: some of the items become queries."""
 
+    answers: OptionalFile = None
+    """With --query-vectors: a .npy file with the row of each query's right item, -1 for none; or with several
+    columns of such rows. Only then is R@k known."""
+
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """Folder of results.json and results.md, and of what is embedded or built on the way."""
 
@@ -68,6 +72,7 @@ class Search(JsonOption):
                 self.out,
                 model=model,
                 query_vectors=self.query_vectors,
+                answers=self.answers,
                 progress=progress,
             )
         finish(self, "Search beside other indexes", found)

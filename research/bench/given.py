@@ -50,19 +50,16 @@ class Given(NamedTuple):
     modality: Int8[np.ndarray, " items"]
     queries: Queries
     right: list[set[int]] | None = None
-    """Rows of the right answers to each query, if they are known."""
+    """Rows of the right answers to each query, if they are known; an empty set where there is none."""
     real: int = 0
     """Items from the first on that are not invented."""
 
     def recall(self, found: Found, k: int) -> float | None:
-        """Return the share of queries with a right answer among the first k."""
+        """Return the share of the queries that have a right answer with one among the first k."""
         if self.right is None:
             return None
-        return float(
-            np.mean(
-                [bool(right & set(own[:k])) for right, own in zip(self.right, found.tolist(), strict=True)]
-            )
-        )
+        pairs = zip(self.right, found.tolist(), strict=True)
+        return float(np.mean([bool(right & set(rows[:k])) for right, rows in pairs if right]))
 
 
 def read_given(
@@ -72,17 +69,23 @@ def read_given(
     folder: Path,
     *,
     query_vectors: Path | None = None,
+    answers: Path | None = None,
     progress: Progress,
 ) -> Given:
-    """Read features: a data set in M-BEIR's layout, or a ``.npy`` file of items and perhaps one of queries.
+    """Read features: a data set in M-BEIR's layout, or ``.npy`` files of items, queries and right answers.
 
+    ``answers`` holds the row of each query's right item, −1 for none, or a row of several such numbers.
     Without a model, a data set's features are ``.npy`` files in ``DATA/features``. Features are kept in
     ``folder``.
+
+    Raises UsageError where files do not go together, BadData where one is not what it should be.
     """
+    if answers is not None and query_vectors is None:
+        raise UsageError(f"{answers} holds the answers of queries; give these with --query-vectors FILE.npy")
     if data.suffix == ".npy":
         if model is not None:
             raise UsageError(f"{data} holds embeddings, which no model is for; leave --model out")
-        given = _read_array(data, query_vectors, settings)
+        given = _read_arrays(data, query_vectors, answers, settings)
     elif query_vectors is not None:
         raise UsageError(f"{data} has queries of its own; --query-vectors is for a .npy file of items")
     else:
@@ -90,16 +93,21 @@ def read_given(
     return _cut(given, QUICK_ITEMS, settings.seed) if settings.quick else given
 
 
-def _read_array(file: Path, query_vectors: Path | None, settings: SearchSettings) -> Given:
-    """Read items, and queries from the other file or from among the items."""
-    vectors = _load(file)
+def _read_arrays(
+    file: Path, query_vectors: Path | None, answers: Path | None, settings: SearchSettings
+) -> Given:
+    """Read items, and queries with their answers from the other files or queries from among the items."""
+    vectors, right = _load(file), None
     if query_vectors is not None:
-        queries = _load(query_vectors)[: settings.queries]
+        queries = _load(query_vectors)
         if queries.shape[1] != vectors.shape[1]:
             raise BadData(
                 f"{query_vectors} has vectors of {queries.shape[1]} numbers, {file} of "
                 f"{vectors.shape[1]}; they must come from one encoder"
             )
+        if answers is not None:
+            right = _load_answers(answers, len(queries), len(vectors))[: settings.queries]
+        queries = queries[: settings.queries]
     else:
         order = np.random.default_rng(settings.seed).permutation(len(vectors))
         count = min(settings.queries, len(vectors) // HELD_OUT)
@@ -110,20 +118,41 @@ def _read_array(file: Path, query_vectors: Path | None, settings: SearchSettings
             )
         queries, vectors = vectors[order[:count]], vectors[np.sort(order[count:])]
     texts = np.full(len(vectors), Modality.TEXT.code, dtype=np.int8)
-    return Given(vectors, texts, queries, real=len(vectors))
+    return Given(vectors, texts, queries, right, len(vectors))
+
+
+def _load_answers(file: Path, num_queries: int, num_items: int) -> list[set[int]]:
+    """Return the rows of the right items of each query."""
+    rows = _open_array(file)
+    if rows.ndim not in (1, 2) or rows.dtype.kind not in "iu" or len(rows) != num_queries:
+        raise BadData(
+            f"{file} holds {rows.dtype} of shape {rows.shape}; expected the row of the right item for each "
+            f"of {num_queries:,} queries, or several such columns, as integers"
+        )
+    if rows.min() < -1 or rows.max() >= num_items or rows.max() < 0:
+        raise BadData(
+            f"{file} holds rows from {rows.min()} to {rows.max()}; expected 0 to {num_items - 1:,}, the "
+            "items' rows, or -1 for none"
+        )
+    return [{row for row in own if row >= 0} for own in rows.reshape(num_queries, -1).tolist()]
 
 
 def _load(file: Path) -> Float32[np.ndarray, "rows dim"]:
-    try:
-        vectors = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise BadData(f"{file} cannot be read as a .npy file: {error}") from None
+    vectors = _open_array(file)
     if vectors.ndim != 2 or vectors.dtype.kind != "f" or not len(vectors):
         raise BadData(
             f"{file} holds {vectors.dtype} of shape {vectors.shape}; expected floats, a row for each item"
         )
     unit: np.ndarray = np.ascontiguousarray(normalize(vectors.astype(np.float32)))
     return unit
+
+
+def _open_array(file: Path) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadData(f"{file} cannot be read as a .npy file: {error}") from None
+    return array
 
 
 def _read_mbeir(

@@ -144,11 +144,12 @@ def bench_search(
     *,
     model: Genius | None = None,
     query_vectors: Path | None = None,
+    answers: Path | None = None,
     progress: Progress,
 ) -> Measurements:
     """Measure every part in every pool, the smallest first; features are kept in ``folder``.
 
-    Data and ``query_vectors`` are as :func:`~research.bench.given.read_given` reads them.
+    Data, ``query_vectors`` and ``answers`` are as :func:`~research.bench.given.read_given` reads them.
 
     Raises UsageError where a setting is out of range, BadData where the data is not what it should be.
     """
@@ -158,7 +159,9 @@ def bench_search(
     levels = parse_counts("--levels", settings.levels)
     bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})
     folder.mkdir(parents=True, exist_ok=True)
-    given = read_given(data, settings, model, folder, query_vectors=query_vectors, progress=progress)
+    given = read_given(
+        data, settings, model, folder, query_vectors=query_vectors, answers=answers, progress=progress
+    )
     sizes = [len(given.items)]
     sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
     progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")

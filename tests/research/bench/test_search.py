@@ -192,6 +192,32 @@ def test_an_array_gives_items_and_queries(tmp_path):
     assert np.array_equal(nearest(given.items, given.queries, 1)[:, 0], np.arange(7))
 
 
+def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
+    items = draw(200, 5)
+    np.save(tmp_path / "items.npy", items)
+    np.save(tmp_path / "asked.npy", items[:3])
+    read = partial(
+        read_given,
+        tmp_path / "items.npy",
+        SearchSettings(),
+        None,
+        tmp_path,
+        query_vectors=tmp_path / "asked.npy",
+        answers=tmp_path / "answers.npy",
+        progress=Silent(),
+    )
+    for rows, recall in (([0, 7, -1], 0.5), ([[0, -1], [7, 1], [-1, -1]], 1.0)):
+        np.save(tmp_path / "answers.npy", np.array(rows))
+        given = read()
+        assert given.recall(nearest(given.items, given.queries, 10), 1) == recall
+    for rows, problem in (([0, 1], "for each of 3 queries"), ([0, 1, 200], "expected 0 to 199")):
+        np.save(tmp_path / "answers.npy", np.array(rows))
+        with pytest.raises(BadData, match=problem):
+            read()
+    with pytest.raises(UsageError, match="give these with --query-vectors"):
+        read(query_vectors=None)
+
+
 def test_arrays_that_are_none_are_refused(tmp_path):
     np.save(tmp_path / "flat.npy", np.ones(50, dtype=np.float32))
     np.save(tmp_path / "items.npy", draw(50, 0))
