@@ -95,6 +95,8 @@ SHARED: Final = "id_generator.shared.weight"
 TIED: Final = tuple(
     f"id_generator.{part}.weight" for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 )
+MEASURED: Final = ("level0_modality", "usage", "spreads", "residual_weights", "constant")
+"""Tensors of ours that no file has: they are measured on candidates."""
 BOOK: Final = ("initted", "cluster_size", "embed_avg", "embed")
 GENERATOR_NAMES: Final = {
     "embedding.": "id_generator.shared.",
@@ -122,7 +124,7 @@ class Parts(Generic[Config]):
     config: Config
     """The authors' settings, with the sizes of the file."""
     state: dict[str, Tensor]
-    """All tensors but the meaning of level 0's codes, which no file says."""
+    """All tensors but those of :data:`MEASURED`."""
     sizes: tuple[int, ...] = ()
     """Codes of each level, for the generator."""
 
@@ -213,7 +215,7 @@ def _quantizer_tensors(
     with torch.device("meta"):
         ours = Quantizer(dim, config).state_dict()
     names, shapes = {}, {}
-    for name in (name for name in ours if name != "level0_modality"):
+    for name in (name for name in ours if name not in MEASURED):
         names[name] = re.sub(r"^codebooks\.(\d+)", r"residual_rq.layers.\1._codebook", name).replace(
             "fusion.", "encoder.", 1
         )
@@ -357,8 +359,10 @@ def _import_quantizer(
     writer = ArtifactWriter(folder / QUANTIZER, kind=QUANTIZER, config=to_json(parts.config), inputs=inputs)
     with torch.device("meta"):
         quantizer = Quantizer(parts.dim, parts.config)
-    unknown = torch.full_like(quantizer.level0_modality, -1, device="cpu")
-    quantizer.load_state_dict({**parts.state, "level0_modality": unknown}, strict=True, assign=True)
+    unknown = {name: torch.zeros_like(getattr(quantizer, name), device="cpu") for name in MEASURED}
+    unknown["level0_modality"] -= 1
+    unknown["residual_weights"] += 1
+    quantizer.load_state_dict({**parts.state, **unknown}, strict=True, assign=True)
     quantizer.to(device)
     health = None if sample is None else settle(quantizer, sample)
     for line in _describe_level0(health, sample):
