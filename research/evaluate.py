@@ -309,9 +309,8 @@ def _evaluate_pool(
 class Evaluate(DeviceOptions, JsonOption):
     """Evaluate a model on a data set by several methods, beside exact search over the same candidates.
 
-    R@k is M-BEIR's: the share of queries with any right answer among the first k. M-BEIR's own rows are
-    printed in the papers' layout, in percent; published numbers stand beside ours if they are for the same
-    numbers of queries and candidates. Those with a star are misprinted in the paper.
+    R@k is M-BEIR's: the share of queries with any right answer among the first k. Published numbers stand
+    beside ours if they are for the same numbers of queries and candidates.
     """
 
     data: DataArgument

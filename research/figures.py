@@ -93,27 +93,6 @@ def beam_figure(beams: Sequence[tuple[int, System]]) -> Drawing:
     )
 
 
-def speed_figure(results: Path) -> Drawing:
-    """Draw the time of a query against the size of the pool, from ``results.json`` of `research.bench`."""
-    rows = json.loads(results.read_text(encoding="utf-8"))["plain"]
-    figure = new_figure(9.0, 5.0)
-    axes = figure.add_subplot()
-    methods = dict.fromkeys(row["method"] for row in rows)
-    for number, method in enumerate(methods):
-        own = sorted((row["items"], row["us"]) for row in rows if row["method"] == method)
-        axes.plot(*zip(*own, strict=True), marker="o", color=COLOURS[number % len(COLOURS)], label=method)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    label_axes(axes, x="items in the pool", y="µs a query, one at a time")
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    return Drawing(
-        name="speed",
-        title="Time against the size of the pool",
-        alt="Time by the size of the pool",
-        figure=figure,
-    )
-
-
 def code_figures(model: Path, evaluation: Path, data: MBeir | None, *, title: str) -> list[Drawing]:
     """Draw items that share codes (with ``data``) and the vectors of IDs; nothing without stored codes."""
     folder = evaluation / CANDIDATES

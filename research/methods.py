@@ -21,7 +21,7 @@ from genius_search.nn.arrays import as_floats
 from genius_search.nn.columns import decode_densities
 from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import search
-from genius_search.search.exact import append_bias, append_one, exact_search
+from genius_search.search.exact import append_bias, exact_search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, SearchSegment
 from research.runs import Hit
@@ -230,9 +230,11 @@ def _exact_methods(
     among = model.ranker.spread.among()
     density_cost = settings.density_weight * among.density_unit
 
-    def scaled(queries: RowQueries) -> Tensor:
+    def with_costs(queries: RowQueries) -> Tensor:
+        """Costs count less for a query that is scaled up; scores stay in the units of the query."""
         products = as_floats(queries.fused) @ model.ranker.tables()[model.ranker.spread.level].T
-        return append_one(queries.fused * torch.from_numpy(among.scale(products))[:, None])
+        scales = torch.from_numpy(among.scale(products))
+        return torch.cat([queries.fused, 1 / scales[:, None]], dim=1)
 
     def fused_less_density(rows: slice) -> Tensor:
         if pool.densities is None:
@@ -250,8 +252,8 @@ def _exact_methods(
     return {
         "exact-raw": (lambda queries: queries.raw, pool.raw),
         "exact-fused": (lambda queries: queries.fused, pool.fused),
-        "exact-fused+hubness": (scaled, fused_less_density),
-        "exact-codes": (scaled, code_vectors),
+        "exact-fused+hubness": (with_costs, fused_less_density),
+        "exact-codes": (with_costs, code_vectors),
     }
 
 

@@ -20,7 +20,7 @@ from research.figures import Drawing
 from research.published.numbers import COMPARABLE, references
 from research.runs import Run, measure, read_run
 from research.settings import METHODS, POOLS, Pool
-from research.statistics import Pair, PerTask, compare_all, interval
+from research.statistics import Pair, PerTask, compare_all
 from research.systems import SYSTEMS, System, gather
 from research.table import Cell, Table, find_best
 
@@ -175,26 +175,6 @@ def ablation_table(kind: str, base: System | None, changed: Sequence[System]) ->
     )
 
 
-def storage_table(systems: Sequence[System], pool: Pool) -> Table:
-    """Return the bytes of an item for each way of searching, and how many items are scored."""
-    lines: list[tuple[Cell, ...]] = []
-    for system in systems:
-        for method in system.methods(pool):
-            own = system.select(pool, method)
-            touched = 100 * float((own["candidates_touched"] / own["pool_size"]).mean())
-            lines.append((system.title, method, float(own["bytes_per_item"].mean()), touched))
-    return Table(
-        name="storage",
-        title="Storage",
-        note=f"Bytes kept of an item in the {pool} pool (codes and where each ID's items begin; vectors in "
-        "16 bits), and candidates scored for a query, in percent of the pool.",
-        headings=("system", "method", "bytes an item", "touched, %"),
-        lines=lines,
-        decimals=2,
-        text_columns=2,
-    )
-
-
 def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawing]:
     """Return every table and figure that there is enough evidence for; items are shown only with ``data``."""
     main = [one for one in systems if one.table == SYSTEMS]
@@ -207,7 +187,6 @@ def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawin
         pool = pools[-1]
         own = [one for one in main if one.methods(pool)]
         parts.append(significance_table(tested_pairs(own, pool), title=f"Paired tests, {pool} pool"))
-        parts.append(storage_table(own, pool))
     by_name = {one.name: one for one in systems}
     for kind in ABLATIONS:
         changed = [one for one in systems if one.table == kind and TESTED[0] in one.methods("global")]
@@ -225,7 +204,7 @@ def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawin
 
 
 def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
-    """Measure TREC runs of any system over one qrels file, with intervals, and test each against the first.
+    """Measure TREC runs of any system over one qrels file, and test each against the first.
 
     Raises
     ------
@@ -238,16 +217,14 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     lines: list[tuple[Cell, ...]] = []
     values: dict[str, dict[str, PerTask]] = {}
     for path in runs:
-        found = read_run(path, order="scores").hits
+        found = read_run(path).hits
         if not judged.keys() & found.keys():
             raise BadData(f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels")
         measured = measure(judged, Run(path.stem, {qid: found.get(qid, ()) for qid in judged}))
         values[path.stem] = {
             name: {"": {qid: own[name] for qid, own in measured.per_query.items()}} for name in RUN_MEASURES
         }
-        low, high = interval(values[path.stem]["R@5"])
-        means = [100 * measured.means[name] for name in RUN_MEASURES]
-        lines.append((path.stem, *means, f"{100 * low:.1f} to {100 * high:.1f}"))
+        lines.append((path.stem, *(100 * measured.means[name] for name in RUN_MEASURES)))
     first, *others = values
     pairs = [
         Pair(first, other, name, (values[first][name], values[other][name]))
@@ -257,9 +234,8 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     table = Table(
         name="runs",
         title="Runs",
-        note=f"{len(judged)} queries of {qrels.name}, in percent. Unanswered queries count 0. The interval "
-        "is a bootstrap over queries (95 %).",
-        headings=("run", *RUN_MEASURES, "95 % interval of R@5"),
+        note=f"{len(judged)} queries of {qrels.name}, in percent. Unanswered queries count 0.",
+        headings=("run", *RUN_MEASURES),
         lines=lines,
     )
     return [table, significance_table(pairs, title="Paired tests")] if pairs else [table]
@@ -292,7 +268,7 @@ def _p(value: float) -> str:
 
 @command
 class Report:
-    """Make the paper's tables and figures from runs on disk, with intervals and paired tests.
+    """Make the paper's tables and figures from runs on disk, with paired tests.
 
     Writes report.md, tables/ (CSV) and figures/ (PNG). Or give --runs and --qrels: anybody's TREC files.
     """
@@ -305,9 +281,6 @@ class Report:
 
     data: OptionalFolder = None
     """The data set, for pictures of the items that share codes."""
-
-    bench: OptionalFile = None
-    """results.json of research.bench, for the figure of time against the size of the pool."""
 
     runs: tuple[Path, ...] = ()
     """TREC runs, in place of sources."""
@@ -322,12 +295,10 @@ class Report:
         parts: list[Table | Drawing] = []
         if self.sources:
             parts += report(gather(self.sources), None if self.data is None else MBeir(self.data))
-        if self.bench is not None:
-            parts.append(figures.speed_figure(self.bench))
         if self.qrels is not None:
             parts += report_runs(self.runs, self.qrels)
         if not parts:
-            raise UsageError("give folders to report on, --bench, or --runs together with --qrels")
+            raise UsageError("give folders to report on, or --runs together with --qrels")
         print_text(f"begin with {write(self.out, parts)}")
 
 

@@ -1,7 +1,6 @@
 """Results of an evaluation: rows, averages, and their tables.
 
-M-BEIR's rows are printed in the papers' layout: percent, a column for each method, published numbers below
-ours. A published number stands only where the queries and the pool are as many as those it was measured on.
+A published number stands beside ours only where queries and pool are as many as those it was measured on.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import pandas as pd
 from rich.console import Console
@@ -18,11 +17,9 @@ from rich.console import Console
 from genius_search.cli.terminal import print_text
 from research.published.numbers import (
     AVERAGE,
-    COMPARABLE,
     PAPER_BEAM,
     SIZES,
     Reference,
-    Weights,
     expected_size,
     references,
 )
@@ -36,9 +33,8 @@ HEADLINE: Final = "R@5"
 FIRST: Final = ("R@1", "R@5", "R@10")
 """Measures that every JSON row begins with and every short table shows."""
 PAPER_NOTE: Final = (
-    "percent; below ours published numbers and our difference, where queries and pool are as many; "
-    "'released': weights that were published later. Published with a beam of "
-    f"{PAPER_BEAM}, --scores vocabulary, --instructions first"
+    f"percent; published with a beam of {PAPER_BEAM}, --scores vocabulary, --instructions first; 'released': "
+    "weights that were published later"
 )
 
 
@@ -216,87 +212,28 @@ def published_beside(row: ResultRow) -> list[Reference]:
     return references(row.name, row.pool, row.method) if is_comparable else []
 
 
-def applies_to(rows: Sequence[ResultRow]) -> bool:
-    """Return whether all rows are M-BEIR's."""
-    return all(row.name in SIZES for row in rows)
-
-
-def paper_tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """Return a table for each pool, local first; all rows have to be M-BEIR's.
-
-    Its columns are the row, then the methods, those beside which anything is published first; the lines
-    ``released`` and ``paper`` below a row of ours are published numbers with our difference.
-    """
-    tables = []
-    for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
-        inside = list(group)
-        measured = {row.method for row in inside}
-        methods = [method for method in dict.fromkeys((*COMPARABLE, *METHODS)) if method in measured]
-        lines: list[tuple[str, ...]] = []
-        misprints: dict[str, None] = {}
-        of_rows: list[dict[str, list[Reference]]] = []
-        for name, some in groupby(inside, key=lambda row: row.name):
-            own = list(some)
-            beside = {row.method: published_beside(row) for row in own}
-            lines += _paper_lines(f"{name} {own[0].headline}", own, beside, methods)
-            of_rows.append(beside)
-            misprints |= {
-                f"* {one.misprint}": None for each in beside.values() for one in each if one.misprint
-            }
-        means = averages(inside)
-        if means:
-            label = f"average of {means[0].tasks} rows"
-            lines += _paper_lines(label, means, _published_means(of_rows), methods)
-        tables.append(
-            Table(
-                name=f"paper-{pool}",
-                title=f"{pool} pool",
-                note="\n".join([PAPER_NOTE, *misprints]),
-                headings=("row", *methods),
-                lines=lines,
+def published_tables(rows: Sequence[ResultRow]) -> list[Table]:
+    """Return a table of our headline measures beside published ones, if any may be compared."""
+    lines: list[tuple[Cell, ...]] = []
+    for row in in_order(rows):
+        for one in published_beside(row) if row.score is not None else ():
+            ours = 100 * (row.score or 0.0)
+            name = f"{row.name} {row.headline}, {row.pool}"
+            lines.append(
+                (name, row.method, f"{one.system}, {one.weights}", ours, one.value, ours - one.value)
             )
-        )
-    return tables
-
-
-def _paper_lines(
-    label: str,
-    rows: Sequence[ResultRow] | Sequence[AverageRow],
-    published: Mapping[str, Sequence[Reference]],
-    methods: Sequence[str],
-) -> list[tuple[str, ...]]:
-    """Return our line, and one for each kind of published numbers."""
-    percent = {row.method: 100 * row.score for row in rows if row.score is not None}
-    lines = [(label, *(f"{percent[method]:.1f}" if method in percent else "-" for method in methods))]
-    for weights in reversed(get_args(Weights)):
-        cells = []
-        for method in methods:
-            one = next((one for one in published.get(method, ()) if one.weights == weights), None)
-            if one is None or method not in percent:
-                cells.append("")
-                continue
-            difference = round(percent[method] - one.value, 1) + 0.0  # no -0.0
-            cells.append(f"{one.value:.1f}{'*' if one.misprint else ''} {difference:+.1f}")
-        if any(cells):
-            lines.append((weights, *cells))
-    return lines
-
-
-def _published_means(of_rows: Sequence[Mapping[str, Sequence[Reference]]]) -> dict[str, list[Reference]]:
-    """Return published averages over the very rows that are here, where all of them may be compared."""
-    found: dict[str, list[Reference]] = {}
-    for method in COMPARABLE:
-        for weights in get_args(Weights):
-            same = [one for own in of_rows for one in own.get(method, ()) if one.weights == weights]
-            if same and len(same) == len(of_rows):
-                mean = same[0]._replace(value=fmean(one.value for one in same), misprint="")
-                found.setdefault(method, []).append(mean)
-    return found
+    if not lines:
+        return []
+    headings = ("row", "method", "published", "ours", "theirs", "difference")
+    title = "Beside published numbers"
+    return [
+        Table(name="published", title=title, note=PAPER_NOTE, headings=headings, lines=lines, text_columns=3)
+    ]
 
 
 def print_results(rows: Sequence[ResultRow]) -> None:
-    """Print M-BEIR's rows in the papers' layout, and other data in a block for each task."""
-    print_tables(paper_tables(rows) if applies_to(rows) else task_tables(rows))
+    """Print a block for each task, and what was published on M-BEIR's rows beside ours."""
+    print_tables([*task_tables(rows), *published_tables(rows)])
 
 
 def print_tables(tables: Sequence[Table]) -> None:

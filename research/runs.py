@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
@@ -131,76 +131,39 @@ def write_run(path: Path, run: Run) -> None:
     write_file(path, "".join(lines).encode())
 
 
-def read_run(path: Path, *, order: Literal["ranks", "scores"] = "ranks") -> Run:
+def read_run(path: Path) -> Run:
     """Read a TREC run of six columns, or UniIR's of seven, the last of which is the task.
 
-    Raises BadRecord: a line has another number of columns, a rank or a score out of ``order``, a score that
-    is not a finite number, a candidate twice in one ranking, or another run's name. Raises BadData: the file
-    cannot be read or has no ranking.
+    Hits come in trec_eval's order: by score in single precision, equal scores by candidate id, last first.
 
-    Parameters
-    ----------
-    order
-        ``ranks``: the order of the lines, whose ranks must be 1, 2, 3, … and whose scores must not increase.
-        ``scores``: trec_eval's order, by score in single precision, equal scores by candidate id, last first;
-        ranks are ignored.
+    Raises BadRecord: a line has another number of columns, a score that is not a finite number, or a
+    candidate twice in one ranking. Raises BadData: the file cannot be read or has no ranking.
     """
-    hits: dict[str, dict[str, float]] = {}
-    run_name, num_columns = "", 0
+    rankings: dict[str, dict[str, float]] = {}
+    name = ""
     for line, raw in numbered_lines(path):
-        columns = raw.split()
-        if len(columns) not in {6, 7} or len(columns) != (num_columns or len(columns)):
-            expected = f"TREC's 6 ({TREC_COLUMNS}) or UniIR's 7 (and the task), the same on every line"
+        columns = raw.decode(errors="replace").split()
+        if len(columns) not in {6, 7}:
+            expected = f"TREC's 6 ({TREC_COLUMNS}) or UniIR's 7 (and the task)"
             raise bad_record(path, line, f"{len(columns)} columns, expected {expected}")
-        num_columns = len(columns)
+        qid, _, did, _, text, name = columns[:6]
         try:
-            qid, did, rank, score, name = _parse(columns)
-            run_name = run_name or name
-            ranking = hits.setdefault(qid, {})
-            if order == "ranks":
-                _check_order(qid, rank, score, ranking)
-        except (BadData, UnicodeDecodeError) as error:
-            raise bad_record(path, line, str(error)) from None
+            score = float(text)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise bad_record(path, line, f"score {text!r} is not a finite number")
+        ranking = rankings.setdefault(qid, {})
         if did in ranking:
             raise bad_record(path, line, f"candidate {did} is twice in the ranking of query {qid}")
-        if name != run_name:
-            raise bad_record(path, line, f"run name {name!r}, but the file began with {run_name!r}")
-        ranking[did] = score
-    if not hits:
+        with np.errstate(over="ignore"):
+            ranking[did] = float(np.float32(score))
+    if not rankings:
         raise BadData(f"{path} holds no ranking: expected lines of {TREC_COLUMNS}")
-    if order == "ranks":
-        return Run(run_name, {qid: [Hit(*pair) for pair in ranking.items()] for qid, ranking in hits.items()})
-    with np.errstate(over="ignore"):
-        single = {
-            qid: [Hit(did, float(np.float32(score))) for did, score in ranking.items()]
-            for qid, ranking in hits.items()
-        }
-    for found in single.values():
+    hits = {qid: [Hit(*pair) for pair in ranking.items()] for qid, ranking in rankings.items()}
+    for found in hits.values():
         found.sort(key=lambda hit: (hit.score, hit.did.encode()), reverse=True)
-    return Run(run_name, single)
-
-
-def _parse(columns: Sequence[bytes]) -> tuple[str, str, str, float, str]:
-    """Return query id, candidate id, rank, score and run name of a line."""
-    qid, _, did, rank, text, name = (column.decode() for column in columns[:6])
-    try:
-        score = float(text)
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise BadData(f"score {text!r} is not a finite number")
-    return qid, did, rank, score, name
-
-
-def _check_order(qid: str, rank: str, score: float, ranking: dict[str, float]) -> None:
-    """Refuse a line that does not continue a ranking."""
-    problem = None
-    if rank != str(len(ranking) + 1):
-        problem = f"rank {rank} of query {qid}, expected {len(ranking) + 1}"
-    elif score > next(reversed(ranking.values()), math.inf):
-        problem = f"score {score} of query {qid} is above the one before it"
-    if problem:
-        raise BadData(f"{problem}; if the ranks mean nothing, read the file in the order of its scores")
+    return Run(name, hits)
 
 
 def measure(qrels: Qrels, run: Run, *, ks: Sequence[int] = KS) -> Measures:

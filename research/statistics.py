@@ -1,4 +1,4 @@
-"""Bootstrap intervals and paired tests, which tell differences from chance."""
+"""Paired tests, which tell differences from chance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from research.table import Estimate
 
 RESAMPLES: Final = 9_999
 """Permutations of a test; the smallest p is one in this many."""
-DRAWS: Final = 1_999
-"""Samples of a bootstrap; an interval of 95 % rests on fifty at either end."""
 BATCH: Final = 200
 """Resamples held in memory together."""
 
@@ -64,31 +62,6 @@ def mean_of_seeds(seeds: Sequence[PerTask]) -> PerTask:
         task: {qid: mean(seed[task][qid] for seed in seeds) for qid in queries}
         for task, queries in seeds[0].items()
     }
-
-
-def interval(values: PerTask) -> tuple[float, float]:
-    """Return a percentile bootstrap's 95 % interval of the mean; each task's queries are resampled apart."""
-    samples = [np.array(list(queries.values())) for queries in values.values()]
-    # SciPy wants two observations; whatever is drawn from a single query is that query.
-    samples = [np.repeat(sample, 2) if len(sample) == 1 else sample for sample in samples]
-    if all(np.ptp(sample) == 0 for sample in samples):
-        return (mean_of_tasks(values),) * 2
-
-    def statistic(*drawn: np.ndarray, axis: int) -> np.ndarray:
-        means: np.ndarray = np.mean([np.mean(sample, axis=axis) for sample in drawn], axis=0)
-        return means
-
-    bounds = stats.bootstrap(
-        samples,
-        statistic,
-        n_resamples=DRAWS,
-        batch=BATCH,
-        vectorized=True,
-        confidence_level=0.95,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(bounds.low), float(bounds.high)
 
 
 def compare(first: PerTask, second: PerTask) -> Comparison:

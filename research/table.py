@@ -19,9 +19,6 @@ class Estimate(NamedTuple):
     value: float
     sd: float | None = None
     """Standard deviation over seeds; None for a single seed."""
-    low: float | None = None
-    high: float | None = None
-    """Confidence interval over queries."""
 
 
 Cell: TypeAlias = str | int | float | Estimate | None
@@ -91,16 +88,15 @@ class Table:
         return "\n\n".join(part for part in (f"## {self.title}", self.note, table) if part)
 
     def csv(self) -> str:
-        """Return unrounded numbers; an estimate takes one more column for each uncertainty that is known."""
+        """Return unrounded numbers; an estimate takes one more column where its spread is known."""
         columns = []
         values_by_column = list(zip(*self.lines, strict=True)) or [()] * len(self.headings)
         for heading, values in zip(self.headings, values_by_column, strict=True):
             plain = [cell.value if isinstance(cell, Estimate) else cell for cell in values]
             columns.append(pd.Series(plain, name=heading, dtype=object))
-            for part in ("sd", "low", "high"):
-                parts = [getattr(cell, part, None) if isinstance(cell, Estimate) else None for cell in values]
-                if any(one is not None for one in parts):
-                    columns.append(pd.Series(parts, name=f"{heading} {part}", dtype=object))
+            spreads = [cell.sd if isinstance(cell, Estimate) else None for cell in values]
+            if any(spread is not None for spread in spreads):
+                columns.append(pd.Series(spreads, name=f"{heading} sd", dtype=object))
         text: str = pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
         return text
 

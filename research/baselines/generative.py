@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_facts, print_json
+from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import Count, GeneratorConfig, Natural, Positive, SearchConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
@@ -59,9 +59,6 @@ from research.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, Ro
 from research.results import ResultRow, print_tables, task_tables
 from research.results import to_json as rows_to_json
 from research.settings import EvaluationConfig
-
-SEARCHED: Final = 500
-"""Items that are searched with their own embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,31 +337,15 @@ def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray,
     return np.array([orders[number][place % items] for number, place in zip(passes, places, strict=True)])
 
 
-class IdFacts(NamedTuple):
-    """Quality of the IDs of all candidates."""
-
-    candidates: int
-    levels: int
-    distinct_ids: int
-    collision_rate: float
-    """Share of the candidates that share their ID."""
-    largest_bucket: int
-    absent: int
-    """Candidates without an ID."""
-    not_found: float
-    """Share of a sample that is not among the first hits for its own embedding."""
-
-
 class BaselineResult(NamedTuple):
-    """Rows of the results table, and facts about the IDs."""
+    """Rows of the results table."""
 
     rows: list[ResultRow]
-    ids: IdFacts
     about: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as ``research.evaluate`` does, with ``ids`` in place of ``health``."""
-        return {**self.about, **rows_to_json(self.rows), "ids": self.ids._asdict()}
+        """Return the result as ``research.evaluate`` does."""
+        return {**self.about, **rows_to_json(self.rows)}
 
 
 def evaluate_baseline(
@@ -404,28 +385,9 @@ def evaluate_baseline(
         "config": dataclasses.asdict(config),
         "baseline": dataclasses.asdict(baseline.config),
     }
-    result = BaselineResult(rows, examine_ids(baseline, items, beam=config.beam), about)
+    result = BaselineResult(rows, about)
     write_json(folder / RESULTS, result.to_json())
     return result
-
-
-def examine_ids(baseline: Baseline, items: Candidates, *, beam: int) -> IdFacts:
-    """Count collisions, items without an ID, and items that are not found even by their own embedding."""
-    index = baseline.index(items)
-    num_items = len(items.embeddings)
-    sizes = np.diff(index.table.bucket_starts)
-    rows = np.linspace(0, num_items - 1, min(SEARCHED, num_items)).astype(np.int64)
-    rankings = baseline.search(index, items.embeddings[torch.from_numpy(rows)], beam=beam, k=DEPTH)
-    lost = sum(row not in found.items for row, found in zip(rows, rankings, strict=True))
-    return IdFacts(
-        candidates=num_items,
-        levels=index.table.num_levels,
-        distinct_ids=len(index.table),
-        collision_rate=float(sizes[sizes > 1].sum() / max(1, num_items)),
-        largest_bucket=int(sizes.max(initial=0)),
-        absent=num_items - len(index.items),
-        not_found=lost / max(1, len(rows)),
-    )
 
 
 @command
@@ -468,7 +430,6 @@ class Generative(JsonOption):
             print_json(result.to_json())
             return
         print_tables(task_tables(result.rows))
-        print_facts(result.ids._asdict())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -85,32 +85,6 @@ class TrainingSet(NamedTuple):
     folder: Path
     """For checkpoints and logs."""
     progress: Progress
-
-
-@runtime_checkable
-class IdScheme(Protocol):
-    """A way to give items IDs."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of codes at each level, at most 32,767."""
-        ...
-
-    @property
-    def shares_codes(self) -> bool:
-        """Whether all levels use one alphabet, so that the generator learns one embedding for each code."""
-        ...
-
-    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
-        """Return the IDs of items, also of items that training did not see.
-
-        Raises UsageError: the scheme cannot give an ID to one of them.
-        """
-        ...
-
-    def tables(self) -> list[Float[Tensor, "_ dim"]] | None:
-        """Return the code vectors of each level, whose sum stands for an item; None without such vectors."""
-        ...
 
 
 class ResidualIds:
@@ -647,3 +621,4 @@ SCHEMES: Final[Mapping[IdKind, type[SpelledIds | Irgen]]] = {
     "irgen": Irgen,
 }
 """Schemes by their names; ``genius`` is the model's own."""
+IdScheme: TypeAlias = ResidualIds | SpelledIds | Irgen

@@ -26,7 +26,7 @@ MIN_WIDTH = 120
 
 @command
 class Search(JsonOption):
-    """Measure search beside faiss, hnswlib, usearch and rabitqlib: plain, filtered, by bytes, during updates.
+    """Measure search beside faiss, hnswlib and rabitqlib: plain and filtered.
 
     In the pool of a data set, and in larger ones with invented items: recall and the share of exact search
     that is kept, time of a query alone and in a batch, bytes and time to build. Rivals that are not installed

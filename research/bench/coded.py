@@ -42,8 +42,6 @@ ALL: Final = 10**9
 BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4, 8)
 """Bits of the stored embeddings that are compared."""
 MOST_BITS: Final = max(BITS)
-SEGMENT: Final = 1 << 32
-"""Added to the row of a hit for each segment before its own."""
 
 
 class Codes(NamedTuple):
@@ -93,13 +91,6 @@ def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
             stored="fused",
             densities=quantizer.norm_and_density.item_density(found.embeddings, found.codes).numpy(),
         )
-
-
-def residuals_of(codes: Codes) -> ItemArrays:
-    """Return items with the residuals of their embeddings."""
-    arrays = codes.arrays
-    explained = CodeRanker(codes.quantizer.tables()).vectors(arrays.codes)
-    return arrays._replace(embeddings=(arrays.embeddings - explained).astype(np.float16))
 
 
 class OurMethod(NamedTuple):
@@ -214,20 +205,18 @@ class Ours:
             rows = np.full((len(queries), K), -1)
             for own, (ranking, _) in zip(rows, results, strict=True):
                 own[: len(ranking.items)] = ranking.items
-                if len(self.segments) > 1:
-                    own[: len(ranking.items)] += ranking.segments * SEGMENT
             return rows
 
         return search
 
-    def methods(self, *, with_all: bool = True) -> Iterator[OurMethod]:
+    def methods(self) -> Iterator[OurMethod]:
         """Yield the default search by codes and by embeddings, and the search of all items."""
         usual = usual_search(self.num_items)
         for bits in (None, *self.stored):
             config = dataclasses.replace(usual, rerank="codes" if bits is None else "embeddings")
             title = f"ours, {name_evidence(bits)}"
             yield OurMethod(title, self.method(config, self.quick, bits=bits), self.bytes_with(bits))
-            if with_all and bits in (None, MOST_BITS):
+            if bits in (None, MOST_BITS):
                 everything = dataclasses.replace(config, candidates=ALL)
                 search = self.method(everything, self.quick, bits=bits)
                 yield OurMethod(f"{title}, all items ranked", search, self.bytes_with(bits))

@@ -10,12 +10,10 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-
-from genius_search.errors import UsageError
 
 TURN: Final = 20
 """Queries that a method answers before it is another's turn; one at a time, each would find the caches full
@@ -24,17 +22,6 @@ WARM: Final = 10
 """Calls at the start of a turn that do not count: in use, a method finds its own tables in the caches."""
 PACKAGES: Final = ("torch", "numpy", "faiss-cpu", "transformers")
 Built = TypeVar("Built")
-
-
-class Latency(NamedTuple):
-    """The time that single queries took."""
-
-    cpu_ms: float
-    """CPU-milliseconds of a query, the median."""
-    p50_ms: float
-    """Half of the queries were answered within so many milliseconds of wall time."""
-    p99_ms: float
-    """99 of 100 were; with fewer than 100 queries nearly the slowest."""
 
 
 def use_one_thread() -> None:
@@ -46,20 +33,17 @@ def use_one_thread() -> None:
         faiss.omp_set_num_threads(1)
 
 
-def time_build(build: Callable[[], Built]) -> tuple[Built, dict[str, float]]:
-    """Return what was built, and the seconds that took as fields of a row."""
-    began, began_cpu = time.perf_counter(), time.process_time()
+def time_build(build: Callable[[], Built]) -> tuple[Built, float]:
+    """Return what was built, and the CPU-seconds that took."""
+    began = time.process_time()
     built = build()
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-    return built, {"build_seconds": seconds, "build_cpu_seconds": cpu_seconds}
+    return built, time.process_time() - began
 
 
 def time_rounds(
     methods: Mapping[str, Callable[[], object]], *, rounds: int, per: int = 1
 ) -> dict[str, float]:
     """Return median CPU-milliseconds of a call, divided by ``per``, after one turn that does not count."""
-    if rounds < 1:
-        raise UsageError(f"rounds is {rounds}; nothing can be measured without one")
     times: dict[str, list[float]] = {name: [] for name in methods}
     for turn in range(rounds + 1):
         for name, call in methods.items():
@@ -70,35 +54,18 @@ def time_rounds(
     return {name: float(np.median(found)) for name, found in times.items()}
 
 
-def time_queries(methods: Mapping[str, Callable[[int], object]], num_queries: int) -> dict[str, Latency]:
-    """Time each query by itself, in turns of :data:`TURN`; its first calls do not count."""
-    if num_queries < 1:
-        raise UsageError(f"queries is {num_queries}; nothing can be measured without one")
-    cpu: dict[str, list[float]] = {name: [] for name in methods}
-    wall: dict[str, list[float]] = {name: [] for name in methods}
+def time_queries(methods: Mapping[str, Callable[[int], object]], num_queries: int) -> dict[str, float]:
+    """Return the median CPU-milliseconds of a query alone, in turns of :data:`TURN`."""
+    times: dict[str, list[float]] = {name: [] for name in methods}
     for start in range(0, num_queries, TURN):
         for name, answer in methods.items():
             for query in range(start + TURN, start + TURN + WARM):
                 answer(query % num_queries)
             for query in range(start, min(start + TURN, num_queries)):
-                began, began_cpu = time.perf_counter_ns(), time.process_time_ns()
+                began = time.process_time_ns()
                 answer(query)
-                cpu[name].append((time.process_time_ns() - began_cpu) / 1e6)
-                wall[name].append((time.perf_counter_ns() - began) / 1e6)
-    return {
-        name: Latency(float(np.median(cpu[name])), *np.percentile(wall[name], (50, 99)).tolist())
-        for name in methods
-    }
-
-
-def read_memory(name: str) -> int | None:
-    """Return bytes that Linux counts, None on other systems.
-
-    ``MemTotal`` is the machine's; ``VmRSS`` and ``VmHWM``, now and at most, this
-    process's, mapped files that it read included.
-    """
-    value = _read_field("/proc/self/status" if name.startswith("Vm") else "/proc/meminfo", name)
-    return None if value is None else 1024 * int(value.split()[0])
+                times[name].append((time.process_time_ns() - began) / 1e6)
+    return {name: float(np.median(found)) for name, found in times.items()}
 
 
 def _read_field(file: str, name: str) -> str | None:
@@ -118,7 +85,8 @@ def about(command: str, *, seed: int) -> dict[str, Any]:
 
 def describe_machine() -> str:
     """Return the machine in one line: processor, cores and memory, threads used, versions."""
-    memory = read_memory("MemTotal")
+    kilobytes = (_read_field("/proc/meminfo", "MemTotal") or "").partition(" ")[0]
+    memory = f", {int(kilobytes) / 2**20:.0f} GiB" if kilobytes else ""
     versions = []
     for name in PACKAGES:
         try:
@@ -127,6 +95,6 @@ def describe_machine() -> str:
             versions.append(f"no {name}")
     processor = _read_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     return (
-        f"{processor}, {os.cpu_count()} cores{f', {memory / 2**30:.0f} GiB' if memory else ''}; "
+        f"{processor}, {os.cpu_count()} cores{memory}; "
         f"threads used: {torch.get_num_threads()}; Python {platform.python_version()}, {', '.join(versions)}"
     )

@@ -1,4 +1,4 @@
-"""Other searches of vectors: faiss, hnswlib, usearch and rabitqlib, where they are installed."""
+"""Other searches of vectors: faiss, hnswlib and rabitqlib, where they are installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import faiss
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32
 
 from genius_search.errors import UsageError
 from genius_search.nn.columns import NUM_EXTRA_COLUMNS
@@ -45,7 +45,7 @@ CODE_BYTES: Final = LEVELS + NUM_EXTRA_COLUMNS + 1
 """Bytes of our IDs: codes and the modality's, half norm and density. faiss's codes get as many."""
 EXACT: Final = "exact search (faiss Flat)"
 GRAPH_EFFORTS: Final = (16, 32, 64)
-PACKAGES: Final = {"faiss": "faiss-cpu", "hnswlib": "hnswlib", "usearch": "usearch", "rabitqlib": "rabitqlib"}
+PACKAGES: Final = {"faiss": "faiss-cpu", "hnswlib": "hnswlib", "rabitqlib": "rabitqlib"}
 """The module and the package of each rival."""
 
 
@@ -54,7 +54,6 @@ class Rival:
     """A built index. Its rows are numbered in the order in which they were added."""
 
     name: str
-    index: Any
     find: Callable[[Vectors, int, Any], Found]
     """Searches with an effort, and a filter of :attr:`limit` or None."""
     efforts: tuple[int, ...] = ()
@@ -62,10 +61,6 @@ class Rival:
     has_lists: bool = False
     limit: Callable[[Bool[np.ndarray, " items"]], Any] | None = None
     """Makes a filter, in the form that is quickest to search with; None if this has no filters."""
-    add: Callable[[Int64[np.ndarray, " new"], Vectors], object] = lambda *_: None
-    """Adds items under numbers that follow those there are."""
-    remove: Callable[[Int64[np.ndarray, " old"]], object] | None = None
-    """Deletes items; None if this cannot."""
     item_bytes: float
     """Bytes that grow with the pool, for each item: what it writes without centroids, its number included."""
 
@@ -115,13 +110,10 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
 
     return Rival(
         name=EXACT if factory == "Flat" else f"faiss {factory}",
-        index=index,
         find=find,
         efforts=GRAPH_EFFORTS if is_graph else list_efforts(index.nlist) if has_lists else (),
         has_lists=has_lists,
         limit=None if has_residual_codes else limit,
-        add=(lambda _, new: index.add(new)) if is_graph else lambda rows, new: index.add_with_ids(new, rows),
-        remove=None if is_graph else index.remove_ids,
         item_bytes=float(stored.code_size + NUMBER_BYTES * has_lists + graph_bytes),
     )
 
@@ -129,7 +121,7 @@ def faiss_rival(factory: str, vectors: Vectors, *, seed: int = 0) -> Rival:
 def hnswlib_rival(vectors: Vectors) -> Rival:
     """Build a graph of hnswlib; filters are functions that it calls for each item that it visits."""
     graph = importlib.import_module("hnswlib").Index("ip", vectors.shape[1])
-    graph.init_index(len(vectors), M=LINKS, ef_construction=BUILD_EFFORT, allow_replace_deleted=True)
+    graph.init_index(len(vectors), M=LINKS, ef_construction=BUILD_EFFORT)
     graph.set_num_threads(1)
     graph.add_items(vectors)
 
@@ -141,42 +133,12 @@ def hnswlib_rival(vectors: Vectors) -> Rival:
             return np.full((len(queries), K), -1)
         return found
 
-    def remove(rows: Int64[np.ndarray, " old"]) -> None:
-        for row in rows.tolist():
-            graph.mark_deleted(row)
-
     return Rival(
         name="hnswlib",
-        index=graph,
         find=find,
         efforts=GRAPH_EFFORTS,
         limit=lambda allowed: set(np.flatnonzero(allowed).tolist()).__contains__,
-        add=lambda rows, new: graph.add_items(new, rows, replace_deleted=True),
-        remove=remove,
         item_bytes=graph.index_file_size() / len(vectors),
-    )
-
-
-def usearch_rival(kind: str, vectors: Vectors) -> Rival:
-    """Build a graph of usearch, whose Python takes no filters."""
-    graph = importlib.import_module("usearch.index").Index(
-        ndim=vectors.shape[1], metric="cos", dtype=kind, connectivity=LINKS, expansion_add=BUILD_EFFORT
-    )
-    graph.add(np.arange(len(vectors)), vectors, threads=1)
-
-    def find(queries: Vectors, effort: int, _: Any) -> Found:
-        graph.expansion_search = effort
-        keys: np.ndarray = graph.search(queries, K, threads=1).keys
-        return keys.reshape(len(queries), -1).astype(np.int64)
-
-    return Rival(
-        name=f"usearch {kind}",
-        index=graph,
-        find=find,
-        efforts=GRAPH_EFFORTS,
-        add=lambda rows, new: graph.add(rows, new, threads=1),
-        remove=lambda rows: graph.remove(rows, threads=1),
-        item_bytes=graph.serialized_length / len(vectors),
     )
 
 
@@ -205,23 +167,15 @@ def rabitq_rival(kind: str, bits: int, vectors: Vectors, *, seed: int = 0) -> Ri
         found: np.ndarray = index.search(queries, K, effort)[0]
         return found.astype(np.int32).astype(np.int64)  # the largest number stands for none
 
-    def add(rows: Int64[np.ndarray, " new"], new: Vectors) -> None:
-        if not has_lists and index.max_elements <= rows[-1]:
-            index.resize(int(rows[-1]) + count // 10 + 1)  # it keeps the places of deleted items
-        index.add(new)
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "index"
         index.save(str(file))
         num_bytes = file.stat().st_size - 4 * lists * dim  # without centroids
     return Rival(
         name=name,
-        index=index,
         find=find,
         efforts=list_efforts(lists) if has_lists else GRAPH_EFFORTS,
         has_lists=has_lists,
-        add=add,
-        remove=lambda rows: index.remove(rows.astype(np.uint32)),
         item_bytes=num_bytes / count,
     )
 
@@ -255,11 +209,11 @@ def build_rivals(
     """Build rivals, with the CPU-seconds of each; those that cannot be built are noted with the reason."""
     for builder in builders:
         try:
-            rival, times = time_build(builder)
+            built = time_build(builder)
         except UsageError as error:
             left_out[str(error)] = None
             continue
-        yield rival, times["build_cpu_seconds"]
+        yield built
 
 
 def pq_factory(lists: int, dim: int, items: int, code_bytes: int = CODE_BYTES) -> str:
@@ -287,6 +241,4 @@ def graph_builders(vectors: Vectors, *, seed: int) -> list[Callable[[], Rival]]:
         builders.append(partial(hnswlib_rival, vectors))
     if is_installed("rabitqlib"):
         builders += [partial(rabitq_rival, "HNSW", bits, vectors, seed=seed) for bits in (4, 7)]
-    if is_installed("usearch"):
-        builders += [partial(usearch_rival, kind, vectors) for kind in ("f32", "i8")]
     return builders

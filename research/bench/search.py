@@ -1,7 +1,7 @@
-"""``genius bench search``: what a search finds and costs, beside faiss, hnswlib, usearch and rabitqlib.
+"""``python -m research.bench``: what a search finds and costs, beside faiss, hnswlib and rabitqlib.
 
-The pools are a data set's own, larger ones of invented vectors, and still larger ones of invented codes. All
-methods search the same embeddings, begin behind the encoder, have one thread and take turns in one process.
+The pools are a data set's own, and larger ones with invented vectors. All methods search the same embeddings,
+begin behind the encoder, have one thread and take turns in one process.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import faiss
 import numpy as np
 
 from genius_search.config import checked, usual_search
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.search.table import IdTable, SearchSegment
-from genius_search.search.vectors import stored_width
-from genius_search.training.codebooks import LEVELS
-from research.baselines.faiss_index import num_bits, num_lists
-from research.bench.coded import ALL, Codes, Ours, encode, fit, name_evidence, of_model
+from research.bench.coded import ALL, Codes, Ours, encode, fit, of_model
 from research.bench.given import (
     Found,
     Given,
@@ -41,7 +36,6 @@ from research.bench.given import (
     share_found,
 )
 from research.bench.measure import time_build, time_queries, time_rounds
-from research.bench.pools import invent_ids
 from research.bench.results import Measurements, Row, table
 from research.bench.rivals import (
     Rival,
@@ -50,14 +44,12 @@ from research.bench.rivals import (
     describe_packages,
     faiss_rival,
     graph_builders,
-    pq_factory,
 )
 from research.bench.settings import SearchSettings, parse_counts
-from research.bench.updates import MOST_UPDATED, measure_updates
 from research.settings import choose
 from research.table import Table
 
-PARTS: Final = ("plain", "candidates", "filtered", "bytes", "updates")
+PARTS: Final = ("plain", "candidates", "filtered")
 REFERENCE: Final = "faiss HNSW32, ef 32"
 """Times are also given as multiples of this one's."""
 REACHED: Final = 0.95
@@ -65,21 +57,10 @@ REACHED: Final = 0.95
 EFFORTS: Final = (16, 32, 64, 128, 256, 512, 1024)
 EFFORT_QUERIES: Final = 64
 """Queries that decide how much effort a filtered search takes."""
-OPQ_SAMPLE: Final = 9984
-"""Items that OPQ's rotation is trained on, as few as faiss accepts; its codebooks are trained on all."""
-BIT_CODES: Final = (
-    *(f"RR{{dim}},SQtqmse{bits}" for bits in (1, 2, 3)), "SQ4", "SQ6", "SQ8",
-    *(f"IVF64,RaBitQ{bits}" for bits in range(1, 6)),
-)  # fmt: skip
-"""Indexes of faiss with one to eight bits for each number, some of them after a random rotation."""
-BLOCK: Final = 1_000_000
-SCALE_BYTES: Final = 2
-"""Of the scale of a stored embedding."""
-CODE_POOL_QUERIES: Final = 200
-CODE_BUDGETS: Final = (10_000, 30_000, 70_000, 100_000, 300_000, 1_000_000)
+CANDIDATE_QUERIES: Final = 200
+"""Queries for which numbers of candidates are compared."""
 QUICK: Final[dict[str, Any]] = {
-    "items": "4e3,1e5", "rival_items": 4000, "queries": 200, "timed": 20, "rounds": 1, "levels": "12",
-    "steps": 4,
+    "items": "4e3", "queries": 200, "timed": 20, "rounds": 1,
 }  # fmt: skip
 
 
@@ -92,8 +73,7 @@ class Built(NamedTuple):
     @staticmethod
     def time(build: Callable[[], Any]) -> Built:
         """Make it."""
-        it, times = time_build(build)
-        return Built(it, times["build_cpu_seconds"])
+        return Built(*time_build(build))
 
 
 class Pool(NamedTuple):
@@ -102,7 +82,7 @@ class Pool(NamedTuple):
     title: str
     items: int
     invented: int
-    """Items that are not real, or whose codes are not."""
+    """Items that are not real."""
 
 
 class Method(NamedTuple):
@@ -156,7 +136,6 @@ def bench_search(
     settings = checked(replace(settings, **QUICK) if settings.quick else settings)
     parts = choose("--parts", settings.parts, PARTS)
     shares = [_share(text) for text in settings.shares.split(",")]
-    levels = parse_counts("--levels", settings.levels)
     bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})
     folder.mkdir(parents=True, exist_ok=True)
     given = read_given(
@@ -166,13 +145,9 @@ def bench_search(
     sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
     progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")
     progress.begin("search", len(sizes))
-    codes: Any = None
     for number, size in enumerate(sizes):
-        if number == 0 or size <= settings.rival_items:
-            given = invent(given, size, settings.seed) if number else given
-            codes = _measure_pool(bench, given, shares, levels)
-        else:
-            _measure_codes(bench, given, codes, size)
+        given = invent(given, size, settings.seed) if number else given
+        _measure_pool(bench, given, shares)
         progress.advance(number + 1, {})
     return Measurements(rows=bench.rows, tables=list(_tables(bench)))
 
@@ -189,16 +164,15 @@ def _share(text: str) -> float:
     return share
 
 
-def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: Sequence[int]) -> Codes:
-    """Measure a pool of vectors; return its codes."""
-    settings, count = bench.settings, len(given.items)
+def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float]) -> None:
+    """Measure every part in a pool."""
+    settings = bench.settings
     pool = _describe(given, settings.seed)
     bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
     codes = Built.time(lambda: _encode(bench, given))
     ours = Ours.of(codes.it, given.items)
     if "candidates" in bench.parts:
-        budgets = (1000, *(count // part for part in (50, 20, 10, 5)))
-        bench.add("candidates", _candidates(bench, ours, given, budgets), pool)
+        bench.add("candidates", _candidates(bench, ours, given), pool)
     rivals = list(_build_rivals(bench, given)) if {"plain", "filtered"} & set(bench.parts) else []
     if "plain" in bench.parts:
         methods = _our_methods(ours, codes.seconds)
@@ -209,16 +183,6 @@ def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float], levels: 
     if "filtered" in bench.parts:
         for share in shares:
             bench.add("filtered", _filtered(settings, given, ours, [one.it for one in rivals], share), pool)
-    del rivals
-    if "bytes" in bench.parts and not pool.invented:
-        known = None if bench.model else codes
-        bench.add("bytes", list(_equal_bytes(bench, given, known, levels)), pool)
-    if "updates" in bench.parts and not pool.invented:
-        rows = measure_updates(
-            given, codes.it.quantizer, settings, bench.folder / "updated.index", bench.left_out
-        )
-        bench.add("updates", rows, Pool(f"{min(count, MOST_UPDATED):,} items", min(count, MOST_UPDATED), 0))
-    return codes.it  # type: ignore[no-any-return]
 
 
 def _describe(given: Given, seed: int) -> Pool:
@@ -236,12 +200,8 @@ def _encode(bench: _Bench, given: Given) -> Codes:
     """Return a pool's codes: of the model's codebooks if there is one and nothing is invented."""
     if bench.model is not None and len(given.items) == given.real:
         return encode(of_model(bench.model), given)
-    return _fit(bench, given, LEVELS)
-
-
-def _fit(bench: _Bench, given: Given, levels: int) -> Codes:
     with tempfile.TemporaryDirectory(dir=bench.folder) as place:
-        return encode(fit(given, Path(place) / "codebooks", levels=levels, progress=bench.progress), given)
+        return encode(fit(given, Path(place) / "codebooks", progress=bench.progress), given)
 
 
 def _build_rivals(bench: _Bench, given: Given) -> Iterator[Built]:
@@ -268,7 +228,7 @@ def _their_methods(rivals: Sequence[Built]) -> Methods:
     }
 
 
-def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Found | None) -> list[Row]:
+def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Found) -> list[Row]:
     """Time methods side by side, and compare what they find with the right answers and exact search."""
     queries = given.queries
     alone = time_queries(
@@ -281,29 +241,29 @@ def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Fou
         rounds=settings.rounds,
         per=len(some),
     )
-    reference = next((alone[name].cpu_ms for name in methods if name == REFERENCE), None)
+    reference = alone.get(REFERENCE)
     rows = []
     for name, method in methods.items():
         row: Row = {"method": name, "ours": method.ours}
-        none = np.empty((len(queries), 0), dtype=np.int64)
-        found = none if truth is None else search_all(method.search, queries)
+        found = search_all(method.search, queries)
         row |= {f"recall_{k}": given.recall(found, k) for k in (1, 5, 10)}
-        row |= {f"of_exact_{k}": None if truth is None else share_found(truth, found, k) for k in (5, 10)}
-        cpu_ms = alone[name].cpu_ms
+        row |= {f"of_exact_{k}": share_found(truth, found, k) for k in (5, 10)}
+        cpu_ms = alone[name]
         row |= {"alone_us": 1000 * cpu_ms, "times_reference": reference and cpu_ms / reference}
         row |= {"batch_us": 1000 * batched[name], "item_bytes": method.item_bytes}
         rows.append({**row, "build_cpu_seconds": method.build_seconds})
     return rows
 
 
-def _candidates(bench: _Bench, ours: Ours, given: Given, budgets: Sequence[int]) -> list[Row]:
+def _candidates(bench: _Bench, ours: Ours, given: Given) -> list[Row]:
     """Compare numbers of candidates with ranking every ID."""
     usual = usual_search(ours.num_items)
+    budgets = (1000, *(ours.num_items // part for part in (50, 20, 10, 5)))
     searches = {
         count: ours.method(replace(usual, candidates=count), ours.quick)
         for count in sorted({*(one for one in budgets if one < ours.num_items), usual.candidates, ALL})
     }
-    queries = given.queries[:CODE_POOL_QUERIES]
+    queries = given.queries[:CANDIDATE_QUERIES]
     best = search_all(searches[ALL], queries)
     times = time_queries(
         {str(count): partial(search_one, search, queries) for count, search in searches.items()},
@@ -313,7 +273,7 @@ def _candidates(bench: _Bench, ours: Ours, given: Given, budgets: Sequence[int])
     for count, search in searches.items():
         row = {"candidates": "all" if count == ALL else f"{count:,}", "ours": count == usual.candidates}
         row |= {"of_codes_10": share_found(best, search_all(search, queries), K)}
-        rows.append({**row, "alone_us": 1000 * times[str(count)].cpu_ms})
+        rows.append({**row, "alone_us": 1000 * times[str(count)]})
     return rows
 
 
@@ -355,105 +315,6 @@ def _least_effort(rival: Rival, queries: np.ndarray, limit: object, truth: np.nd
     return effort
 
 
-def _equal_bytes(
-    bench: _Bench, given: Given, known: Built | None, all_levels: Sequence[int]
-) -> Iterator[Row]:
-    """Compare codes of as many bytes, ours without density, with all items ranked.
-
-    ``known`` are the pool's codes of :data:`LEVELS` levels.
-    """
-    truth, (count, dim) = exact_search(given.items, given.queries), given.items.shape
-
-    def row(name: str, size: int, found: np.ndarray, seconds: float | None, *, ours: bool = False) -> Row:
-        recall = {f"recall_{k}": given.recall(found, k) for k in (1, 5)}
-        shares = {f"of_exact_{k}": share_found(truth, found, k) for k in (5, 10)}
-        about = {"method": name, "ours": ours, "code_bytes": size}
-        return {**about, **recall, **shares, "build_cpu_seconds": seconds}
-
-    names = [name.format(dim=dim) for name in BIT_CODES]
-    for levels in all_levels:
-        bench.progress.say(f"codes of {levels} bytes")
-        codes = known if known and levels == LEVELS else Built.time(partial(_fit, bench, given, levels))
-        ours = Ours.of(codes.it, given.items if levels == LEVELS else None)
-        config = replace(usual_search(count), candidates=ALL, density_weight=0.0)
-        found = search_all(ours.method(config, ours.quick), given.queries)
-        yield row(f"ours, {levels} levels", levels, found, codes.seconds, ours=True)
-        config = replace(config, rerank="embeddings")
-        for bits in ours.stored:
-            found = search_all(ours.method(config, ours.quick, bits=bits), given.queries)
-            size = levels + stored_width(dim, bits) + SCALE_BYTES
-            yield row(f"ours, {name_evidence(bits)}", size, found, codes.seconds, ours=True)
-        if dim % levels == 0:
-            code = num_bits(count)
-            names = [f"PQ{levels}x{code}", f"OPQ{levels},PQ{levels}x{code}", *names]
-    for name in names:
-        bench.progress.say(f"faiss {name}")
-        built = Built.time(partial(_build_faiss, name, given.items))
-        index, size = built.it
-        yield row(f"faiss {name}", size, index.search(given.queries, K)[1], built.seconds)
-
-
-def _build_faiss(name: str, items: np.ndarray) -> tuple[Any, int]:
-    """Return an index that looks through all its lists, and the bytes of its codes."""
-    index: Any = faiss.index_factory(items.shape[1], name, faiss.METRIC_INNER_PRODUCT)
-    codes = index
-    if isinstance(index, faiss.IndexPreTransform):
-        chain: Any = index.chain
-        codes, first = faiss.downcast_index(index.index), faiss.downcast_VectorTransform(chain.at(0))
-        if isinstance(first, faiss.OPQMatrix):
-            first.max_train_points = OPQ_SAMPLE
-    if isinstance(codes, faiss.IndexIVF):
-        codes.nprobe = codes.nlist
-        codes.cp.min_points_per_centroid = 1
-    index.train(items)
-    index.add(items)
-    return index, codes.code_size
-
-
-def _measure_codes(bench: _Bench, given: Given, codes: Codes, count: int) -> None:
-    """Measure a pool of which the codes alone are invented, so that there is nothing to find."""
-    settings = bench.settings
-    pool = Pool(
-        f"{count:,} items, all of them invented: codes of {len(given.items):,} recombined", count, count
-    )
-    given = given._replace(right=None, queries=given.queries[:CODE_POOL_QUERIES])
-    random = np.random.default_rng(settings.seed)
-    known = IdTable.build(codes.arrays.codes, np.zeros(len(given.items)))
-    blocks = [invent_ids(known, min(BLOCK, count - done), random) for done in range(0, count, BLOCK)]
-    table = IdTable.build(np.concatenate(blocks), np.zeros(count, np.float16))
-    del blocks
-    ours = Ours(codes.quantizer.tables(), codes.quantizer.spread).on([SearchSegment(table)])
-    if "candidates" in bench.parts:
-        bench.add("candidates", _candidates(bench, ours, given, CODE_BUDGETS), pool)
-    if "plain" in bench.parts:
-        methods = _our_methods(ours, None)
-        recombined = Built(_recombined(given.items, count, settings.seed), None)
-        methods |= _their_methods([recombined])
-        bench.add("plain", measure(settings, methods, given, None), pool)
-
-
-def _recombined(items: np.ndarray, count: int, seed: int) -> Rival:
-    """Return faiss's IVF-PQ of more items: halves of the codes of two items of a list make another."""
-    random = np.random.default_rng(seed)
-    lists = min(num_lists(count), len(items) // 32)
-    rival = faiss_rival(pq_factory(lists, items.shape[1], len(items)), items, seed=seed)
-    index, own = rival.index, rival.index.invlists
-    size, done = index.code_size, len(items)
-    for number in range(index.nlist):
-        here = own.list_size(number)
-        new = 0 if not here else min(count - done, round((count - len(items)) * here / len(items)))
-        if new <= 0:
-            continue
-        old = faiss.rev_swig_ptr(own.get_codes(number), here * size).reshape(here, size).copy()
-        first, other = random.integers(0, here, (2, new))
-        made = np.concatenate([old[first, : size // 2], old[other, size // 2 :]], axis=1)
-        names = np.arange(done, done + new)
-        own.add_entries(number, new, faiss.swig_ptr(names), faiss.swig_ptr(np.ascontiguousarray(made)))
-        done += new
-    index.ntotal = done
-    return rival
-
-
 SHARES: Final = {"of_exact_5": "of exact's 5", "of_exact_10": "of exact's 10"}
 COLUMNS: Final = {
     "plain": {
@@ -468,23 +329,11 @@ COLUMNS: Final = {
         "method": "method", "allowed": "allowed", **SHARES, "alone_us": "alone, CPU-µs",
         "batch_us": "in a batch",
     },
-    "bytes": {
-        "method": "method", "code_bytes": "bytes", "recall_1": "R@1", "recall_5": "R@5", **SHARES,
-        "build_cpu_seconds": "build, CPU-s",
-    },
-    "updates": {
-        "method": "method", "before_us": "before, CPU-µs", "during_us": "between changes",
-        "first_us": "first after a change", "after_us": "after", "change_ms": "CPU-ms a change",
-        "change_wall_ms": "ms a change",
-        "before_10": "of exact's 10, before", "after_10": "and after", "recall_5": "R@5 after",
-    },
 }  # fmt: skip
 TITLES: Final = {
     "plain": "All items",
     "candidates": "How many candidates",
     "filtered": "Filtered",
-    "bytes": "Codes at equal bytes",
-    "updates": "While 1 % of the items are replaced",
 }
 NOTES: Final = {
     "plain": "R@k: share of queries with a right answer among the first k; then shares of exact search's "
@@ -495,11 +344,8 @@ NOTES: Final = {
     "candidates": "IDs under the beams that are ranked, compared with ranking all. The default is bold.",
     "filtered": "Drawn items are allowed. Graphs and lists get the least effort that finds "
     f"{REACHED:.0%} of the filtered truth's first ten, of {EFFORTS[0]} to {EFFORTS[-1]:,} nodes in view, "
-    "or of the lists as above; if none does, the most. faiss's residual codes, and the Python of usearch "
-    "and rabitqlib, know no filters.",
-    "bytes": "All items are ranked by their codes, ours without densities. Bytes: of the code alone.",
-    "updates": "Changes of equally many items and searches take turns in one process. Ours encodes, writes "
-    "to disk durably and opens the new state; the others change their memory.",
+    "or of the lists as above; if none does, the most. faiss's residual codes, and rabitqlib's Python, "
+    "know no filters.",
 }
 
 

@@ -10,18 +10,14 @@ from genius_search.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """Settings of ``genius bench search``."""
+    """Settings of ``python -m research.bench``."""
 
     items: str = "1e6"
     """Sizes of further pools, with commas between: the data set's items, and more that are invented. The data
     set's own pool always comes first; smaller sizes, such as 0, are ignored."""
 
     parts: str = "all"
-    """plain, candidates, filtered, bytes, updates; commas between."""
-
-    rival_items: Count = 1_000_000
-    """Pools of up to so many items have vectors, of which all methods make their indexes. Of larger ones the
-    codes alone are invented."""
+    """plain, candidates, filtered; commas between."""
 
     graph_items: Natural = 300_000
     """Graphs are built in pools of up to so many items. A million of 384 numbers take half an hour."""
@@ -43,12 +39,6 @@ class SearchSettings:
 
     shares: str = "50,10,1,0.1"
     """Percent of the items that filters allow; commas between."""
-
-    levels: str = "12"
-    """Codes of an ID, a byte each, at which faiss's codes of as many bytes stand beside ours."""
-
-    steps: Count = 10
-    """Steps in which 1 % of the items are replaced."""
 
     quick: bool = False
     """Try the command in a minute or two: at most 2,000 real items, 200 queries, few rounds."""

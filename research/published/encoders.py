@@ -67,15 +67,9 @@ from research.published.checkpoint import (
 Shapes = dict[str, tuple[int, ...]]
 
 WEIGHTS: Final = "model.safetensors"
-PUBLISHED: Final[Mapping[str, str]] = {
-    "clip-sf": "5e459b96e1ca6f3060372a136c91c8c3369eee3c77ede3fad6c35599ce701c4d"
-}
-"""SHA-256 of the authors' file, where it is known."""
 HEAD: Final = 64
 """Numbers per attention head, in all of them."""
 CLIP: Final = "clip_model."
-LARGEST_SCALE: Final = 100.0
-"""CLIP's own limit of exp(logit_scale); fine-tuning drifts a little above it."""
 EXTRA_TOKENS: Final = 2
 """BLIP adds [DEC] and [ENC] to BERT's vocabulary; UniIR reads neither."""
 
@@ -146,18 +140,14 @@ class EncoderWeights:
     """Tensors of the checkpoint that were needed."""
     left_out: tuple[str, ...]
     """Names of those that were not: momentum copies, queues, buffers."""
-    remarks: tuple[str, ...] = ()
-    """Warnings about the weights."""
 
 
 class ImportedEncoder(NamedTuple):
-    """A finished folder, the fingerprint of its manifest, and the checkpoint it was made of."""
+    """A finished folder, the fingerprint of its manifest, and the hash of the checkpoint it was made of."""
 
     folder: Path
     fingerprint: str
     sha256: str
-    published: bool | None
-    """Whether it is the authors' own file; None where that file's hash is not known."""
 
 
 def import_encoder(
@@ -179,8 +169,6 @@ def import_encoder(
     checkpoint = open_checkpoint(file)
     progress.say(f"{file}: {checkpoint.bytes / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
     weights = convert(checkpoint, kind)
-    for remark in weights.remarks:
-        progress.say(f"WARNING: {remark}")
     texts, sha256 = _small_files(weights, tokenizer), file_fingerprint(file)
     inputs = {"checkpoint": sha256, "texts": fingerprint_of(texts)}
     writer = ArtifactWriter(folder, kind=ARTIFACT, config={"kind": kind}, inputs=inputs)
@@ -196,8 +184,7 @@ def import_encoder(
         }
         write_json(writer.path / DESCRIPTION, {**description, "left_out": list(weights.left_out)})
         manifest = writer.finish()
-    published = sha256 == PUBLISHED[kind] if kind in PUBLISHED else None
-    return ImportedEncoder(folder, manifest.fingerprint, sha256, published)
+    return ImportedEncoder(folder, manifest.fingerprint, sha256)
 
 
 def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, str]:
@@ -320,14 +307,6 @@ def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
     expected = checkpoint_shapes(kind, network)
     check_names(tensors, expected, tolerated=_UNUSED[kind], what=what)
     used = single_precision(tensors, expected, what=what)
-    remarks = []
-    if kind.startswith("clip"):
-        scale = float(used[f"{CLIP}logit_scale"].exp())
-        if not 1.0 <= scale <= 1.1 * LARGEST_SCALE:
-            remarks.append(
-                f"exp(logit_scale) is {scale:.4g}, and CLIP's lies between 1 and {LARGEST_SCALE:g}: the file "
-                "may be damaged, or its training went wrong"
-            )
     return EncoderWeights(
         weights={name: _converted(name, used[_published_name(name, kind)]) for name in network},
         config=config,
@@ -335,7 +314,6 @@ def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
         tokens=config["text_config"]["vocab_size"],
         used=len(expected),
         left_out=tuple(name for name in tensors if is_tolerated(name, _UNUSED[kind])),
-        remarks=tuple(remarks),
     )
 
 
@@ -510,12 +488,7 @@ class ImportEncoder:
         """Import the encoder."""
         with TerminalProgress() as progress:
             made = import_encoder(self.file, self.kind, self.out, progress=progress, tokenizer=self.tokenizer)
-            origin = {
-                True: "the file that UniIR's authors published",
-                False: "not the file that UniIR's authors published",
-                None: "whether that is the published file is not known",
-            }[made.published]
-            progress.say(f"sha256 {made.sha256}: {origin}")
+            progress.say(f"sha256 of the checkpoint: {made.sha256}")
             progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as uniir:{self.out}")
 
 

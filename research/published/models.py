@@ -61,8 +61,6 @@ from research.published.checkpoint import (
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 
-MEASURED: Final = ("level0_modality", "usage", "spreads", "residual_weights", "constant")
-"""Weights of a quantizer that are measured on items after training."""
 RELEASED_QUANTIZER: Final = QuantizerConfig(
     gradient="per-level",
     contrastive="both",
@@ -97,6 +95,8 @@ SHARED: Final = "id_generator.shared.weight"
 TIED: Final = tuple(
     f"id_generator.{part}.weight" for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 )
+MEASURED: Final = ("level0_modality", "usage", "spreads", "residual_weights", "constant")
+"""Tensors of ours that no file has: they are measured on candidates."""
 BOOK: Final = ("initted", "cluster_size", "embed_avg", "embed")
 GENERATOR_NAMES: Final = {
     "embedding.": "id_generator.shared.",
@@ -124,7 +124,7 @@ class Parts(Generic[Config]):
     config: Config
     """The authors' settings, with the sizes of the file."""
     state: dict[str, Tensor]
-    """All tensors but the meaning of level 0's codes, which no file says."""
+    """All tensors but those of :data:`MEASURED`."""
     sizes: tuple[int, ...] = ()
     """Codes of each level, for the generator."""
 

@@ -1,7 +1,8 @@
 """Published results on M-BEIR, Flickr30K and COCO, in percent; the numbers are in the CSV files beside this.
 
 On M-BEIR they are R@5, but R@10 for Fashion200K and FashionIQ. Of two lines with the same system, pool and
-weights the first is the reference.
+weights the first is the reference. Numbers that are printed wrong somewhere are corrected; the list of these
+misprints is in docs/lab/results-published.md.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import csv
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple
-
-from pydantic import TypeAdapter
 
 from research.settings import Pool
 
@@ -30,24 +29,6 @@ class RowSize(NamedTuple):
     queries: int
     pool: int
     """Candidates in its local pool."""
-
-
-class Misprint(NamedTuple):
-    """A number that is printed wrong somewhere."""
-
-    system: str
-    pool: Pool
-    weights: Weights
-    row: str
-    printed: float
-    right: float
-    where: str
-    why: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.row}: {self.where} prints {self.printed} for {self.system}, not {self.right}: {self.why}"
-        )
 
 
 class Published(NamedTuple):
@@ -74,11 +55,6 @@ class Published(NamedTuple):
             return self.average
         return dict(zip(SIZES, self.rows, strict=False)).get(row)
 
-    def misprint(self, row: str) -> str:
-        """Return a note on a number that is printed wrong somewhere, or an empty string."""
-        key = (self.system, self.pool, self.weights, row)
-        return "; ".join(str(one) for one in MISPRINTS if one[:4] == key)
-
 
 class CaptionResult(NamedTuple):
     """Recall of one system, text to image, on Karpathy's test split."""
@@ -98,7 +74,6 @@ class Reference(NamedTuple):
     weights: Weights
     value: float
     source: str
-    misprint: str
 
 
 def _read(name: str) -> Iterator[dict[str, str]]:
@@ -122,8 +97,6 @@ def _caption_result(row: dict[str, Any]) -> CaptionResult:
     return CaptionResult(**row, recalls=(first, fifth, tenth))
 
 
-MISPRINTS: Final = TypeAdapter(tuple[Misprint, ...]).validate_python([*_read("misprints.csv")])
-"""Where results.csv has the right numbers."""
 RESULTS: Final = tuple(map(_published, _read("results.csv")))
 CAPTION_RESULTS: Final = tuple(map(_caption_result, _read("captions.csv")))
 
@@ -146,7 +119,7 @@ def references(name: str, pool: Pool, method: str) -> list[Reference]:
         if (result.system, result.pool) == (COMPARABLE.get(method), pool) and value is not None:
             found.setdefault(
                 result.weights,
-                Reference(result.system, result.weights, value, result.source, result.misprint(name)),
+                Reference(result.system, result.weights, value, result.source),
             )
     return [found[weights] for weights in ("released", "paper") if weights in found]
 

@@ -219,8 +219,7 @@ def _print_plan(needed: Reproduction) -> None:
         for pool in needed.pools:
             for method in METHODS:
                 for one in references(row, pool, method):
-                    note = f"; {one.misprint}" if one.misprint else ""
-                    number = f"{format_percent(one.value)} ({one.system}, {one.weights}{note})"
+                    number = f"{format_percent(one.value)} ({one.system}, {one.weights})"
                     print_text(f"  {row}, {pool}, {method}: {number}")
     if needed.captions is not None:
         _print_captions(needed.captions, [])

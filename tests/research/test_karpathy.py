@@ -81,26 +81,6 @@ def test_a_caption_of_two_pictures_is_kept_once_with_both(source, tmp_path):
     assert len(queries["A pond."].positives) == 1
 
 
-def test_first_five_captions_train_and_restval_together(source, tmp_path):
-    convert(source, tmp_path / "out")
-    [path] = MBeir(tmp_path / "out").training_queries()
-    queries = list(read_queries(path))
-    assert [query.text for query in queries if query.text] == ["A cat.", "A dog.", "Four.", "Five."]
-    assert len({query.qid for query in queries}) == len(queries)
-    assert [query.task_id for query in queries] == [0] * 4 + [3] * 2
-
-
-def test_pictures_are_linked_and_not_copied(source, tmp_path):
-    convert(source, tmp_path / "out")
-    link = tmp_path / "out/mbeir_images/flickr30k"
-    assert link.is_symlink()
-    data = MBeir(tmp_path / "out")
-    candidates = read_candidates(tmp_path / "out/cand_pool/global/mbeir_union_train_cand_pool.jsonl")
-    paths = [candidate.image for candidate in candidates if candidate.image]
-    assert paths == ["mbeir_images/flickr30k/a.jpg", "mbeir_images/flickr30k/val2014/b.jpg"]
-    assert all(data.image_path(path).is_file() for path in paths)
-
-
 def test_where_query_numbers_run_out_every_picture_keeps_its_first_caption(source, tmp_path, monkeypatch):
     monkeypatch.setattr(karpathy, "QUERY_CAP", 5)
     rows = [row("a.jpg", "test", "a0", "a1", "a2"), row("c.jpg", "test", "c0", "c1")]

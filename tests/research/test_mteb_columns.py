@@ -51,11 +51,6 @@ def test_columns_of_modalities_that_the_task_lacks_are_not_even_decoded():
     assert data.asked == [(0, 10, ("id", "text"))]
 
 
-def test_a_query_has_its_own_instruction():
-    rows = read({"id": ["a", "b"], "text": ["x", "y"], "instruction": ["Find it.", ""]})
-    assert [one.instruction for one in rows] == ["Find it.", None]
-
-
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [

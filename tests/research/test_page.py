@@ -147,32 +147,3 @@ def test_text_is_shown_and_never_run(written):
     assert "Find a <photo>." in reader.texts
     assert 'Results of "A & B" <i>' in reader.texts
     assert reader.all("i") == [{}] * 4, "the four of the brand and none of the title's"
-
-
-def test_every_hit_is_on_the_page_with_its_code_and_log_probabilities(written, page):
-    _, reader = written()
-    for search in page["searches"]:
-        for hit in search.hits:
-            assert hit.id in reader.texts
-            assert f"{hit.score:.3f}" in reader.texts
-    for text in ("image-text", "2817", "94", "−0.22", "−1.60"):
-        assert text in reader.texts
-    tips = [item["title"] for item in reader.all("li") if "title" in item]
-    assert "level 1: code 2817, log-probability −0.22, probability 0.800" in tips
-
-
-def test_right_answers_are_marked_and_the_query_says_where_the_first_is(written):
-    _, reader = written()
-    assert [item["class"] for item in reader.all("li") if str(item.get("class")).startswith("hit")] == [
-        "hit",
-        "hit right",
-        "hit",
-    ]
-    assert "✓ right answer at rank 2" in reader.texts
-    assert "No right answer in the first 1" in reader.texts
-
-
-def test_a_search_that_found_nothing_says_so(written, page):
-    _, reader = written(rows=(), searches=[page["searches"][0]._replace(hits=[])])
-    assert "Nothing was found." in reader.texts
-    assert reader.all("table") == []

@@ -7,7 +7,7 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.errors import BadData, BadRecord
+from genius_search.errors import BadRecord
 from research.runs import Hit, Run, measure, read_run, strictly_decreasing, write_qrels, write_run
 
 RUN = Run(
@@ -36,15 +36,6 @@ def test_scores_strictly_decrease_and_are_lowered_as_little_as_possible(scores):
     for place, score in enumerate(np.array(scores, dtype=np.float32)):
         least = np.nextafter(lowered[place - 1], np.float32(-np.inf)) if place else np.float32(np.inf)
         assert lowered[place] == min(score, least)
-
-
-def test_a_score_beyond_single_precision_is_refused(tmp_path: Path):
-    for scores in ([1e39], [-3.4028235e38, -3.4028235e38]):
-        with pytest.raises(BadData, match="single precision"):
-            write_run(
-                tmp_path / "run.txt",
-                Run("exact", {"9:1": [Hit(f"9:{place}", score) for place, score in enumerate(scores)]}),
-            )
 
 
 @given(scores=st.lists(single, min_size=1, max_size=6), queries=st.integers(1, 3))
@@ -102,17 +93,11 @@ def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_f
     ("line", "problem"),
     [
         ("9:1 Q0 9:8 2 0.5", "5 columns"),
-        ("9:1 Q0 9:8 2 0.5 exact 0", "7 columns.* the same on every line"),
         ("9:1 Q0 9:8 2 0.5 exact 0 0", "8 columns"),
-        ("9:1 Q0 9:8 3 0.5 exact", "rank 3 of query 9:1, expected 2"),
-        ("9:1 Q0 9:8 1 0.5 exact", "rank 1 of query 9:1, expected 2"),
-        ("9:2 Q0 9:8 2 0.5 exact", "rank 2 of query 9:2, expected 1"),
         ("9:1 Q0 9:7 2 0.5 exact", "candidate 9:7 is twice"),
         ("9:1 Q0 9:8 2 high exact", "score 'high' is not a finite number"),
         ("9:1 Q0 9:8 2 nan exact", "score 'nan' is not a finite number"),
         ("9:1 Q0 9:8 2 -inf exact", "score '-inf' is not a finite number"),
-        ("9:1 Q0 9:8 2 0.9 exact", "score 0.9 of query 9:1 is above"),
-        ("9:1 Q0 9:8 2 0.5 other", "run name 'other'"),
     ],
 )
 def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: str, problem: str):
@@ -123,19 +108,11 @@ def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: str, pro
     assert str(error.value).startswith(f"{path}:2: ")
 
 
-def test_uniirs_seventh_column_is_passed_over(tmp_path: Path):
-    path = tmp_path / "run.txt"
-    path.write_text("9:1 Q0 9:7 1 0.8 mbeir_k50 7\n9:1 Q0 9:3 2 0.8 mbeir_k50 7\n")
-    assert read_run(path) == Run("mbeir_k50", {"9:1": [Hit("9:7", 0.8), Hit("9:3", 0.8)]})
-
-
-def test_in_the_order_of_scores_a_run_is_what_trec_eval_makes_of_it(tmp_path: Path):
+def test_a_run_is_what_trec_eval_makes_of_it(tmp_path: Path):
     path = tmp_path / "run.txt"
     rows = [("a", 0, "0.25"), ("b", 0, "0.5"), ("c", 0, "0.5"), ("aa", 0, "0.50000000001"), ("d", 9, "1")]
     path.write_text("".join(f"q Q0 {did} {rank} {score} bm25\n" for did, rank, score in rows))
-    with pytest.raises(BadRecord, match=r"rank 0 of query q, expected 1; .* the order of its scores"):
-        read_run(path)
-    found = [hit.did for hit in read_run(path, order="scores").hits["q"]]
+    found = [hit.did for hit in read_run(path).hits["q"]]
     assert found == ["d", "c", "b", "aa", "a"]
     with path.open() as file:
         theirs = pytrec_eval.parse_run(file)

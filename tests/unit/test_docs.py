@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import json
 import re
@@ -176,16 +175,6 @@ def test_the_reference_of_python_names_what_is_defined_there():
         if path != "genius_search.errors":
             owner = getattr(importlib.import_module(module), name).__module__
             assert owner == module, f"{path} is defined in {owner}"
-
-
-def test_drawings_are_what_the_script_draws():
-    path = ROOT / "benchmarks" / "drawings.py"
-    spec = importlib.util.spec_from_file_location("drawings", path)
-    drawings = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawings)
-    for name, draw in drawings.DRAWINGS.items():
-        kept = (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8")
-        assert kept == draw(), f"{name} is stale: run `python benchmarks/drawings.py`"
 
 
 def test_deviations_are_numbered_alike_in_the_code_and_in_the_document():

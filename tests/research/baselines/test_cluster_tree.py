@@ -1,11 +1,9 @@
 """Trees of clusters: paths of known and of new items."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.errors import BadData
 from research.baselines.ids import ClusterTree
 
 
@@ -47,19 +45,3 @@ def test_a_new_item_takes_over_the_id_of_the_nearest_item_in_its_leaf():
     assert tree.paths(vectors[[17, 80]] + 1e-4) == [paths[17], paths[80]]
     known = {tuple(path) for path in paths}
     assert {tuple(path) for path in tree.paths(draw(300, seed=9))} <= known
-
-
-def test_the_seed_decides():
-    vectors = draw(200)
-    assert build(vectors, seed=1)[1] == build(vectors, seed=1)[1]
-    assert build(vectors, seed=1)[1] != build(vectors, seed=2)[1]
-
-
-def test_equal_items_are_dealt_out():
-    _, paths = build(torch.ones(50, 6))
-    assert len({tuple(path) for path in paths}) == 50
-
-
-def test_nothing_to_divide_is_refused():
-    with pytest.raises(BadData, match="needs items"):
-        build(draw(0))

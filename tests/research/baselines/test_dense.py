@@ -8,7 +8,6 @@ import json
 import pytest
 
 from genius_search.data.mbeir import MBeir, read_qrels
-from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.training.fit import reopen_embedded
@@ -73,11 +72,6 @@ def test_runs_and_results_are_read_like_those_of_evaluate(searched):
         assert measure(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
     written = json.loads((folder / "results.json").read_text())
     assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
-
-
-def test_bytes_that_hold_no_code_are_refused():
-    with pytest.raises(UsageError, match="give at least 2"):
-        factory_string("ivf-rq", num_items=1_000, num_training=1_000, dim=16, code_bytes=1)
 
 
 @pytest.mark.parametrize(

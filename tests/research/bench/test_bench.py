@@ -36,22 +36,17 @@ def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
         tmp_path / "vectors.npy", centres[random.integers(0, 40, 700)] + random.standard_normal((700, 32))
     )
     found = measured(capsys, tmp_path / "out", tmp_path / "vectors.npy", "--quick")
-    assert set(found) == {"title", "plain", "candidates", "filtered", "bytes", "updates"}
+    assert set(found) == {"title", "plain", "candidates", "filtered"}
     pools = {(row["items"], row["invented"]) for row in found["plain"]}
-    assert pools == {(630, 0), (4000, 3370), (100_000, 100_000)}
+    assert pools == {(630, 0), (4000, 3370)}
     for row in found["plain"]:
         shares = [row["of_exact_5"], row["of_exact_10"]]
-        assert (
-            shares == [None, None] if row["invented"] == row["items"] else 0 < min(shares) <= max(shares) <= 1
-        )
+        assert 0 < min(shares) <= max(shares) <= 1
         assert row["recall_5"] is None  # right answers are not known
         assert shares == [1, 1] or "exact" not in row["method"]
     assert {row["allowed"] for row in found["filtered"]} == {"50.0%", "10.0%", "1.0%", "0.1%"}
     copied = [row for row in found["filtered"] if "copy of the allowed" in row["method"]]
     assert all(row["of_exact_10"] == 1 for row in copied)
-    assert {row["code_bytes"] for row in found["bytes"] if row["ours"]} > {12}
-    assert {"ours, codes", "ours, codes and 4 bits"} < {row["method"] for row in found["updates"]}
-    assert all(row["change_ms"] > 0 and 0 < row["after_10"] <= 1 for row in found["updates"])
     text = (tmp_path / "out" / "results.md").read_text()
     assert "| **ours, codes** " in text
     assert "its figures mean nothing" in text
@@ -64,7 +59,7 @@ def test_search_is_measured_with_a_trained_model_on_its_data(trained, tmp_path, 
     found = measured(capsys, tmp_path, *words)
     rows = {row["method"]: row for row in found["plain"]}
     assert rows["ours, codes, found by the generator"]["recall_10"] > 0
-    assert rows["exact search (faiss Flat)"]["recall_10"] >= rows["exact search (faiss Flat)"]["recall_1"] > 0
+    assert rows["exact search (faiss Flat)"]["recall_10"] > 0
     assert rows["faiss HNSW32, ef 32"]["times_reference"] == 1
     (whole,) = [row for row in found["candidates"] if row["candidates"] == "all"]
     assert whole["of_codes_10"] == 1

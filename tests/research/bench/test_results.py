@@ -35,14 +35,6 @@ def test_every_row_says_what_it_was_measured_on(tmp_path):
         assert "threads used" in row["machine"]
 
 
-def test_tables_become_text(tmp_path):
-    write(tmp_path, "Speed", measurements({"name": "a|b", "cpu_ms": 0.5}), ABOUT)
-    text = (tmp_path / "results.md").read_text()
-    assert text.startswith("# Speed\n\n## Things <fast>\n\nLess is better.\n\n| name   |    ms |\n")
-    assert r"| a\|b   | 0.500 |" in text
-    assert text.endswith("a machine; 2026-01-01; `genius bench x`; seed 3\n")
-
-
 def test_what_is_no_number_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cpu_ms is not a number"):
         write(tmp_path, "Speed", measurements({"name": "a", "cpu_ms": float("nan")}), ABOUT)

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from genius_search.artifact import open_artifact
-from genius_search.errors import ArtifactMismatch
 from genius_search.progress import Silent
 from research.published.checkpoint import open_checkpoint
 from research.published.encoders import checkpoint_shapes, import_encoder, main, network_shapes
@@ -17,7 +16,6 @@ from research.published.encoders import checkpoint_shapes, import_encoder, main,
 TOWER = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_hidden_layers": 12}
 PICTURES = {**TOWER, "image_size": 224, "patch_size": 56}
 TEXTS = {**TOWER, "vocab_size": 49408, "max_position_embeddings": 77}
-MIXER = {"d_model": 64, "d_kv": 16, "d_ff": 80, "num_heads": 3, "num_layers": 2}
 BERT = {
     **TOWER,
     "encoder_hidden_size": 64,
@@ -34,7 +32,6 @@ def shapes_of(kind, **config):
 SHAPES = shapes_of(
     "clip-sf", projection_dim=32, text_config=TEXTS, vision_config={**PICTURES, "num_hidden_layers": 24}
 )
-MIXED = shapes_of("clip-ff", text_config=TEXTS, vision_config=PICTURES, mixer_config=MIXER)
 BLIP = shapes_of("blip-ff", text_config=BERT, vision_config=PICTURES)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "kite"]
 
@@ -72,7 +69,6 @@ def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):
     manifest = open_artifact(made.folder, kind="uniir", verify=True)
     assert manifest.fingerprint == made.fingerprint
     assert manifest.inputs["checkpoint"] == made.sha256
-    assert made.published is False
     told = json.loads((made.folder / "uniir.json").read_text())
     assert told["kind"] == "clip-sf"
     assert told["source"] == {"bytes": clip_file.stat().st_size, "sha256": made.sha256}
@@ -80,29 +76,6 @@ def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):
     assert len(weights) == 590
     theirs = open_checkpoint(clip_file).tensors["clip_model.text_projection"]
     assert torch.equal(weights["text_projection.weight"], theirs.T)
-
-
-NORM = "clip_model.ln_final.weight"
-
-
-@pytest.mark.parametrize(
-    ("kind", "shapes", "name"),
-    [
-        ("clip-sf", SHAPES, NORM),
-        ("blip-ff", BLIP, "text_encoder.pooler.dense.bias"),
-        ("clip-ff", MIXED, "t5_layers.final_layer_norm.weight"),
-    ],
-)
-def test_numbers_that_are_no_weights_are_refused_naming_the_tensor(kind, shapes, name, vocabulary, tmp_path):
-    file = save(tmp_path / "odd.pth", shapes, **{name: torch.full(shapes[name], torch.nan)})
-    with pytest.raises(ArtifactMismatch, match=f"as {kind}: {name} holds NaN"):
-        import_encoder(
-            file,
-            kind,
-            tmp_path / "out",
-            progress=Silent(),
-            tokenizer=vocabulary if kind == "blip-ff" else None,
-        )
 
 
 def test_blip_takes_berts_vocabulary_in_either_form(blip_file, vocabulary, tmp_path):
@@ -114,22 +87,6 @@ def test_blip_takes_berts_vocabulary_in_either_form(blip_file, vocabulary, tmp_p
     (ready / "tokenizer.json").write_text((made.folder / "tokenizer.json").read_text())
     again = import_encoder(blip_file, "blip-ff", tmp_path / "again", progress=Silent(), tokenizer=ready)
     assert again.fingerprint == made.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            [*WORDS, "more", "words", "still"],
-            "has 10 tokens, and the checkpoint was trained with 7 and two more",
-        ),
-        (["a", "kite", *"cdefg"], r"lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
-    ],
-)
-def test_another_vocabulary_is_refused(blip_file, vocabulary, tmp_path, words, message):
-    (vocabulary / "vocab.txt").write_text("\n".join(words))
-    with pytest.raises(ArtifactMismatch, match=message):
-        import_encoder(blip_file, "blip-ff", tmp_path / "blip", progress=Silent(), tokenizer=vocabulary)
 
 
 def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys):

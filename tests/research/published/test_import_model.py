@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactMismatch
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality
@@ -112,37 +112,6 @@ def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, enc
     assert model.quantizer.level0_modality.tolist() == [-1, -1, -1]
     assert model.quantizer_manifest.facts["health"] is None
     assert listening.said[0].startswith("WARNING: without labelled candidates")
-
-
-class Dying(Silent):
-    """Is killed when something is said."""
-
-    def say(self, message):
-        raise KeyboardInterrupt
-
-
-def test_a_file_in_the_folders_place_is_refused(files, encoder, tmp_path):
-    with pytest.raises(UsageError, match="is there already"):
-        import_genius(*files, encoder, files[0], progress=Silent())
-
-
-def test_an_import_that_is_killed_leaves_nothing(files, encoder, write_data, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        import_genius(*files, encoder, tmp_path / "a", progress=Dying(), data=write_data(*Modality))
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".a", "a"))]
-
-
-def test_a_level_zero_that_tells_nothing_is_said_loudly(published, encoder, write_data, tmp_path):
-    for weights in published:
-        for name in weights:
-            if name.endswith(("layers.0._codebook.embed", "vq._codebook.embed")):
-                weights[name] = torch.stack([IMAGE + TEXT, -TEXT, -IMAGE])[None]
-    listening = Listening()
-    files = published.save(tmp_path)
-    import_genius(*files, encoder, tmp_path / "model", progress=listening, data=write_data(*Modality))
-    warnings = [line for line in listening.said if line.startswith("WARNING")]
-    assert "no level-0 code stands mostly for text or image-text" in warnings[0]
-    assert "only 33.3% of the candidates" in warnings[1]
 
 
 def test_an_encoder_of_another_width_is_refused_before_anything_is_written(files, tmp_path):

@@ -13,9 +13,7 @@ from genius_search.errors import ArtifactMismatch
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import Quantizer
 from research.published.checkpoint import Checkpoint
-from research.published.models import generator_parts, quantizer_parts
-
-BLOCK = "id_generator.decoder.block.0.layer."
+from research.published.models import MEASURED, generator_parts, quantizer_parts
 
 
 def opened(weights):
@@ -50,15 +48,9 @@ def test_all_sizes_are_read_off_the_shapes(
     found = generator.config
     assert (found.layers, found.width, found.feedforward) == (layers, 6, 12)
     assert (found.heads, found.head_width, found.prefixes) == (heads, 6 // heads, prefixes)
-    state = {**quantizer.state, "level0_modality": torch.full((3,), -1)}
-    Quantizer(dim, config).load_state_dict(state, strict=True)
+    network = Quantizer(dim, config)
+    assert set(network.load_state_dict(quantizer.state, strict=False).missing_keys) == set(MEASURED)
     Generator(dim, generator.sizes, found).load_state_dict(generator.state, strict=True)
-
-
-def test_the_authors_settings_come_along(make_published):
-    quantizer, generator = parts_of(make_published())
-    assert (quantizer.config.gradient, quantizer.config.contrastive) == ("per-level", "both")
-    assert generator.config.augmentation == "reference"
 
 
 def test_numbers_stand_where_they_belong(make_published):
@@ -76,21 +68,6 @@ def test_codebooks_that_were_never_started_are_refused(make_published):
     published.quantizer["residual_rq.layers.1._codebook.initted"] = torch.zeros(1)
     with pytest.raises(ArtifactMismatch, match="never started"):
         quantizer_parts(opened(published.quantizer))
-
-
-def test_a_second_copy_of_level_zero_that_differs_is_refused(make_published):
-    published = make_published()
-    published.quantizer["vq._codebook.embed"][0, 0, 0] += 1
-    with pytest.raises(ArtifactMismatch, match=r"vq\._codebook\.embed differs"):
-        quantizer_parts(opened(published.quantizer))
-
-
-def test_tied_embeddings_that_differ_are_refused(make_published):
-    published = make_published()
-    head = "id_generator.lm_head.weight"
-    published.generator[head] = published.generator[head] + 1
-    with pytest.raises(ArtifactMismatch, match=r"lm_head\.weight differs"):
-        parts_of(published)
 
 
 def test_files_that_do_not_belong_together_are_refused(make_published):

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.errors import ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMissing
 from research.published.repro import (
     NAMES,
     differing_rows,
     main,
-    picture_folders,
     plan,
     row_files,
     why_not_compared,
@@ -67,20 +66,10 @@ def test_every_name_has_a_plan_without_any_file(name, tmp_path):
     assert needed.pools == ("local",)
 
 
-def test_an_unknown_row_is_refused_with_the_names_there_are(tmp_path):
-    with pytest.raises(UsageError, match=r"mscoco_task3.*flickr30k"):
-        plan("picture", tmp_path)
-
-
 def test_a_row_of_the_right_size_is_compared(tmp_path):
     needed = plan("cirr_task7", tmp_path)
     assert why_not_compared(needed, [CIRR]) is None
     assert "cirr_task7, local: 12 of 4,170" in (why_not_compared(needed, [replace(CIRR, queries=12)]) or "")
-
-
-def test_a_row_of_texts_needs_no_pictures():
-    assert picture_folders(["webqa_task1"]) == []
-    assert picture_folders(["infoseek_task6", "oven_task8"]) == ["mbeir_images/oven_images"]
 
 
 @pytest.mark.parametrize(("off", "differs"), [(0.0, False), (0.0029, False), (-0.0031, True)])

@@ -14,7 +14,6 @@ from research.synth.world import (
     FACT_KINDS,
     NUM_CODES,
     SHAPES,
-    VALUES,
     WORDS,
     Product,
     facts_of,
@@ -77,9 +76,3 @@ def test_an_edit_names_the_new_value_of_the_changed_attribute_and_nothing_else(p
         assert not any(others.values())
         assert found[attribute] <= {product.words()[attribute]}
         assert found[attribute] or attribute == "background"
-
-
-@given(product=products)
-def test_a_product_and_its_code_are_the_same_thing(product):
-    assert Product.of(product.code) == product
-    assert all(product.words()[name] in VALUES[name] for name in ATTRIBUTES)
