@@ -32,7 +32,7 @@ from genius_search.index.writer import Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_bits=8
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_bits=16
 )
 LEVELS, DIM = 4, 32
 
@@ -177,7 +177,6 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     assert left == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock",
-        ".reserve",
         "deleted",
         "index.json",
         "segments",

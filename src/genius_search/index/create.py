@@ -38,6 +38,7 @@ from genius_search.index.store import (
     LOCK,
     OWN_MODEL,
     SEGMENTS,
+    TEMPORARY,
     WORK,
     IndexManifest,
     StoredEmbeddings,
@@ -59,7 +60,7 @@ MANY_ITEMS: Final = 1_000_000
 
 
 LEFTOVERS: Final = frozenset(
-    {LOCK, WORK, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
+    {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
 """Names that an interrupted writer may leave in the folder of an index."""
 

@@ -29,7 +29,7 @@ from genius_search.index.refit import carry_encoder
 from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, WORK
-from genius_search.index.writer import Writer, alive_items, remove_work
+from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.nn.fusion import SumFusion
@@ -175,23 +175,15 @@ def fit_index(
         calibration=None,
         hubness=None,
     )
-    after = before
-    kept = False
-
-    def accept(written: Snapshot) -> bool:
-        nonlocal after, kept
-        after = _measure(trained, written, queries, held_out, right)
-        kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
-        if not kept:
-            return False
+    written = writer.write_replacement(manifest, _batches(trained, snapshot, candidates, progress))
+    after = _measure(trained, written, queries, held_out, right)
+    kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
+    if kept:
         place = writer.folder / manifest.model
         shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
         sync_tree(trained.folder)
         put_in_place(trained.folder, place)
-        return True
-
-    writer.replace_items(manifest, _batches(trained, snapshot, candidates, progress), accept=accept)
-    if kept:
+        writer.replace(written)
         shutil.rmtree(writer.folder / snapshot.manifest.model, ignore_errors=True)
         config_now = default_settings(trained, writer.snapshot)
         is_found = {
@@ -212,6 +204,8 @@ def fit_index(
         }
         writer.keep_hubness(Hubness.choose(is_found, "pairs that were held out"))
         remove_work(writer.folder)
+    else:
+        remove_leftovers(writer.folder, snapshot.manifest.segments)
     return Fitted(kept, len(known), len(given) - len(known), len(held_out), before, after)
 
 

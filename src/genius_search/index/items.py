@@ -109,9 +109,7 @@ class ItemStore:
     """Reads the items of a finished store; safe to use from several threads.
 
     The file stays open, so it remains readable if a writer removes it. Filters have connections of their own,
-    so that a slow one delays neither another nor the reading of items. A store of version 0.1 has no tables
-    of fields; they are built in memory when the first filter needs them, and on disk when its segment is
-    merged or compacted.
+    so that a slow one delays neither another nor the reading of items.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,24 +214,7 @@ class ItemStore:
     @cached_property
     def field_names(self) -> dict[str, int]:
         """The number of each field by its path (:func:`spell_path`)."""
-        return dict(self._query("SELECT path, name FROM field_names", connection=self._fields))
-
-    @cached_property
-    def has_fields(self) -> bool:
-        """True if the tables of fields are on disk."""
-        return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'field_names'"))
-
-    @cached_property
-    def _fields(self) -> Connection | None:
-        """The tables of fields in memory, if they are not in the file."""
-        if self.has_fields:
-            return None
-        from genius_search.index.segment_writer import index_fields  # noqa: PLC0415  for stores of 0.1
-
-        connection = self._connect(":memory:")
-        sources = self._query("SELECT row, source FROM items WHERE source <> ''")
-        index_fields(connection.database, sources)
-        return connection
+        return dict(self._query("SELECT path, name FROM field_names"))
 
     def matching(self, filter_: Filter, *, deadline: float = math.inf) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that satisfy a filter, ascending.
@@ -292,7 +273,7 @@ class ItemStore:
         if name is not None:
             query = "SELECT row FROM field_text WHERE name = ? AND value IN (?, ?, ?) LIMIT ?"
             values = [name, word, word.upper(), word.lower(), most]
-            found += self._query(query, values, self._fields)
+            found += self._query(query, values)
         return sorted({row for (row,) in found})[:most]
 
     def _holds(
@@ -309,7 +290,7 @@ class ItemStore:
             if wanted and name is not None:
                 compared, values = _comparison("value", condition, list(wanted))
                 source = f"field_{kind} WHERE name = ? AND {compared}"
-                found |= self._mask(self._fields or connection, deadline, source, [name, *values])
+                found |= self._mask(connection, deadline, source, [name, *values])
         return found
 
     def _mask(

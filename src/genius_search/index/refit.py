@@ -82,10 +82,10 @@ def refit_index(
     )
     fitted = Genius.finish(folder, carry_encoder(model, folder), quantizer, None, model.instructions)
     before = writer.folder / manifest.model
-    writer.replace_items(
-        manifest.replace(model=name, model_fingerprint=fitted.fingerprint, calibration=None, hubness=None),
-        _batches(fitted, model, snapshot, rows, progress),
+    changed = manifest.replace(
+        model=name, model_fingerprint=fitted.fingerprint, calibration=None, hubness=None
     )
+    writer.replace(writer.write_replacement(changed, _batches(fitted, model, snapshot, rows, progress)))
     shutil.rmtree(before, ignore_errors=True)
 
 
