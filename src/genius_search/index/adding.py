@@ -21,7 +21,7 @@ from jaxtyping import Int8
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.data.features import FeatureBatch, LeftOut
+from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
 from genius_search.data.mbeir import read_pool
@@ -552,6 +552,34 @@ def encode_batch(
         embeddings,
         densities,
     )
+
+
+def encode_features(
+    model: Genius, items: Iterable[Item], features: Features, manifest: IndexManifest, progress: Progress
+) -> Iterator[Batch]:
+    """Yield items with their IDs, from features of the same items in the same order.
+
+    Raises
+    ------
+    BadData
+        There are fewer items than features.
+    """
+    progress.begin("index", len(features))
+    remaining = iter(items)
+    for start in range(0, len(features), CHUNK):
+        rows = np.arange(start, min(start + CHUNK, len(features)))
+        chunk = list(islice(remaining, len(rows)))
+        if len(chunk) < len(rows):
+            raise BadData("the pool changed while it was indexed; run the command again")
+        arrays = encode_batch(
+            model,
+            features.gather(rows),
+            features.modality[rows],
+            embeddings=manifest.embeddings,
+            bits=manifest.embedding_bits,
+        )
+        yield chunk, arrays
+        progress.advance(start + len(rows), {})
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:

@@ -22,7 +22,7 @@ from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.adding import CHUNK, Batch, encode_batch, feature_rows
+from genius_search.index.adding import CHUNK, encode_features, feature_rows
 from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
 from genius_search.index.query import EncodedQuery, default_settings, search_encoded
 from genius_search.index.refit import carry_encoder
@@ -175,7 +175,10 @@ def fit_index(
         calibration=None,
         hubness=None,
     )
-    written = writer.write_replacement(manifest, _batches(trained, snapshot, candidates, progress))
+    items = chain.from_iterable(map(alive_items, snapshot.segments))
+    written = writer.write_replacement(
+        manifest, encode_features(trained, items, candidates, manifest, progress)
+    )
     after = _measure(trained, written, queries, held_out, right)
     kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
     if kept:
@@ -451,20 +454,3 @@ def _find(
         ]
         hits += [result.hits for result in search_encoded(model, snapshot, encoded, config)]
     return [[hit.id in answers for hit in own] for own, answers in zip(hits, right, strict=True)]
-
-
-def _batches(model: Genius, snapshot: Snapshot, features: Features, progress: Progress) -> Iterator[Batch]:
-    """Yield the items with new IDs."""
-    progress.begin("index", len(features))
-    items = chain.from_iterable(map(alive_items, snapshot.segments))
-    for start in range(0, len(features), CHUNK):
-        rows = np.arange(start, min(start + CHUNK, len(features)))
-        arrays = encode_batch(
-            model,
-            features.gather(rows),
-            features.modality[rows],
-            embeddings=snapshot.manifest.embeddings,
-            bits=snapshot.manifest.embedding_bits,
-        )
-        yield list(islice(items, len(rows))), arrays
-        progress.advance(start + len(rows), {})

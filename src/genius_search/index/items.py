@@ -242,7 +242,7 @@ class ItemStore:
                 self._check_full_text()
                 words = full_text_query(filter_.match)
                 mask &= look_up("words WHERE words MATCH ?", [words], row="rowid")
-            for condition in _tightest(filter_.conditions):
+            for condition in filter_.conditions:
                 if not mask.any():
                     break
                 holds = self._holds(condition, connection, deadline)
@@ -354,20 +354,6 @@ def _storable(item_ids: Iterable[str]) -> set[str]:
     SQLite's ``json_each`` ends a text at NUL and replaces lone surrogates, so another item would match.
     """
     return {item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)}
-
-
-def _tightest(conditions: Sequence[Condition]) -> Iterable[Condition]:
-    """Drop repeated conditions, and bounds implied by a tighter bound on the same field."""
-    kept: dict[object, Condition] = {}
-    for condition in conditions:
-        key: object = condition
-        if condition.operator in ("<", "<=", ">", ">="):
-            key = (condition.path, condition.column, condition.operator, condition.values[0].kind)
-            bounds = [one.values[0].given for one in (kept.get(key, condition), condition)]
-            if bounds[0] != (max if ">" in condition.operator else min)(bounds):
-                del kept[key]
-        kept.setdefault(key, condition)
-    return kept.values()
 
 
 def _comparison(column: str, condition: Condition) -> tuple[str, list[Any]]:

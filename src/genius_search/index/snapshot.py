@@ -281,7 +281,6 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
         if snapshot.segments and not snapshot.is_verified:
             from genius_search.index.verify import verify  # noqa: PLC0415  needed only here
 
-            for folder in {segment.folder.parents[1] for segment in snapshot.segments}:
-                verify(folder)
+            verify(snapshot.folder)
             snapshot.is_verified = True
         raise

@@ -67,16 +67,6 @@ class ItemArrays(NamedTuple):
             np.concatenate(densities) if densities else None,
         )
 
-    def take(self, rows: Int64[np.ndarray, " rows"]) -> ItemArrays:
-        """Return the chosen items, in this order."""
-        return ItemArrays(
-            self.codes[rows],
-            self.code_cosine[rows],
-            None if self.embeddings is None else self.embeddings[rows],
-            self.stored,
-            None if self.densities is None else self.densities[rows],
-        )
-
 
 class Segment(NamedTuple):
     """A segment that is open for reading; its arrays are memory-mapped."""

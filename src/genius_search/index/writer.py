@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from jaxtyping import Int64
 
 from genius_search.artifact import FileFact, file_fingerprint
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.calibrate import Calibration
 from genius_search.index.hubness import Hubness
 from genius_search.index.items import Item
@@ -47,7 +47,6 @@ from genius_search.index.store import (
     read_manifest,
 )
 from genius_search.search.arrays import save_array
-from genius_search.search.vectors import stored_width
 from genius_search.writing import make_folder, sync, sync_tree, write_file
 
 
@@ -217,13 +216,9 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
         The index is damaged; nothing is changed.
     """
     with writing_lock(folder, wait_seconds=wait_seconds):
-        writer = Writer(folder)
-        try:
-            if (folder / CURRENT).exists():
-                remove_leftovers(folder, read_manifest(folder).segments)
-            yield writer
-        finally:
-            writer.close()
+        if (folder / CURRENT).exists():
+            remove_leftovers(folder, read_manifest(folder).segments)
+        yield Writer(folder)
 
 
 @contextlib.contextmanager
@@ -266,11 +261,6 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._snapshot: Snapshot | None = None
-        self._is_open = True
-
-    def close(self) -> None:
-        """Refuse further changes."""
-        self._is_open = False
 
     @property
     def generation(self) -> int:
@@ -301,9 +291,8 @@ class Writer:
         UsageError
             An index exists already.
         BadData
-            Two items have the same id, or the numbers of items and IDs differ.
+            Two items have the same id.
         """
-        self._check_open()
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
         return self._add(Snapshot(manifest, ()), batches)
@@ -323,13 +312,10 @@ class Writer:
         Raises
         ------
         BadData
-            Two items have the same id, or the numbers of items and IDs differ; nothing is changed.
-        UsageError
-            The items have other embeddings or another number of levels than the index.
+            Two items have the same id; nothing is changed.
         ArtifactMissing, ArtifactMismatch
             A segment to merge with is damaged; nothing is changed.
         """
-        self._check_open()
         return self._add(self.snapshot, batches)
 
     def write_replacement(
@@ -366,12 +352,10 @@ class Writer:
 
     def calibrate(self, calibration: Calibration) -> None:
         """Store a calibration."""
-        self._check_open()
         self._note(self.snapshot.manifest.replace(calibration=calibration))
 
     def keep_hubness(self, hubness: Hubness) -> None:
         """Store the weight of densities; a calibration with another one does not apply any more."""
-        self._check_open()
         self._note(self.snapshot.manifest.replace(hubness=hubness))
 
     def _note(self, manifest: IndexManifest) -> None:
@@ -417,22 +401,8 @@ class Writer:
         gone: dict[str, Int64[np.ndarray, " rows"]] = {}
         kept = len(segments)
 
-        def add_new() -> Iterator[tuple[Item, ItemArrays | None]]:
-            """Yield every new item, with the arrays of its batch at the first."""
-            for items, arrays in batches:
-                _check_fit(snapshot, arrays)
-                before = len(ids)
-                for item in items:
-                    yield item, arrays if len(ids) == before else None
-                    ids.append(item.id)
-                if len(ids) - before != len(arrays.codes):
-                    raise BadData(
-                        f"{len(ids) - before} items were given with IDs for {len(arrays.codes)}; run the "
-                        "same again"
-                    )
-
-        new_items = add_new()
-        first = next(new_items, None)
+        filled = (batch for batch in batches if len(batch[1].codes))
+        first = next(filled, None)
         if first is None:
             if snapshot.manifest.generation == 0:
                 self._change(snapshot, kept=0, gone={}, new=None)
@@ -440,10 +410,11 @@ class Writer:
 
         def all_items(writer: ArraysWriter) -> Iterator[Item]:
             nonlocal kept
-            for item, arrays in itertools.chain([first], new_items):
-                if arrays is not None:
-                    writer.append(arrays)
-                yield item
+            for items, arrays in itertools.chain([first], filled):
+                writer.append(arrays)
+                for item in items:
+                    yield item
+                    ids.append(item.id)
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
             gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
@@ -461,7 +432,6 @@ class Writer:
         self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterable[Item]]
     ) -> SegmentEntry:
         """Write a segment; remove the unfinished folder if an error occurs."""
-        self._check_open()
         manifest = snapshot.manifest
         remove_leftovers(self.folder, manifest.segments)
         draft = self.folder / TEMPORARY
@@ -497,7 +467,6 @@ class Writer:
         new: SegmentEntry | None,
     ) -> None:
         """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
-        self._check_open()
         generation = snapshot.manifest.generation + 1
         entries = []
         for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
@@ -510,7 +479,6 @@ class Writer:
 
     def _commit(self, manifest: IndexManifest) -> None:
         """Make this the state of the index, whose files are on disk; remove those of the state before."""
-        self._check_open()
         sync(self.folder / SEGMENTS, self.folder)
         self._snapshot = None  # first, because what follows may fail on either side of the change
         write_manifest(self.folder, manifest)
@@ -530,10 +498,6 @@ class Writer:
         return entry.model_copy(
             update={"deleted": path.name, "num_deleted": len(dead), "deleted_sha256": file_fingerprint(path)}
         )
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise UsageError(f"{self.folder} is not held for writing any more; use one_writer again")
 
 
 def _merge(arrays: ArraysWriter, segments: Iterable[Segment]) -> Iterator[Item]:
@@ -562,25 +526,6 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
         kept -= 1
         count += segments[kept].num_alive
     return kept
-
-
-def _check_fit(snapshot: Snapshot, arrays: ItemArrays) -> None:
-    """Check that items have the embeddings that the index stores, and IDs of the same length."""
-    wanted = snapshot.manifest.embeddings
-    if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
-        raise UsageError(
-            f"the items come with {arrays.stored} embeddings, the index keeps {wanted}; encode them for it"
-        )
-    for segment in snapshot.segments[:1]:
-        given, here = [arrays.codes.shape[1]], [segment.table.ids.shape[1]]
-        if arrays.embeddings is not None and segment.embeddings is not None:
-            given.append(stored_width(arrays.embeddings.shape[1], segment.bits))
-            here.append(segment.embeddings.values.shape[1])
-        if given != here:
-            raise UsageError(
-                f"levels and widths of the items are {given}, those of the index {here}; encode them with "
-                "its model"
-            )
 
 
 def _numbered(generation: int) -> str:

@@ -263,7 +263,7 @@ raise SystemExit(2)
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
 
 
-def test_of_several_bounds_on_a_field_the_tightest_decides(tmp_path):
+def test_several_bounds_on_a_field_all_hold(tmp_path):
     write_items(tmp_path, [Item(str(row), Modality.TEXT, "a", None, f'{{"n": {row}}}') for row in range(9)])
     bounds = ["n>1", "n>3", "n>2", "n>=3", "n<8", "n<7", "n<='x'"]
     assert ItemStore(tmp_path).matching(Filter.parse(bounds[:-1])).tolist() == [4, 5, 6]

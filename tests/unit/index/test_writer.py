@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -162,35 +162,6 @@ def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
     assert len(found(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_more_or_fewer_items_than_ids_change_nothing(tmp_path, count):
-    make(tmp_path, {"a": 1})
-    items, _ = given_items({"b": 2, "c": 3, "d": 4})
-    with (
-        one_writer(tmp_path) as writer,
-        pytest.raises(BadData, match=f"{count} items were given with IDs for 2"),
-    ):
-        writer.add(items[:count], given_items({"b": 2, "c": 3})[1])
-    assert found(tmp_path) == {"a": 1}
-
-
-def test_items_that_do_not_fit_the_index_are_refused(tmp_path):
-    make(tmp_path, {"a": 1})
-    items, arrays = given_items({"b": 1})
-    with one_writer(tmp_path) as writer:
-        with pytest.raises(UsageError, match="keeps fused"):
-            writer.add(items, arrays._replace(embeddings=None, stored="none"))
-        with pytest.raises(UsageError, match="keeps fused"):
-            writer.add(items, arrays._replace(embeddings=None))
-        with pytest.raises(UsageError, match=r"\[2, 8\].*\[3, 8\]"):
-            writer.add(items, arrays._replace(codes=arrays.codes[:, 1:]))
-        with pytest.raises(UsageError, match=r"\[3, 7\].*\[3, 8\]"):
-            writer.add(items, arrays._replace(embeddings=arrays.embeddings[:, 1:]))
-        with pytest.raises(BadData, match="IDs for 0"):
-            writer.add(items, given_items({})[1])
-    assert found(tmp_path) == {"a": 1}
-
-
 def test_adding_one_by_one_keeps_segments_few_and_leaves_the_large_one_alone(tmp_path):
     make(tmp_path, {f"old {number}": number for number in range(500)})
     large = Snapshot.open(tmp_path).segments[0].name
@@ -228,16 +199,6 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     assert segment.items.rows_by_id(["3"]) == {"3": 3}
     assert segment.vectors()(np.array([3]))[0].argmax() == 3
     assert segment.table.ids[-1].tolist() == [1, 2, 47]
-
-
-def test_a_writer_cannot_be_used_when_the_index_is_not_held_any_more(tmp_path):
-    make(tmp_path, {"a": 1})
-    with one_writer(tmp_path) as writer:
-        pass
-    for work in (lambda: writer.delete(["a"]), lambda: writer.add(*given_items({"b": 1}))):
-        with pytest.raises(UsageError, match="one_writer"):
-            work()
-    assert found(tmp_path) == {"a": 1}
 
 
 def test_a_second_writer_is_refused_or_waits(tmp_path):
@@ -400,15 +361,6 @@ def test_a_model_is_not_taken_for_an_index(tmp_path):
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ArtifactMissing, match="is a model"):
         read_manifest(tmp_path)
-
-
-def test_items_may_come_one_at_a_time(tmp_path):
-    def stream() -> Iterable[Item]:
-        yield from given_items({"a": 1, "b": 2})[0]
-
-    with one_writer(tmp_path) as writer:
-        writer.create(FACTS, stream(), given_items({"a": 1, "b": 2})[1])
-    assert found(tmp_path) == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("seconds", [-1.0, -0.001, float("nan"), float("-inf")])
