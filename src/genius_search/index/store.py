@@ -7,7 +7,7 @@ import errno
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -53,19 +53,6 @@ class ItemArrays(NamedTuple):
     densities: UInt8[np.ndarray, " items"] | None = None
     """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
     embeddings."""
-
-    @staticmethod
-    def join(batches: Sequence[ItemArrays]) -> ItemArrays:
-        """Return batches of one index, of which there is at least one, as one."""
-        embeddings = [one.embeddings for one in batches if one.embeddings is not None]
-        densities = [one.densities for one in batches if one.densities is not None]
-        return ItemArrays(
-            np.concatenate([one.codes for one in batches]),
-            np.concatenate([one.code_cosine for one in batches]),
-            np.concatenate(embeddings) if embeddings else None,
-            batches[0].stored,
-            np.concatenate(densities) if densities else None,
-        )
 
 
 class Segment(NamedTuple):
