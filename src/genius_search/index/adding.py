@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -241,7 +241,7 @@ def add_pool(
             f"there is nothing to index: none of the pictures can be read{_reasons(result.left_out)}"
         )
     if first is not None:
-        batches = _chain(first, batches)
+        batches = chain([first], batches)
         changed = writer.add_batches(batches) if create is None else writer.create_batches(create, batches)
         result.added, result.replaced = changed
     remove_work(writer.folder)
@@ -429,11 +429,6 @@ def _to_item(new: NewItem, data: bytes | None) -> Item:
 
 
 Batch = tuple[Sequence[Item], ItemArrays]
-
-
-def _chain(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from rest
 
 
 def encode_items(

@@ -305,11 +305,7 @@ class _Stored:
         self.fingerprint = encoder.fingerprint
         self.dim = encoder.dim
         self._segments = snapshot.segments
-        alive = [segment.alive() for segment in snapshot.segments]
-        self._rows = [
-            np.arange(segment.table.num_items) if mask is None else np.flatnonzero(mask)
-            for segment, mask in zip(snapshot.segments, alive, strict=True)
-        ]
+        self._rows = [segment.alive_rows() for segment in snapshot.segments]
         self._starts = np.cumsum([0, *map(len, self._rows)])
 
     def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:

@@ -81,8 +81,7 @@ class ArraysWriter:
 
     def append_segment(self, segment: Segment) -> None:
         """Add the items of a segment that are not deleted."""
-        kept = np.arange(segment.table.num_items)
-        kept = kept[~segment.is_dead(kept)]
+        kept = segment.alive_rows()
         self._codes.append(segment.table.ids[segment.table.rows()[kept]])
         self._code_cosine.append(segment.code_cosine[kept])
         self._densities.append(None if segment.densities is None else segment.densities[kept])

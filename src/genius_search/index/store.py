@@ -84,6 +84,11 @@ class Segment(NamedTuple):
         mask[self.dead] = False
         return mask
 
+    def alive_rows(self) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of the items that are not deleted, ascending."""
+        alive = self.alive()
+        return np.arange(self.table.num_items) if alive is None else np.flatnonzero(alive)
+
     def is_dead(self, rows: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
         """Return whether items are deleted."""
         if not len(self.dead):
