@@ -77,7 +77,13 @@ def of_model(model: Genius) -> Quantizer:
 
 def encode(quantizer: Quantizer, given: Given) -> Codes:
     """Return the IDs of items, with their embeddings and densities."""
-    return Codes(quantizer, ItemArrays.join(list(_encoded(quantizer, given))))
+    batches = list(_encoded(quantizer, given))
+    joined = (
+        np.concatenate([getattr(one, name) for one in batches])
+        for name in ("codes", "code_cosine", "embeddings", "densities")
+    )
+    codes, code_cosine, embeddings, densities = joined
+    return Codes(quantizer, ItemArrays(codes, code_cosine, embeddings, "fused", densities))
 
 
 def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:

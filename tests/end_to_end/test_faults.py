@@ -177,7 +177,6 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     assert left == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
     assert sorted(path.name for path in folder.iterdir()) == [
         ".lock",
-        ".reserve",
         "deleted",
         "index.json",
         "segments",

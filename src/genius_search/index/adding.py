@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ from jaxtyping import Int8
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.data.features import FeatureBatch, LeftOut
+from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
 from genius_search.data.mbeir import read_pool
@@ -241,7 +241,7 @@ def add_pool(
             f"there is nothing to index: none of the pictures can be read{_reasons(result.left_out)}"
         )
     if first is not None:
-        batches = _chain(first, batches)
+        batches = chain([first], batches)
         changed = writer.add_batches(batches) if create is None else writer.create_batches(create, batches)
         result.added, result.replaced = changed
     remove_work(writer.folder)
@@ -431,11 +431,6 @@ def _to_item(new: NewItem, data: bytes | None) -> Item:
 Batch = tuple[Sequence[Item], ItemArrays]
 
 
-def _chain(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from rest
-
-
 def encode_items(
     writer: Writer,
     model: Genius,
@@ -552,6 +547,34 @@ def encode_batch(
         embeddings,
         densities,
     )
+
+
+def encode_features(
+    model: Genius, items: Iterable[Item], features: Features, manifest: IndexManifest, progress: Progress
+) -> Iterator[Batch]:
+    """Yield items with their IDs, from features of the same items in the same order.
+
+    Raises
+    ------
+    BadData
+        There are fewer items than features.
+    """
+    progress.begin("index", len(features))
+    remaining = iter(items)
+    for start in range(0, len(features), CHUNK):
+        rows = np.arange(start, min(start + CHUNK, len(features)))
+        chunk = list(islice(remaining, len(rows)))
+        if len(chunk) < len(rows):
+            raise BadData("the pool changed while it was indexed; run the command again")
+        arrays = encode_batch(
+            model,
+            features.gather(rows),
+            features.modality[rows],
+            embeddings=manifest.embeddings,
+            bits=manifest.embedding_bits,
+        )
+        yield chunk, arrays
+        progress.advance(start + len(rows), {})
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:

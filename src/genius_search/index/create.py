@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import Features
 from genius_search.encoders.base import Encoder, load_encoder, reads_images
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import UsageError
 from genius_search.index.adding import (
-    CHUNK,
     Added,
-    Batch,
     GivenPool,
     Pool,
     add_pool,
     chunk_size,
-    encode_batch,
+    encode_features,
     feature_rows,
     open_memory,
     open_pool,
@@ -38,6 +32,7 @@ from genius_search.index.store import (
     LOCK,
     OWN_MODEL,
     SEGMENTS,
+    TEMPORARY,
     WORK,
     IndexManifest,
     StoredEmbeddings,
@@ -59,7 +54,7 @@ MANY_ITEMS: Final = 1_000_000
 
 
 LEFTOVERS: Final = frozenset(
-    {LOCK, WORK, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
+    {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
 """Names that an interrupted writer may leave in the folder of an index."""
 
@@ -85,50 +80,32 @@ def create_index(
 ) -> tuple[Genius, Added]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
-    create: Callable[[Writer], tuple[Genius, Added]]
-    if model is not None and encoder is None:
-        if levels is not None:
-            raise UsageError("a trained model has its levels; give levels with an encoder only")
-        trained = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
-        create = partial(
-            _create_with_model,
-            model=trained,
-            pool=pool,
-            captions=captions,
-            embeddings=embeddings or "none",
-            embedding_bits=embedding_bits or 16,
-            progress=progress,
-        )
-    elif isinstance(pool, VectorItems) and model is None:
-        opened = None
-        if encoder is not None:
-            opened = load_encoder(absolute_spec(encoder), download=download, device=device)
-        create = partial(
-            _create_with_vectors,
-            encoder=opened,
-            items=pool,
-            embeddings=embeddings,
-            embedding_bits=embedding_bits,
-            levels=LEVELS if levels is None else check_levels(levels),
-            progress=progress,
-        )
-    elif encoder is not None and model is None and not isinstance(pool, VectorItems):
-        create = partial(
-            _create_with_encoder,
-            encoder=load_encoder(absolute_spec(encoder), download=download, device=device),
-            pool=pool,
-            captions=captions,
-            embeddings=embeddings,
-            embedding_bits=embedding_bits,
-            levels=LEVELS if levels is None else check_levels(levels),
-            progress=progress,
-        )
-    else:
+    if (model is None) is (encoder is None) and not (model is None and isinstance(pool, VectorItems)):
         raise UsageError("give either a model, or the encoder of an index that needs no training")
+    if model is not None and levels is not None:
+        raise UsageError("a trained model has its levels; give levels with an encoder only")
+    levels = LEVELS if levels is None else check_levels(levels)
+    if isinstance(model, str | Path):
+        model = Genius.open(model, device=device, download=download)
+    opened = (
+        None if encoder is None else load_encoder(absolute_spec(encoder), download=download, device=device)
+    )
     check_place(folder)
     with one_writer(folder) as writer:
         try:
-            created = create(writer)
+            given = pool if isinstance(pool, VectorItems) else _open(pool, folder, captions=captions)
+            if model is not None:
+                manifest = IndexManifest(
+                    model=str(model.folder.resolve()),
+                    model_fingerprint=model.fingerprint,
+                    embeddings=embeddings or "none",
+                    embedding_bits=embedding_bits or 16,
+                )
+                created = model, _add(writer, model, given, manifest, progress)
+            else:
+                created = _create_with_encoder(
+                    writer, opened, given, embeddings, embedding_bits, levels, progress
+                )
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
                 shutil.rmtree(folder / PICTURES, ignore_errors=True)
@@ -140,47 +117,13 @@ def create_index(
         return created
 
 
-def _create_with_model(
-    writer: Writer,
-    model: Genius,
-    pool: GivenPool | VectorItems,
-    *,
-    captions: bool,
-    embeddings: StoredEmbeddings,
-    embedding_bits: EmbeddingBits,
-    progress: Progress,
-) -> tuple[Genius, Added]:
-    manifest = IndexManifest(
-        model=str(model.folder.resolve()),
-        model_fingerprint=model.fingerprint,
-        embeddings=embeddings,
-        embedding_bits=embedding_bits,
-    )
+def _add(
+    writer: Writer, model: Genius, pool: Pool | VectorItems, manifest: IndexManifest, progress: Progress
+) -> Added:
+    """Create an index of a pool with a model."""
     if isinstance(pool, VectorItems):
-        return model, add_vectors(writer, model, pool, create=manifest, progress=progress)
-    return model, add_pool(
-        writer, model, _open(pool, writer.folder, captions=captions), create=manifest, progress=progress
-    )
-
-
-def _create_with_vectors(
-    writer: Writer,
-    encoder: Encoder | None,
-    items: VectorItems,
-    *,
-    embeddings: StoredEmbeddings | None,
-    embedding_bits: EmbeddingBits | None,
-    levels: int,
-    progress: Progress,
-) -> tuple[Genius, Added]:
-    model = fit_to_vectors(writer, items, encoder, levels, progress)
-    manifest = IndexManifest(
-        model=OWN_MODEL,
-        model_fingerprint=model.fingerprint,
-        embeddings=embeddings or "fused",
-        embedding_bits=embedding_bits or (16 if embeddings == "raw" else usual_bits(len(items.ids))),
-    )
-    return model, add_vectors(writer, model, items, create=manifest, progress=progress)
+        return add_vectors(writer, model, pool, create=manifest, progress=progress)
+    return add_pool(writer, model, pool, create=manifest, progress=progress)
 
 
 def _open(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
@@ -203,10 +146,8 @@ def check_place(folder: Path) -> None:
 
 def _create_with_encoder(
     writer: Writer,
-    encoder: Encoder,
-    pool: GivenPool,
-    *,
-    captions: bool,
+    encoder: Encoder | None,
+    pool: Pool | VectorItems,
     embeddings: StoredEmbeddings | None,
     embedding_bits: EmbeddingBits | None,
     levels: int,
@@ -214,12 +155,25 @@ def _create_with_encoder(
 ) -> tuple[Genius, Added]:
     """Create an index with a model of its own: an encoder, and codebooks fitted to the pool.
 
-    Features that an interrupted run computed are not computed again.
+    Features that an interrupted run computed are not computed again. Vectors need no encoder.
     """
-    opened = _open(pool, writer.folder, captions=captions)
-    stamps = [_stamp(item, encoder) for item in opened.items()]
+
+    def describe(model: Genius, items: int) -> IndexManifest:
+        return IndexManifest(
+            model=OWN_MODEL,
+            model_fingerprint=model.fingerprint,
+            embeddings=embeddings or "fused",
+            embedding_bits=embedding_bits or (16 if embeddings == "raw" else usual_bits(items)),
+        )
+
+    if isinstance(pool, VectorItems):
+        model = fit_to_vectors(writer, pool, encoder, levels, progress)
+        return model, _add(writer, model, pool, describe(model, len(pool.ids)), progress)
+    if encoder is None:
+        raise UsageError("a pool of pictures and texts needs an encoder")
+    stamps = [_stamp(item, encoder) for item in pool.items()]
     features = embed(
-        feature_rows(opened.items(), writer.folder),
+        feature_rows(pool.items(), writer.folder),
         encoder,
         writer.folder / WORK / "features",
         inputs={"items": fingerprint_of(stamps)},
@@ -231,16 +185,13 @@ def _create_with_encoder(
     model = fit_model(
         writer.folder / OWN_MODEL, encoder, features, items=len(features), levels=levels, progress=progress
     )
-    manifest = IndexManifest(
-        model=OWN_MODEL,
-        model_fingerprint=model.fingerprint,
-        embeddings=embeddings or "fused",
-        embedding_bits=embedding_bits or (16 if embeddings == "raw" else usual_bits(len(features))),
+    manifest = describe(model, len(features))
+    readable = _readable(pool, stamps, features)
+    added, replaced = writer.create_batches(
+        manifest, encode_features(model, readable, features, manifest, progress)
     )
-    batches = _batches(model, features, opened, stamps, manifest, progress)
-    added, replaced = writer.create_batches(manifest, batches)
     remove_work(writer.folder)
-    return model, Added(added, replaced, left_out=[*opened.left_out, *features.left_out])
+    return model, Added(added, replaced, left_out=[*pool.left_out, *features.left_out])
 
 
 def fit_model(
@@ -277,40 +228,11 @@ def _stamp(item: Item, encoder: Encoder) -> str:
     return stamp_of(item)
 
 
-def _batches(
-    model: Genius,
-    features: Features,
-    pool: Pool,
-    stamps: list[str],
-    manifest: IndexManifest,
-    progress: Progress,
-) -> Iterator[Batch]:
-    """Yield the items with features and their IDs."""
-    progress.begin("index", len(features))
-    numbers = features.ids.tolist()
-    stamped = (item._replace(stamp=stamp) for item, stamp in zip(pool.items(), stamps, strict=True))
-    readable = _at(stamped, numbers)
-    for start in range(0, len(features), CHUNK):
-        rows = np.arange(start, min(start + CHUNK, len(features)))
-        items = [pool.with_fields(item) for item in itertools.islice(readable, len(rows))]
-        if len(items) < len(rows):
-            raise BadData("the pool changed while it was indexed; run the command again")
-        arrays = encode_batch(
-            model,
-            features.gather(rows),
-            features.modality[rows],
-            embeddings=manifest.embeddings,
-            bits=manifest.embedding_bits,
-        )
-        yield items, arrays
-        progress.advance(start + len(rows), {})
-
-
-def _at(items: Iterator[Item], positions: list[int]) -> Iterator[Item]:
-    """Yield the items at ascending positions."""
-    wanted = iter(positions)
-    position = next(wanted, None)
-    for number, item in enumerate(items):
+def _readable(pool: Pool, stamps: Sequence[str], features: Features) -> Iterator[Item]:
+    """Yield the items with features, in the order of these."""
+    positions = iter(features.ids.tolist())
+    position = next(positions, None)
+    for number, (item, stamp) in enumerate(zip(pool.items(), stamps, strict=True)):
         if number == position:
-            yield item
-            position = next(wanted, None)
+            yield pool.with_fields(item._replace(stamp=stamp))
+            position = next(positions, None)

@@ -27,6 +27,14 @@ class Value(NamedTuple):
     text: str
     """``true`` or ``false`` for a Boolean."""
 
+    @property
+    def given(self) -> str | int | float | bool:
+        """The value as a text, a number or a Boolean."""
+        if self.kind == "truth":
+            return self.text == "true"
+        number = number_of(self.text) if self.kind == "number" else None
+        return self.text if number is None else number
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -45,22 +53,6 @@ class Condition:
     """One value, or any number for ``in``."""
     column: Column | None = None
     """Set for the item's id, modality, text or image, whose values are always texts."""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts among its values."""
-        return tuple(value.text for value in self.values if value.kind == "text")
-
-    @property
-    def numbers(self) -> tuple[int | float, ...]:
-        """The numbers among its values."""
-        numbers = (number_of(value.text) for value in self.values if value.kind == "number")
-        return tuple(number for number in numbers if number is not None)
-
-    @property
-    def truths(self) -> tuple[bool, ...]:
-        """The truth values among its values."""
-        return tuple(value.text == "true" for value in self.values if value.kind == "truth")
 
 
 def number_of(text: str) -> int | float | None:

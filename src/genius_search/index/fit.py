@@ -22,14 +22,14 @@ from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.adding import CHUNK, Batch, encode_batch, feature_rows
+from genius_search.index.adding import CHUNK, encode_features, feature_rows
 from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
 from genius_search.index.query import EncodedQuery, default_settings, search_encoded
 from genius_search.index.refit import carry_encoder
 from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, WORK
-from genius_search.index.writer import Writer, alive_items, remove_work
+from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.nn.fusion import SumFusion
@@ -175,23 +175,18 @@ def fit_index(
         calibration=None,
         hubness=None,
     )
-    after = before
-    kept = False
-
-    def accept(written: Snapshot) -> bool:
-        nonlocal after, kept
-        after = _measure(trained, written, queries, held_out, right)
-        kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
-        if not kept:
-            return False
+    items = chain.from_iterable(map(alive_items, snapshot.segments))
+    written = writer.write_replacement(
+        manifest, encode_features(trained, items, candidates, manifest, progress)
+    )
+    after = _measure(trained, written, queries, held_out, right)
+    kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
+    if kept:
         place = writer.folder / manifest.model
         shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
         sync_tree(trained.folder)
         put_in_place(trained.folder, place)
-        return True
-
-    writer.replace_items(manifest, _batches(trained, snapshot, candidates, progress), accept=accept)
-    if kept:
+        writer.replace(written)
         shutil.rmtree(writer.folder / snapshot.manifest.model, ignore_errors=True)
         config_now = default_settings(trained, writer.snapshot)
         is_found = {
@@ -212,6 +207,8 @@ def fit_index(
         }
         writer.keep_hubness(Hubness.choose(is_found, "pairs that were held out"))
         remove_work(writer.folder)
+    else:
+        remove_leftovers(writer.folder, snapshot.manifest.segments)
     return Fitted(kept, len(known), len(given) - len(known), len(held_out), before, after)
 
 
@@ -308,11 +305,7 @@ class _Stored:
         self.fingerprint = encoder.fingerprint
         self.dim = encoder.dim
         self._segments = snapshot.segments
-        alive = [segment.alive() for segment in snapshot.segments]
-        self._rows = [
-            np.arange(segment.table.num_items) if mask is None else np.flatnonzero(mask)
-            for segment, mask in zip(snapshot.segments, alive, strict=True)
-        ]
+        self._rows = [segment.alive_rows() for segment in snapshot.segments]
         self._starts = np.cumsum([0, *map(len, self._rows)])
 
     def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
@@ -457,20 +450,3 @@ def _find(
         ]
         hits += [result.hits for result in search_encoded(model, snapshot, encoded, config)]
     return [[hit.id in answers for hit in own] for own, answers in zip(hits, right, strict=True)]
-
-
-def _batches(model: Genius, snapshot: Snapshot, features: Features, progress: Progress) -> Iterator[Batch]:
-    """Yield the items with new IDs."""
-    progress.begin("index", len(features))
-    items = chain.from_iterable(map(alive_items, snapshot.segments))
-    for start in range(0, len(features), CHUNK):
-        rows = np.arange(start, min(start + CHUNK, len(features)))
-        arrays = encode_batch(
-            model,
-            features.gather(rows),
-            features.modality[rows],
-            embeddings=snapshot.manifest.embeddings,
-            bits=snapshot.manifest.embedding_bits,
-        )
-        yield list(islice(items, len(rows))), arrays
-        progress.advance(start + len(rows), {})

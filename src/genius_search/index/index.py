@@ -422,9 +422,8 @@ class Index:
             The index was created with a trained model, stores no fused embeddings, or has no items.
         """
         from genius_search.index.refit import refit_index
-        from genius_search.index.writer import one_writer
 
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             model = self._model_for(writer.snapshot)
             refit_index(writer, model, levels=levels, progress=progress or Silent())
         self.current()
@@ -466,9 +465,8 @@ class Index:
         """
         from genius_search.config import preset
         from genius_search.index.fit import fit_index
-        from genius_search.index.writer import one_writer
 
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             fitted = fit_index(
                 writer,
                 self._model_for(writer.snapshot),
@@ -597,36 +595,17 @@ class Index:
         item_id: str,
         text: str | None = None,
         *,
-        image: Picture | None = None,
-        parts: Sequence[SearchPart] = (),
-        combine: Literal["sum", "any"] = "sum",
-        instruction: str | None = None,
-        modality: Modality | str | None = None,
-        where: Filter | Sequence[str] | Mapping[str, object] = (),
-        match: str | None = None,
-        k: int = 10,
-        beam: int | None = None,
         config: SearchConfig | None = None,
+        **options: Any,
     ) -> Explanation:
-        """Explain, code by code, why a search finds an item or does not. Parameters as in :meth:`search`.
+        """Explain, code by code, why a search finds an item or does not. Options as in :meth:`search`.
 
         Raises
         ------
         UnknownItem
             The item is not in the index.
         """
-        request = SearchRequest(
-            text=text,
-            image=image,
-            parts=tuple(parts),
-            combine=combine,
-            instruction=instruction,
-            modality=modality,
-            where=where,
-            match=match,
-            k=k,
-            beam=beam,
-        )
+        request = SearchRequest(text=text, **options)
         return self.explain_request(item_id, request, config=config)
 
     def explain_request(
@@ -732,9 +711,7 @@ class Index:
 
     def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
         """Store a calibration with the index; hits have probabilities from then on."""
-        from genius_search.index.writer import one_writer
-
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             writer.calibrate(calibration)
 
     @property
@@ -744,9 +721,7 @@ class Index:
 
     def keep_hubness(self, hubness: Hubness, *, wait_seconds: float = 0.0) -> None:
         """Store a weight of densities with the index; searches use it from then on."""
-        from genius_search.index.writer import one_writer
-
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        with self._one_writer(wait_seconds) as writer:
             writer.keep_hubness(hubness)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:

@@ -41,16 +41,16 @@ FULL_TEXT: Final = (
     "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",  # twice as fast as SQLite's 1 MiB
     "INSERT INTO words(words) VALUES ('rebuild')",
 )
-NUMBER, TEXT, TRUTH = KINDS = ("number", "text", "truth")
-"""Each kind of value has its own table, sorted by field, value and row."""
-FIELDS: Final = {
-    kind: f"CREATE TABLE field_{kind} (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) "
-    "WITHOUT ROWID"
-    for kind in KINDS
-}
+FIELDS: Final = (
+    "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
+)
+"""Sorted by field, value and row: numbers come before texts, texts before Booleans (:func:`stored_truth`)."""
+FIRST_TEXT: Final = ""
+AFTER_TEXTS: Final = b""
+"""Where texts begin and end in SQLite's order of values."""
 SCHEMA: Final = frozenset(
     {
-        *(ITEMS, MODALITIES, ITEM_IDS, FIELD_NAMES, FULL_TEXT[0], *FIELDS.values()),
+        *(ITEMS, MODALITIES, ITEM_IDS, FIELD_NAMES, FULL_TEXT[0], FIELDS),
         # FTS5 writes these for the table of words.
         "CREATE TABLE 'words_data'(id INTEGER PRIMARY KEY, block BLOB)",
         "CREATE TABLE 'words_idx'(segid, term, pgno, PRIMARY KEY(segid, term)) WITHOUT ROWID",
@@ -93,6 +93,11 @@ class Item(NamedTuple):
         return found if isinstance(found, dict) else {}
 
 
+def stored_truth(value: bool) -> bytes:  # noqa: FBT001  its only argument
+    """Return a Boolean as the table of fields stores it, so that it equals no number and no text."""
+    return b"\1" if value else b"\0"
+
+
 def spell_path(path: Sequence[str]) -> str:
     """Return the key of a field in the tables."""
     return json.dumps(path).encode(errors="replace").decode()
@@ -109,9 +114,7 @@ class ItemStore:
     """Reads the items of a finished store; safe to use from several threads.
 
     The file stays open, so it remains readable if a writer removes it. Filters have connections of their own,
-    so that a slow one delays neither another nor the reading of items. A store of version 0.1 has no tables
-    of fields; they are built in memory when the first filter needs them, and on disk when its segment is
-    merged or compacted.
+    so that a slow one delays neither another nor the reading of items.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,24 +219,7 @@ class ItemStore:
     @cached_property
     def field_names(self) -> dict[str, int]:
         """The number of each field by its path (:func:`spell_path`)."""
-        return dict(self._query("SELECT path, name FROM field_names", connection=self._fields))
-
-    @cached_property
-    def has_fields(self) -> bool:
-        """True if the tables of fields are on disk."""
-        return bool(self._query("SELECT 1 FROM sqlite_master WHERE name = 'field_names'"))
-
-    @cached_property
-    def _fields(self) -> Connection | None:
-        """The tables of fields in memory, if they are not in the file."""
-        if self.has_fields:
-            return None
-        from genius_search.index.segment_writer import index_fields  # noqa: PLC0415  for stores of 0.1
-
-        connection = self._connect(":memory:")
-        sources = self._query("SELECT row, source FROM items WHERE source <> ''")
-        index_fields(connection.database, sources)
-        return connection
+        return dict(self._query("SELECT path, name FROM field_names"))
 
     def matching(self, filter_: Filter, *, deadline: float = math.inf) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that satisfy a filter, ascending.
@@ -256,7 +242,7 @@ class ItemStore:
                 self._check_full_text()
                 words = full_text_query(filter_.match)
                 mask &= look_up("words WHERE words MATCH ?", [words], row="rowid")
-            for condition in _tightest(filter_.conditions):
+            for condition in filter_.conditions:
                 if not mask.any():
                     break
                 holds = self._holds(condition, connection, deadline)
@@ -290,9 +276,9 @@ class ItemStore:
         found = self._query(query, [f'"{word}"', most])
         name = self.field_names.get(spell_path(("name",)))
         if name is not None:
-            query = "SELECT row FROM field_text WHERE name = ? AND value IN (?, ?, ?) LIMIT ?"
+            query = "SELECT row FROM fields WHERE name = ? AND value IN (?, ?, ?) LIMIT ?"
             values = [name, word, word.upper(), word.lower(), most]
-            found += self._query(query, values, self._fields)
+            found += self._query(query, values)
         return sorted({row for (row,) in found})[:most]
 
     def _holds(
@@ -300,17 +286,14 @@ class ItemStore:
     ) -> Bool[np.ndarray, " items"]:
         """Return the rows that satisfy a condition, or for ``!=`` those that satisfy ``=``."""
         if condition.column is not None:
-            compared, values = _comparison(condition.column, condition, list(condition.texts))
+            compared, values = _comparison(condition.column, condition)
             source = f"items WHERE {condition.column} IS NOT NULL AND {compared}"
             return self._mask(connection, deadline, source, values)
-        found = np.zeros(self.num_rows, dtype=bool)
         name = self.field_names.get(spell_path(condition.path))
-        for kind, wanted in zip(KINDS, (condition.numbers, condition.texts, condition.truths), strict=True):
-            if wanted and name is not None:
-                compared, values = _comparison("value", condition, list(wanted))
-                source = f"field_{kind} WHERE name = ? AND {compared}"
-                found |= self._mask(self._fields or connection, deadline, source, [name, *values])
-        return found
+        if name is None:
+            return np.zeros(self.num_rows, dtype=bool)
+        compared, values = _comparison("value", condition)
+        return self._mask(connection, deadline, f"fields WHERE name = ? AND {compared}", [name, *values])
 
     def _mask(
         self, connection: Connection, deadline: float, source: str, values: Sequence[Any], row: str = "row"
@@ -373,29 +356,23 @@ def _storable(item_ids: Iterable[str]) -> set[str]:
     return {item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)}
 
 
-def _tightest(conditions: Sequence[Condition]) -> Iterable[Condition]:
-    """Drop repeated conditions, and bounds implied by a tighter bound on the same field."""
-    kept: dict[object, Condition] = {}
-    for condition in conditions:
-        key: object = condition
-        if condition.operator in ("<", "<=", ">", ">="):
-            key = (condition.path, condition.column, condition.operator, condition.values[0].kind)
-            bounds = [(*one.numbers, *one.texts)[0] for one in (kept.get(key, condition), condition)]
-            if bounds[0] != (max if ">" in condition.operator else min)(bounds):
-                del kept[key]
-        kept.setdefault(key, condition)
-    return kept.values()
-
-
-def _comparison(value: str, condition: Condition, wanted: list[Any]) -> tuple[str, list[Any]]:
-    """Return the comparison in SQL and the values to bind."""
+def _comparison(column: str, condition: Condition) -> tuple[str, list[Any]]:
+    """Return the comparison in SQL and the values to bind; values of other kinds do not satisfy it."""
+    wanted: list[Any] = [
+        stored_truth(value.given) if isinstance(value.given, bool) else value.given
+        for value in condition.values
+    ]
     match condition.operator:
         case "=" | "!=" | "in":
-            return f"{value} IN ({', '.join('?' * len(wanted))})", wanted
+            return f"{column} IN ({', '.join('?' * len(wanted))})", wanted
         case "~":
-            return f"contains({value}, ?)", [wanted[0].casefold()]
+            texts = f"{column} >= ? AND {column} < ?"
+            return f"{texts} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, wanted[0].casefold()]
         case how:
-            return f"{value} {how} ?", wanted[:1]
+            is_text = isinstance(wanted[0], str)
+            first, after = (FIRST_TEXT, AFTER_TEXTS) if is_text else (-math.inf, FIRST_TEXT)
+            other, bound = (">=", first) if "<" in how else ("<", after)  # of the same kind
+            return f"{column} {how} ? AND {column} {other} ?", [wanted[0], bound]
 
 
 def _item(entry: Sequence[Any]) -> Item:

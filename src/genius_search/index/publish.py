@@ -14,7 +14,7 @@ from genius_search.index.items import Item
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import DELETED, LOCK, OWN_MODEL, SEGMENTS
-from genius_search.index.writer import PICTURES, RESERVE, one_writer
+from genius_search.index.writer import PICTURES, one_writer
 from genius_search.model.publish import save_model
 from genius_search.writing import new_folder
 
@@ -69,8 +69,7 @@ def save_index(
         if any(len(segment.dead) for segment in copy.segments) or any(outside_images(copy)):
             with one_writer(folder) as writer:
                 writer.compact(_without_path)
-            for file in (LOCK, RESERVE):
-                (folder / file).unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
             shutil.rmtree(folder / DELETED, ignore_errors=True)
         facts: dict[str, object] = {"model": state.manifest.model_fingerprint}
         facts |= {f"items: {kind.value}": count for kind, count in state.count_by_modality().items()}

@@ -57,7 +57,7 @@ def refit_index(
         )
     if not snapshot.num_alive:
         raise UsageError(f"{writer.folder} has no items to fit codebooks to")
-    rows = [_alive_rows(segment) for segment in snapshot.segments]
+    rows = [segment.alive_rows() for segment in snapshot.segments]
     total = sum(map(len, rows))
     chosen = np.random.default_rng(seed).permutation(total)[:MAX_SAMPLE]
     starts = np.cumsum([0, *map(len, rows)])
@@ -82,10 +82,10 @@ def refit_index(
     )
     fitted = Genius.finish(folder, carry_encoder(model, folder), quantizer, None, model.instructions)
     before = writer.folder / manifest.model
-    writer.replace_items(
-        manifest.replace(model=name, model_fingerprint=fitted.fingerprint, calibration=None, hubness=None),
-        _batches(fitted, model, snapshot, rows, progress),
+    changed = manifest.replace(
+        model=name, model_fingerprint=fitted.fingerprint, calibration=None, hubness=None
     )
+    writer.replace(writer.write_replacement(changed, _batches(fitted, model, snapshot, rows, progress)))
     shutil.rmtree(before, ignore_errors=True)
 
 
@@ -111,11 +111,6 @@ def _batches(
             yield list(islice(items, len(some))), arrays
             done += len(some)
             progress.advance(done, {})
-
-
-def _alive_rows(segment: Segment) -> np.ndarray:
-    alive = segment.alive()
-    return np.arange(segment.table.num_items) if alive is None else np.flatnonzero(alive)
 
 
 def _modalities(segment: Segment, rows: np.ndarray) -> np.ndarray:

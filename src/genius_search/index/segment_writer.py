@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -28,13 +27,10 @@ from genius_search.index.items import (
     ITEM_IDS,
     ITEMS,
     ITEMS_FILE,
-    KINDS,
     MODALITIES,
-    NUMBER,
-    TEXT,
-    TRUTH,
     Item,
     spell_path,
+    stored_truth,
 )
 from genius_search.index.store import (
     CODE_COSINE,
@@ -85,8 +81,7 @@ class ArraysWriter:
 
     def append_segment(self, segment: Segment) -> None:
         """Add the items of a segment that are not deleted."""
-        kept = np.arange(segment.table.num_items)
-        kept = kept[~segment.is_dead(kept)]
+        kept = segment.alive_rows()
         self._codes.append(segment.table.ids[segment.table.rows()[kept]])
         self._code_cosine.append(segment.code_cosine[kept])
         self._densities.append(None if segment.densities is None else segment.densities[kept])
@@ -174,7 +169,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             except sqlite3.OperationalError as error:  # without full text everything but match works
                 if "no such module" not in str(error):
                     raise
-            index_fields(database, database.execute("SELECT row, source FROM items WHERE source <> ''"))
+            _index_fields(database)
         with path.open("r+b") as file:
             os.fsync(file.fileno())
     except BaseException as error:
@@ -206,46 +201,49 @@ def _index_ids(database: sqlite3.Connection) -> None:
         raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
 
 
-def index_fields(database: sqlite3.Connection, sources: Iterable[tuple[int, str]]) -> None:
-    """Write the fields of items to indexed tables for filters."""
+def _index_fields(database: sqlite3.Connection) -> None:
+    """Write the fields of the items to a sorted table, for filters."""
     names: dict[str, int] = {}
     database.execute(FIELD_NAMES)
-    database.execute("CREATE TEMP TABLE unsorted (kind, name, value, row)")
-    with contextlib.suppress(sqlite3.OperationalError):  # in memory no transaction is needed
-        database.execute("BEGIN")
-    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?, ?)", _field_values(sources, names))
+    database.execute(FIELDS)
+    database.execute("CREATE TEMP TABLE unsorted (name, value, row)")
+    database.execute("BEGIN")
+    sources = database.execute("SELECT row, source FROM items WHERE source <> ''")
+    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?)", _field_values(sources, names))
     database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
-    for kind in KINDS:
-        database.execute(FIELDS[kind])
-        database.execute(
-            f"INSERT OR IGNORE INTO field_{kind} SELECT name, value, row FROM unsorted "  # noqa: S608
-            f"WHERE kind = '{kind}' ORDER BY name, value, row"
-        )
+    database.execute("INSERT OR IGNORE INTO fields SELECT * FROM unsorted ORDER BY name, value, row")
     database.execute("COMMIT")
     database.execute("DROP TABLE unsorted")
 
 
 def _field_values(
     sources: Iterable[tuple[int, str]], names: dict[str, int]
-) -> Iterator[tuple[str, int, Any, int]]:
-    """Yield kind, field, value and row of each value, as :class:`Condition` describes them."""
+) -> Iterator[tuple[int, str | float | bytes, int]]:
+    """Yield field, value and row of each value, as :class:`Condition` describes them."""
     for row, source in sources:
         for path, value in _flatten(Item("", Modality.TEXT, source=source).fields, ()):
             name = names.setdefault(spell_path(path), len(names))
             for one in value if isinstance(value, list) else [value]:
-                match one:
-                    case bool():
-                        yield TRUTH, name, one, row
-                    case int():
-                        yield NUMBER, name, number_of(str(one)), row
-                    case float() if not math.isnan(one):
-                        yield NUMBER, name, one, row
-                    case str():
-                        yield TEXT, name, one.encode(errors="replace").decode(), row
-                        if (spelled := number_of(one)) is not None:
-                            yield NUMBER, name, spelled, row
-                        if one.lower() in ("true", "false"):
-                            yield TRUTH, name, one.lower() == "true", row
+                yield from ((name, kept, row) for kept in _stored(one))
+
+
+def _stored(value: object) -> Iterator[str | float | bytes]:
+    """Yield what the table of fields holds for a value: a text that reads as a number is also one."""
+    match value:
+        case bool():
+            yield stored_truth(value)
+        case int():
+            number = number_of(str(value))
+            if number is not None:
+                yield number
+        case float() if not math.isnan(value):
+            yield value
+        case str():
+            yield value.encode(errors="replace").decode()
+            if (number := number_of(value)) is not None:
+                yield number
+            if value.lower() in ("true", "false"):
+                yield stored_truth(value.lower() == "true")
 
 
 def _flatten(fields: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

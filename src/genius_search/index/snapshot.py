@@ -10,14 +10,14 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, Integer, UInt8
 
-from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
+from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item, spell_path
 from genius_search.index.store import (
@@ -26,9 +26,10 @@ from genius_search.index.store import (
     SEGMENTS,
     IndexManifest,
     Segment,
-    open_segment,
+    check_files,
+    load_segment,
     read_deleted,
-    read_manifest,
+    read_state,
 )
 from genius_search.records import Modality
 from genius_search.search.table import Allowed, Restriction, SearchSegment
@@ -83,27 +84,16 @@ class Snapshot:
         ArtifactMissing, ArtifactMismatch
             There is no index, it is damaged, or it has an unsupported format.
         """
-        manifest = read_manifest(folder)
-        while True:
-            try:
-                return Snapshot.load(folder, manifest)
-            except (ArtifactError, OSError, sqlite3.Error):
-                now = read_manifest(folder)
-                if now == manifest:  # no writer removed it meanwhile, so something is wrong
-                    raise
-                manifest = now
+        return read_state(folder, partial(Snapshot.load, folder))
 
     @staticmethod
     def load(folder: Path, manifest: IndexManifest) -> Snapshot:
         """Open the state described by a manifest; its files must still exist."""
         segments = []
         for entry in manifest.segments:
-            segment = open_segment(
-                folder / SEGMENTS / entry.name,
-                manifest=entry.manifest,
-                dead=read_deleted(folder, entry),
-                bits=manifest.embedding_bits,
-            )
+            place = folder / SEGMENTS / entry.name
+            check_files(place, entry.files, verify=False)
+            segment = load_segment(place, entry.name, read_deleted(folder, entry), manifest.embedding_bits)
             if segment.table.num_items != entry.items:
                 raise ArtifactMismatch(
                     f"{segment.folder} has {segment.table.num_items} items, not the {entry.items} of "
@@ -291,7 +281,6 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
         if snapshot.segments and not snapshot.is_verified:
             from genius_search.index.verify import verify  # noqa: PLC0415  needed only here
 
-            for folder in {segment.folder.parents[1] for segment in snapshot.segments}:
-                verify(folder)
+            verify(snapshot.folder)
             snapshot.is_verified = True
         raise

@@ -7,15 +7,15 @@ import errno
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float16, Int16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genius_search.artifact import MANIFEST, file_fingerprint, fingerprint_of, open_artifact, read_json
+from genius_search.artifact import FileFact, file_fingerprint, fingerprint_of, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.calibrate import Calibration
 from genius_search.index.hubness import Hubness
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
 
 
-KIND: Final = "segment"
 REMEDY: Final = "put back a copy of it, or create the index again"
 CODE_COSINE: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
@@ -55,29 +54,6 @@ class ItemArrays(NamedTuple):
     """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
     embeddings."""
 
-    @staticmethod
-    def join(batches: Sequence[ItemArrays]) -> ItemArrays:
-        """Return batches of one index, of which there is at least one, as one."""
-        embeddings = [one.embeddings for one in batches if one.embeddings is not None]
-        densities = [one.densities for one in batches if one.densities is not None]
-        return ItemArrays(
-            np.concatenate([one.codes for one in batches]),
-            np.concatenate([one.code_cosine for one in batches]),
-            np.concatenate(embeddings) if embeddings else None,
-            batches[0].stored,
-            np.concatenate(densities) if densities else None,
-        )
-
-    def take(self, rows: Int64[np.ndarray, " rows"]) -> ItemArrays:
-        """Return the chosen items, in this order."""
-        return ItemArrays(
-            self.codes[rows],
-            self.code_cosine[rows],
-            None if self.embeddings is None else self.embeddings[rows],
-            self.stored,
-            None if self.densities is None else self.densities[rows],
-        )
-
 
 class Segment(NamedTuple):
     """A segment that is open for reading; its arrays are memory-mapped."""
@@ -91,7 +67,7 @@ class Segment(NamedTuple):
     bits: EmbeddingBits
     """Bits of a number of an embedding."""
     densities: UInt8[np.ndarray, " items"] | None
-    """Densities of items; None also in segments of versions that did not store them."""
+    """Densities of items; None without fused embeddings."""
     dead: Int64[np.ndarray, " rows"]
     """Rows of deleted items, ascending."""
 
@@ -107,6 +83,11 @@ class Segment(NamedTuple):
         mask = np.ones(self.table.num_items, dtype=bool)
         mask[self.dead] = False
         return mask
+
+    def alive_rows(self) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of the items that are not deleted, ascending."""
+        alive = self.alive()
+        return np.arange(self.table.num_items) if alive is None else np.flatnonzero(alive)
 
     def is_dead(self, rows: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
         """Return whether items are deleted."""
@@ -182,37 +163,24 @@ def with_hint() -> Iterator[None]:
         raise type(error)(f"{error}; {REMEDY}") from None
 
 
-def open_segment(
-    folder: Path,
-    *,
-    manifest: str,
-    dead: Int64[np.ndarray, " rows"],
-    bits: EmbeddingBits,
-    verify: bool = False,
-) -> Segment:
-    """Open a finished segment; ``manifest`` is the SHA-256 that the file of that name must have.
-
-    Files' sizes are checked, and with ``verify`` their contents.
+def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) -> list[Path]:
+    """Check the sizes of a segment's files, or with ``verify`` their checksums; return the files.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        a file is missing, or is not the one that was written.
+        A file is missing, or is not the one that was written.
     """
-    check_segment(folder, manifest=manifest, verify=verify)
-    return load_segment(folder, folder.name, dead, bits)
-
-
-def check_segment(folder: Path, *, manifest: str, verify: bool) -> list[Path]:
-    """Check the sizes of a segment's files, or with ``verify`` their checksums; return the files."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise ArtifactMissing(f"{path} is missing; {REMEDY}")
-    if file_fingerprint(path) != manifest:
-        raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
-    with with_hint():
-        open_artifact(folder, kind=KIND, verify=verify)
-    return [path, *(folder / name for name in read_json(path)["files"])]
+    for name, fact in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactMissing(f"{path} is missing; {REMEDY}")
+        size = path.stat().st_size
+        if size != fact.bytes:
+            raise ArtifactMismatch(f"{path} is damaged: it has {size} bytes, expected {fact.bytes}; {REMEDY}")
+        if verify and file_fingerprint(path) != fact.sha256:
+            raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
+    return [folder / name for name in files]
 
 
 CURRENT: Final = "index.json"
@@ -225,14 +193,12 @@ DELETED: Final = "deleted"
 WORK: Final = ".work"
 """Folder inside the index for the saved work of an interrupted run."""
 LOCK: Final = ".lock"
-FORMAT: Final = 6
-"""4 added norm and density after an ID's codes; 5 added tables of fields to item stores; 6 added embeddings
-of fewer than 8 bits a number."""
-OLDEST_FORMAT: Final = 4
+TEMPORARY: Final = "tmp"
+"""Folder inside the index where a segment is written before it gets its name."""
+FORMAT: Final = 7
+"""The only format that is read."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
-DELETED_NAME: Final = re.compile(r"[0-9]{6,}-[0-9]{6,}\.npy")
-"""Names of lists of deleted items: generation and segment."""
 
 NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Error numbers of impossible paths: below a file, too long, or a loop of links."""
@@ -257,8 +223,7 @@ class SegmentEntry(BaseModel):
     name: str = Field(pattern=r"^[0-9]{6,}$")
     items: int
     """Deleted ones included."""
-    manifest: str
-    """SHA-256 of its manifest, which holds those of its files."""
+    files: dict[Annotated[str, Field(pattern=r"^[a-z_]+\.(npy|sqlite)$")], FileFact]
     deleted: str | None = Field(default=None, pattern=r"^[0-9]{6,}-[0-9]{6,}\.npy$")
     """File that lists the deleted items."""
     num_deleted: int = 0
@@ -334,13 +299,13 @@ def read_manifest(folder: Path) -> IndexManifest:
         with with_hint():
             body = read_json(path)
         version, checksum = body.pop("format"), body.pop("checksum", None)
-        if version > FORMAT:
-            raise ArtifactMismatch(f"{folder} was made by a newer version: upgrade genius")
-        if version < OLDEST_FORMAT:
-            raise ArtifactMismatch(f"{folder} was made by an older version: create the index again")
+        if version != FORMAT:
+            raise ArtifactMismatch(
+                f"{folder} has format {version}, this version reads {FORMAT}: create the index again"
+            )
         if fingerprint_of({"format": version, **body}) != checksum:
             raise _damaged(path, "its contents do not match its checksum")
-        return IndexManifest.model_validate_json(json.dumps(_upgrade(body)))
+        return IndexManifest.model_validate_json(json.dumps(body))
     except OSError as error:
         if isinstance(error, ArtifactError) or error.errno not in {errno.ENOENT, *NO_PLACE}:
             raise
@@ -353,12 +318,6 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise _damaged(path, str(error)) from None
 
 
-def _upgrade(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of a manifest of an earlier format as today's."""
-    kind = body.pop("embedding_type", None)  # until format 5
-    return body if kind is None else {**body, "embedding_bits": {"float16": 16, "int8": 8}.get(kind, kind)}
-
-
 def _damaged(path: Path, why: str) -> ArtifactMismatch:
     return ArtifactMismatch(f"{path} is damaged ({why}); {REMEDY}")
 
@@ -366,6 +325,30 @@ def _damaged(path: Path, why: str) -> ArtifactMismatch:
 NOTHING: Final = np.empty(0, dtype=np.int64)
 MOST_ATTEMPTS: Final = 10
 """Maximum number of attempts to read a whole state while writers replace it."""
+T = TypeVar("T")
+
+
+def read_state(folder: Path, read: Callable[[IndexManifest], T]) -> T:
+    """Read the state of a manifest, and again if a writer removed its files meanwhile.
+
+    Raises
+    ------
+    UsageError
+        The index changes faster than it can be read.
+    """
+    manifest = read_manifest(folder)
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            return read(manifest)
+        except (ArtifactError, OSError, sqlite3.Error):
+            now = read_manifest(folder)
+            if now == manifest:  # no writer removed it meanwhile, so something is wrong
+                raise
+            manifest = now
+    raise UsageError(
+        f"{folder} changed {MOST_ATTEMPTS} times while it was read; try again when it is quieter, or read a "
+        "copy"
+    )
 
 
 def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:

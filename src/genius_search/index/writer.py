@@ -11,13 +11,9 @@ import contextlib
 import errno
 import hashlib
 import itertools
-import json
-import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,8 +21,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int64
 
-from genius_search.artifact import MANIFEST, file_fingerprint
-from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, BadData, UsageError
+from genius_search.artifact import FileFact, file_fingerprint
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.calibrate import Calibration
 from genius_search.index.hubness import Hubness
 from genius_search.index.items import Item
@@ -35,63 +31,38 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
     DELETED,
-    DELETED_NAME,
-    KIND,
     LOCK,
     NAME,
     NO_PLACE,
     REMEDY,
     SEGMENTS,
+    TEMPORARY,
     WORK,
     IndexManifest,
     ItemArrays,
     Segment,
     SegmentEntry,
     check_deleted,
-    check_segment,
+    check_files,
     read_manifest,
 )
 from genius_search.search.arrays import save_array
-from genius_search.search.vectors import stored_width
-from genius_search.writing import ArtifactWriter, make_folder, sync, write_file
-
-_UNFINISHED: Final = re.compile(r"\.[0-9]{6,}\.(partial|old|lock|gone)")
-"""Names that an interrupted writer may leave beside segments."""
+from genius_search.writing import make_folder, sync, sync_tree, write_file
 
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
-    """Remove old segments, unfinished ones and old lists of deleted items, but no foreign files."""
+    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
     entries = tuple(entries)
+    shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
+    (folder / f"{CURRENT}.tmp").unlink(missing_ok=True)
     segments = {entry.name for entry in entries}
-    for path in _entries_of(folder / SEGMENTS):
-        if _UNFINISHED.fullmatch(path.name):
-            _remove(path)
-        elif NAME.fullmatch(path.name) and path.name not in segments and _is_segment(path):
-            # Renamed first, because a partly removed segment looks like a foreign folder.
-            _remove(path.rename(path.with_name(f".{path.name}.gone")))
+    for path in (folder / SEGMENTS).glob("*"):
+        if NAME.fullmatch(path.name) and path.name not in segments:
+            shutil.rmtree(path, ignore_errors=True)
     lists = {entry.deleted for entry in entries}
-    for path in _entries_of(folder / DELETED):
-        if DELETED_NAME.fullmatch(path.name) and path.name not in lists:
-            _remove(path)
-    _remove(folder / f"{CURRENT}.tmp")
-
-
-def _entries_of(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def _is_segment(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / MANIFEST).read_bytes())["kind"] == KIND)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    for path in (folder / DELETED).glob("*.npy"):
+        if path.name not in lists:
+            path.unlink()
 
 
 PICTURES: Final = "pictures"
@@ -194,8 +165,6 @@ def work_bytes(folder: Path) -> int:
     return found
 
 
-RESERVE: Final = ".reserve"
-"""File whose room is used to delete items, or to compact, when the disk is full."""
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
@@ -247,15 +216,9 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
         The index is damaged; nothing is changed.
     """
     with writing_lock(folder, wait_seconds=wait_seconds):
-        writer = Writer(folder)
-        try:
-            if (folder / CURRENT).exists():
-                remove_leftovers(folder, read_manifest(folder).segments)
-            yield writer
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError, ArtifactError):
-                keep_reserve(folder)
+        if (folder / CURRENT).exists():
+            remove_leftovers(folder, read_manifest(folder).segments)
+        yield Writer(folder)
 
 
 @contextlib.contextmanager
@@ -288,15 +251,6 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def keep_reserve(folder: Path) -> None:
-    """Reserve room to delete every item of an index, as far as the disk has it."""
-    items = read_manifest(folder).num_items
-    with (folder / RESERVE).open("ab", buffering=0) as file:
-        missing = (1 << 20) + 8 * items - file.tell()  # a list of them, and small things
-        if missing > 0:
-            file.write(os.urandom(missing + (1 << 20)))  # a MiB to grow; file systems compress zeros
-
-
 class Writer:
     """Changes an index; created by :func:`one_writer`. When a method returns, its change is on disk.
 
@@ -307,11 +261,6 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._snapshot: Snapshot | None = None
-        self._is_open = True
-
-    def close(self) -> None:
-        """Refuse further changes."""
-        self._is_open = False
 
     @property
     def generation(self) -> int:
@@ -342,9 +291,8 @@ class Writer:
         UsageError
             An index exists already.
         BadData
-            Two items have the same id, or the numbers of items and IDs differ.
+            Two items have the same id.
         """
-        self._check_open()
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
         return self._add(Snapshot(manifest, ()), batches)
@@ -364,29 +312,32 @@ class Writer:
         Raises
         ------
         BadData
-            Two items have the same id, or the numbers of items and IDs differ; nothing is changed.
-        UsageError
-            The items have other embeddings or another number of levels than the index.
+            Two items have the same id; nothing is changed.
         ArtifactMissing, ArtifactMismatch
             A segment to merge with is damaged; nothing is changed.
         """
-        self._check_open()
         return self._add(self.snapshot, batches)
 
-    def replace_items(
-        self,
-        manifest: IndexManifest,
-        batches: Iterable[tuple[Iterable[Item], ItemArrays]],
-        *,
-        accept: Callable[[Snapshot], bool] | None = None,
-    ) -> None:
-        """Replace all items, and the model and settings by those of a manifest, in one step.
+    def write_replacement(
+        self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
+    ) -> Snapshot:
+        """Write all items anew, with the model and settings of a manifest; return that state.
 
-        ``accept`` is called with the new state before it becomes that of the index; if it returns False,
-        nothing changes.
+        :meth:`replace` makes it the state of the index; until then nothing has changed.
         """
-        self._check_open()
-        self._add(Snapshot(manifest, ()), batches, accept)
+
+        def all_items(writer: ArraysWriter) -> Iterator[Item]:
+            for items, arrays in batches:
+                writer.append(arrays)
+                yield from items
+
+        new = self._write_segment(Snapshot(manifest, ()), all_items)
+        written = manifest.replace(generation=manifest.generation + 1, segments=(new,))
+        return Snapshot.load(self.folder, written)
+
+    def replace(self, written: Snapshot) -> None:
+        """Let what :meth:`write_replacement` has written become the state of the index."""
+        self._commit(written.manifest)
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; compaction frees their space."""
@@ -396,17 +347,15 @@ class Writer:
         there = {name for names, _ in found.values() for name in names}
         if there:
             gone = {name: rows for name, (_, rows) in found.items()}
-            self._use_reserve(partial(self._commit, snapshot, kept=len(found), gone=gone, new=None))
+            self._change(snapshot, kept=len(found), gone=gone, new=None)
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def calibrate(self, calibration: Calibration) -> None:
         """Store a calibration."""
-        self._check_open()
         self._note(self.snapshot.manifest.replace(calibration=calibration))
 
     def keep_hubness(self, hubness: Hubness) -> None:
         """Store the weight of densities; a calibration with another one does not apply any more."""
-        self._check_open()
         self._note(self.snapshot.manifest.replace(hubness=hubness))
 
     def _note(self, manifest: IndexManifest) -> None:
@@ -415,7 +364,7 @@ class Writer:
         write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
 
     def compact(self, change: Callable[[Item], Item] | None = None) -> None:
-        """Merge all segments into one without deleted items, in the current format.
+        """Merge all segments into one without deleted items.
 
         Stored images of deleted items are removed first.
 
@@ -429,38 +378,22 @@ class Writer:
         ArtifactMissing, ArtifactMismatch
             A file is missing or damaged; nothing is changed.
         """
-        remove_unused_pictures(self.folder, self.snapshot.segments)
-        self._use_reserve(partial(self._merge_all, change))
-
-    def _merge_all(self, change: Callable[[Item], Item] | None) -> None:
         snapshot = self.snapshot
         segments = snapshot.segments
-        outdated = any(len(one.dead) or not one.items.has_fields for one in segments)
-        if len(segments) > 1 or outdated or change is not None:
+        remove_unused_pictures(self.folder, segments)
+        if len(segments) > 1 or any(len(one.dead) for one in segments) or change is not None:
             self._check_contents(snapshot.manifest.segments)
             new = None
             if snapshot.num_alive:
                 new = self._write_segment(
                     snapshot, lambda arrays: map(change or _same, _merge(arrays, segments))
                 )
-            self._commit(snapshot, kept=0, gone={}, new=new)
-
-    def _use_reserve(self, change: Callable[[], None]) -> None:
-        """Make a change that frees room; if the disk is full, give the reserved room to it."""
-        try:
-            change()
-        except OSError as error:
-            reserve = self.folder / RESERVE
-            if error.errno not in DISK_FULL or not reserve.exists():
-                raise
-            reserve.unlink()
-            change()
+            self._change(snapshot, kept=0, gone={}, new=new)
 
     def _add(
         self,
         snapshot: Snapshot,
         batches: Iterable[tuple[Iterable[Item], ItemArrays]],
-        accept: Callable[[Snapshot], bool] | None = None,
     ) -> Changed:
         """Add items; delete those with the same ids."""
         segments = snapshot.segments
@@ -468,33 +401,20 @@ class Writer:
         gone: dict[str, Int64[np.ndarray, " rows"]] = {}
         kept = len(segments)
 
-        def add_new() -> Iterator[tuple[Item, ItemArrays | None]]:
-            """Yield every new item, with the arrays of its batch at the first."""
-            for items, arrays in batches:
-                _check_fit(snapshot, arrays)
-                before = len(ids)
-                for item in items:
-                    yield item, arrays if len(ids) == before else None
-                    ids.append(item.id)
-                if len(ids) - before != len(arrays.codes):
-                    raise BadData(
-                        f"{len(ids) - before} items were given with IDs for {len(arrays.codes)}; run the "
-                        "same again"
-                    )
-
-        new_items = add_new()
-        first = next(new_items, None)
+        filled = (batch for batch in batches if len(batch[1].codes))
+        first = next(filled, None)
         if first is None:
             if snapshot.manifest.generation == 0:
-                self._commit(snapshot, kept=0, gone={}, new=None)
+                self._change(snapshot, kept=0, gone={}, new=None)
             return Changed(0, 0)
 
         def all_items(writer: ArraysWriter) -> Iterator[Item]:
             nonlocal kept
-            for item, arrays in itertools.chain([first], new_items):
-                if arrays is not None:
-                    writer.append(arrays)
-                yield item
+            for items, arrays in itertools.chain([first], filled):
+                writer.append(arrays)
+                for item in items:
+                    yield item
+                    ids.append(item.id)
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
             gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
@@ -505,54 +425,48 @@ class Writer:
             yield from _merge(writer, rest)
 
         new = self._write_segment(snapshot, all_items)
-        self._commit(snapshot, kept=kept, gone=gone, new=new, accept=accept)
+        self._change(snapshot, kept=kept, gone=gone, new=new)
         return Changed(len(ids), sum(map(len, gone.values())))
 
     def _write_segment(
         self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterable[Item]]
     ) -> SegmentEntry:
         """Write a segment; remove the unfinished folder if an error occurs."""
-        self._check_open()
         manifest = snapshot.manifest
         remove_leftovers(self.folder, manifest.segments)
+        draft = self.folder / TEMPORARY
         place = self.folder / SEGMENTS / _numbered(manifest.generation + 1)
-        if os.path.lexists(place):
-            raise ArtifactMismatch(f"{place} is in the way and not part of the index; move it away")
         try:
-            draft = ArtifactWriter(
-                place,
-                kind=KIND,
-                config={"embeddings": manifest.embeddings, "embedding_bits": manifest.embedding_bits},
-                inputs={"model": manifest.model_fingerprint},
-            )
-            with closing(ArraysWriter(draft.path, manifest.embedding_bits)) as arrays:
-                written = write_items(draft.path, items(arrays))
+            make_folder(draft)
+            with closing(ArraysWriter(draft, manifest.embedding_bits)) as arrays:
+                written = write_items(draft, items(arrays))
                 arrays.finish()
-            draft.finish(facts={"items": written})
-            return SegmentEntry(name=place.name, items=written, manifest=file_fingerprint(place / MANIFEST))
+            sync_tree(draft)
+            files = {
+                path.name: FileFact(bytes=path.stat().st_size, sha256=file_fingerprint(path))
+                for path in sorted(draft.iterdir())
+            }
+            make_folder(place.parent)
+            draft.rename(place)
         except BaseException:
             remove_leftovers(self.folder, manifest.segments)
             raise
+        return SegmentEntry(name=place.name, items=written, files=files)
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
         for entry in entries:
-            check_segment(self.folder / SEGMENTS / entry.name, manifest=entry.manifest, verify=True)
+            check_files(self.folder / SEGMENTS / entry.name, entry.files, verify=True)
 
-    def _commit(
+    def _change(
         self,
         snapshot: Snapshot,
         *,
         kept: int,
         gone: Mapping[str, Int64[np.ndarray, " rows"]],
         new: SegmentEntry | None,
-        accept: Callable[[Snapshot], bool] | None = None,
     ) -> None:
-        """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment.
-
-        If ``accept`` is given and returns False for it, the new segment is removed again.
-        """
-        self._check_open()
+        """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
         generation = snapshot.manifest.generation + 1
         entries = []
         for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
@@ -561,12 +475,12 @@ class Writer:
                 entries.append(self._without_rows(generation, segment, entry, rows))
         if new is not None:
             entries.append(new)
+        self._commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
+
+    def _commit(self, manifest: IndexManifest) -> None:
+        """Make this the state of the index, whose files are on disk; remove those of the state before."""
         sync(self.folder / SEGMENTS, self.folder)
         self._snapshot = None  # first, because what follows may fail on either side of the change
-        manifest = snapshot.manifest.replace(generation=generation, segments=tuple(entries))
-        if accept is not None and not accept(Snapshot.load(self.folder, manifest)):
-            remove_leftovers(self.folder, snapshot.manifest.segments)
-            return
         write_manifest(self.folder, manifest)
         remove_leftovers(self.folder, manifest.segments)
 
@@ -584,10 +498,6 @@ class Writer:
         return entry.model_copy(
             update={"deleted": path.name, "num_deleted": len(dead), "deleted_sha256": file_fingerprint(path)}
         )
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise UsageError(f"{self.folder} is not held for writing any more; use one_writer again")
 
 
 def _merge(arrays: ArraysWriter, segments: Iterable[Segment]) -> Iterator[Item]:
@@ -616,25 +526,6 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
         kept -= 1
         count += segments[kept].num_alive
     return kept
-
-
-def _check_fit(snapshot: Snapshot, arrays: ItemArrays) -> None:
-    """Check that items have the embeddings that the index stores, and IDs of the same length."""
-    wanted = snapshot.manifest.embeddings
-    if arrays.stored != wanted or (arrays.embeddings is None) is not (wanted == "none"):
-        raise UsageError(
-            f"the items come with {arrays.stored} embeddings, the index keeps {wanted}; encode them for it"
-        )
-    for segment in snapshot.segments[:1]:
-        given, here = [arrays.codes.shape[1]], [segment.table.ids.shape[1]]
-        if arrays.embeddings is not None and segment.embeddings is not None:
-            given.append(stored_width(arrays.embeddings.shape[1], segment.bits))
-            here.append(segment.embeddings.values.shape[1])
-        if given != here:
-            raise UsageError(
-                f"levels and widths of the items are {given}, those of the index {here}; encode them with "
-                "its model"
-            )
 
 
 def _numbered(generation: int) -> str:

@@ -89,9 +89,7 @@ def test_verify_reports_what_it_read(index, capsys):
     assert err == ""
 
 
-@pytest.mark.parametrize(
-    "name", ["ids.npy", "items.sqlite", "embeddings.npy", "embedding_scales.npy", "manifest.json"]
-)
+@pytest.mark.parametrize("name", ["ids.npy", "items.sqlite", "embeddings.npy", "embedding_scales.npy"])
 def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, name):
     (path,) = index.rglob(name)
     whole = path.read_bytes()

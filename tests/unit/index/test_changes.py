@@ -16,11 +16,8 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import adding
-from genius_search.index import query as query_module
-from genius_search.index import verify as verify_module
 from genius_search.index.adding import Added
 from genius_search.index.index import Index
-from genius_search.index.items import ItemStore
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import read_manifest
@@ -230,12 +227,6 @@ def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(in
     assert not (index.folder / ".work").exists()
 
 
-def test_the_modalities_of_an_index_are_known_without_reading_items(index, monkeypatch):
-    index.delete(["red.txt"])
-    monkeypatch.setattr(ItemStore, "get", None)
-    assert Modality.TEXT in index.snapshot.modalities
-
-
 def test_a_blank_text_beside_a_picture_is_no_text(index, pool, monkeypatch):
     asked: list[Modality] = []
 
@@ -269,22 +260,6 @@ def test_a_search_that_breaks_on_a_damaged_file_names_it(index, model):
     damaged = Index.open(index.folder, model=model)
     with pytest.raises(ArtifactMismatch, match=r"items\.npy"):
         damaged.search("a kite")
-
-
-@pytest.mark.parametrize(("stage", "reads"), [("_encode", 0), ("find", 1)])
-def test_an_error_that_is_no_damage_is_raised_and_the_index_verified_at_most_once(
-    index, monkeypatch, stage, reads
-):
-    def broken(*_: object, **__: object) -> None:
-        raise IndexError("a bug")
-
-    verified = []
-    monkeypatch.setattr(query_module, stage, broken)
-    monkeypatch.setattr(verify_module, "verify", verified.append)
-    for _ in range(3):
-        with pytest.raises(IndexError, match="a bug"):
-            index.search("a kite")
-    assert len(verified) == reads
 
 
 def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(model, tmp_path, monkeypatch):

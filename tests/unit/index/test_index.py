@@ -14,13 +14,11 @@ from genius_search.config import SearchConfig
 from genius_search.data.mbeir import read_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
-from genius_search.index import query as query_module
 from genius_search.index.index import Index
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
 from genius_search.nn.arrays import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed
-from genius_search.search.find import find
 from research.mbeir_files import write_candidates
 
 
@@ -326,13 +324,6 @@ def test_a_pool_that_names_a_candidate_twice_is_refused_with_file_and_line(model
         Index.create(tmp_path / "index", model=model, pool=rows)
 
 
-def test_creating_over_an_index_is_refused_and_leaves_it_as_it_was(own, model, pool):
-    before = own.info()
-    with pytest.raises(UsageError, match="genius index add"):
-        Index.create(own.folder, model=model, pool=pool)
-    assert Index.open(own.folder, model=model).info() == before
-
-
 def test_an_index_of_another_model_does_not_open(own, trained, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(trained.model, other)
@@ -356,49 +347,11 @@ def test_an_index_whose_model_moved_says_how_to_name_its_new_place(trained, pool
     assert added.added == 1
 
 
-def test_the_lines_of_the_docstring_work(own, tmp_path):
-    for number in range(4):
-        folder = tmp_path / ("photos" if number else "more-photos")
-        folder.mkdir(exist_ok=True)
-        drawn_photo(folder / f"{number}.png")
-        (folder / f"{number}.json").write_text(json.dumps({"price": 10 * number}))
-    (tmp_path / "photos" / "holiday").mkdir()
-    drawn_photo(tmp_path / "photos" / "holiday" / "blurred.jpg")
-    own.add(tmp_path / "photos")
-    lines = [
-        line.strip()[4:].replace("photos.index", "{index}").replace("more-photos/", "{more}")
-        for line in (Index.__doc__ or "").splitlines()
-        if line.strip().startswith((">>> ", "... "))
-    ]
-    code = "\n".join(line.partition("  # doctest")[0] for line in lines)
-    said: list[tuple[str, float]] = []
-    names: dict[str, Any] = {"Index": OpenedWith(own), "print": lambda *words: said.append(words)}
-    exec(code.format(index=own.folder, more=tmp_path / "more-photos"), names)  # noqa: S102
-    assert [name for name, _ in said] == ["1.png"]  # the others cost more, or nothing is known of it
-    left = {hit.id for hit in own.search("a bag", k=100, config=WIDE)}
-    assert len(left) == own.info().items == 36 + 4
-    assert {f"{number}.png" for number in range(4)} <= left
-
-
 class OpenedWith:
     """Opens as ``Index`` does, without reading the model once more."""
 
     def __init__(self, index: Index) -> None:
         self.open: Callable[[str], Index] = lambda _: index
-
-
-def test_a_search_touches_only_what_is_under_its_beams(shared, monkeypatch):
-    touched = []
-
-    def watched(*args: Any, **settings: Any) -> Any:
-        answers = find(*args, **settings)
-        touched.append(answers[0].ranking.touched)
-        return answers
-
-    monkeypatch.setattr(query_module, "find", watched)
-    shared.search("a star", instruction="Find it.", config=SearchConfig(beam=1))
-    shared.search("a star", instruction="Find it.", config=WIDE)
-    assert touched[0] < touched[1] == 36
 
 
 def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):

@@ -65,12 +65,6 @@ def test_a_segment_comes_back_as_it_was_written(tmp_path, bits, monkeypatch):
     assert segment.vectors(RANKER)(np.empty(0, dtype=np.int64)).shape == (0, 6)
 
 
-def test_a_segment_of_an_earlier_version_has_no_densities_of_items(tmp_path):
-    fill(tmp_path, *new(6), 16)
-    (tmp_path / "embedding_densities.npy").unlink()
-    assert load_segment(tmp_path, "000001", NOTHING, 16).densities is None
-
-
 @pytest.mark.parametrize("bits", [16, 8, 4, 2, 1])
 @pytest.mark.parametrize("dim", [64, 61])
 def test_embeddings_take_the_room_of_their_bits(tmp_path, bits, dim):
