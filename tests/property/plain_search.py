@@ -342,7 +342,7 @@ class ExactDecoder:
         self.num_rows = 0
         self._drawn: dict[tuple[int, ...], np.ndarray] = {}
 
-    def start(self, queries: torch.Tensor) -> WrittenState:
+    def start(self, queries: torch.Tensor, level0=None) -> WrittenState:
         return WrittenState(0, [(int(number), ()) for number in queries[:, 0].tolist()], len(queries))
 
     def advance(self, state: WrittenState, codes: torch.Tensor) -> WrittenStep:

@@ -29,6 +29,8 @@ BITS: Final = (1, 2, 4, 8)
 """Bits of a number of a stored residual."""
 MOST_CONSTANT: Final = 8
 """Most directions that are found to be constant, besides dimensions."""
+NEGLIGIBLE: Final = 1e-4
+"""Smaller spreads, relative to the products or densities themselves, are no differences between items."""
 COLUMNS: Final = 3
 """Numbers stored for each modality: :class:`SpreadOf`, without the usage."""
 
@@ -160,14 +162,16 @@ class Spread:
         random = np.random.default_rng(0)
         for group in np.flatnonzero(usage.sum(axis=1)).tolist():
             rows = np.flatnonzero(groups == group)
-            if densities is not None:
-                spreads[group, 2] = densities[rows].std()
+            if densities is not None and (deviation := densities[rows].std()) > NEGLIGIBLE:
+                spreads[group, 2] = deviation
             rows = random.permutation(rows)[:SAMPLED]
             vectors = sum_codes(tables, ids[rows])
             weights = usage[group] / usage[group].sum()
             products = vectors @ first.T
             centred = products - (products @ weights)[:, None]
-            spreads[group, 0] = np.sqrt(np.square(centred) @ weights).mean()
+            first_spread = np.sqrt(np.square(centred) @ weights).mean()
+            if first_spread > NEGLIGIBLE * np.abs(products).mean():  # otherwise it is rounding
+                spreads[group, 0] = first_spread
             if len(rows) > 2:
                 others = (vectors @ vectors.T)[~np.eye(len(rows), dtype=bool)].reshape(len(rows), -1)
                 spreads[group, 1] = others.std(axis=1).mean()

@@ -37,16 +37,16 @@ def requests(single) -> list[SearchRequest]:
     some = next(single.snapshot.ids())
     picture = next(item for item in single.snapshot.segments[0].items.all() if item.image)
     return [
-        SearchRequest(text="a red umbrella", modality="text", k=9),
-        SearchRequest(text="a red umbrella", k=9),
-        SearchRequest(text="a red umbrella", k=2),
-        SearchRequest(text="a picture of it", instruction="Find a picture", k=12),
-        SearchRequest(text="blue", modality="image", where=["id!=" + some], k=4),
-        SearchRequest(text="a blue lamp", image=picture.image, modality="image-text", k=7),
+        SearchRequest(hybrid=False, text="a red umbrella", modality="text", k=9),
+        SearchRequest(hybrid=False, text="a red umbrella", k=9),
+        SearchRequest(hybrid=False, text="a red umbrella", k=2),
+        SearchRequest(hybrid=False, text="a picture of it", instruction="Find a picture", k=12),
+        SearchRequest(hybrid=False, text="blue", modality="image", where=["id!=" + some], k=4),
+        SearchRequest(hybrid=False, text="a blue lamp", image=picture.image, modality="image-text", k=7),
         SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), k=5),
         SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup")), combine="any", k=6),
-        SearchRequest(text="a red kite or a blue cup", modality="text", k=6),
-        SearchRequest(text="everything", modality="text", k=100),
+        SearchRequest(hybrid=False, text="a red kite or a blue cup", modality="text", k=6),
+        SearchRequest(hybrid=False, text="everything", modality="text", k=100),
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     with pytest.raises(UnknownField, match="colour"):
         searcher.search("new", where=["colour=red"])
     searcher.add_items([NewItem("new", "a new thing", fields={"colour": "red"})])
-    both = [SearchRequest(text="new", where=["colour=red"]), SearchRequest(text="new", k=3, modality="text")]
+    both = [SearchRequest(hybrid=False, text="new", where=["colour=red"]), SearchRequest(text="new", k=3, modality="text")]
     one, other = searcher.search_many(both)
     assert [hit.id for hit in one] == ["new"]
     assert len(other) == 3

@@ -78,7 +78,7 @@ def test_a_whole_index_is_found_whole(index):
 
 def test_a_flipped_bit_in_any_file_is_found(index):
     random = np.random.default_rng(0)
-    assert len(files(index)) == 1 + 2 + 2 * 9
+    assert len(files(index)) == 1 + 2 + 2 * 8
     for file in files(index):
         contents = file.read_bytes()
         for place in {0, len(contents) // 2, int(random.integers(len(contents))), len(contents) - 2}:

@@ -125,7 +125,7 @@ def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(w
         deep = {"a": deep}
     bad = [
         ({"id": "empty"}, "needs a text"),
-        ({"id": "cut", "image": "cut"}, "cut off"),
+        ({"id": "cut", "image": "cut"}, "damaged"),
         ({"id": "url", "image": "https://example.com/x.png"}, "not fetched"),
         ({"id": "deep", "text": "x", "fields": deep}, "levels"),
         ({"id": "wide", "text": "x", "fields": {"a": "x" * FIELDS_BYTES}}, "bytes"),

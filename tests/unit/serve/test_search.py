@@ -66,7 +66,7 @@ def test_a_picture_is_a_part_of_the_upload(client, index):
         assert [hit["id"] for hit in answer.json()["hits"]] == expected
     for name, data, why in (
         ("other", sent, "no part 'other'"),
-        ("photo", b"GIF89a", "cut off"),
+        ("photo", b"GIF89a", "damaged"),
         ("photo", picture(size=(6000, 5000)), "25,000,000 are allowed"),
     ):
         answer = client.post("/v1/search", **form({"image": name}, photo=data))

@@ -13,7 +13,7 @@ import genius_search
 from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, TrainingFailed, UsageError
+from genius_search.errors import ArtifactMissing, BadData, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.training import quantizer as stage
@@ -81,7 +81,7 @@ def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, enc
 
 def test_a_model_without_features_of_training_data_is_refused_with_where_they_are(tmp_path):
     with pytest.raises(
-        ArtifactMissing, match="imported or pulled has none: name the folder that it was trained in"
+        ArtifactMissing, match="imported, refitted or pulled has none: name the folder that it was trained in"
     ):
         reopen_embedded(tmp_path)
 
@@ -122,8 +122,7 @@ def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, 
         patch.setattr("genius_search.training.fit.train_generator", fail)
         with pytest.raises(OSError, match="No space"):
             fit(data, "small", copied, changed, progress=Recorder())
-    with pytest.raises(ArtifactMismatch):  # the parts of two models are never one
-        Genius.open(copied)
+    assert Genius.open(copied).fingerprint == before  # until the other one is finished
     progress = Recorder()
     model = fit(data, "small", copied, changed, progress=progress)
     assert [stage for stage in progress.begun if stage.startswith("train")] == ["train generator"]
