@@ -32,10 +32,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
+
 from genius_search.index import writer as writer_module
 from genius_search.index.index import Index
 from genius_search.model import Genius
-from research.bench.measure import use_one_thread
 
 WRITERS = READERS = 4
 WAIT_SECONDS = 120.0
@@ -310,7 +311,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=1)
     parser.add_argument("--fault", choices=("lock", "stale"))
     arguments = parser.parse_args()
-    use_one_thread()  # others would be missing after a fork, and be waited for
+    torch.set_num_threads(1)  # others would be missing after a fork, and be waited for
     forks = multiprocessing.get_context("fork")
     chance = random.Random(5)
     kills = 0

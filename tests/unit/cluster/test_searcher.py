@@ -75,7 +75,10 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     with pytest.raises(UnknownField, match="colour"):
         searcher.search("new", where=["colour=red"])
     searcher.add_items([NewItem("new", "a new thing", fields={"colour": "red"})])
-    both = [SearchRequest(hybrid=False, text="new", where=["colour=red"]), SearchRequest(text="new", k=3, modality="text")]
+    both = [
+        SearchRequest(hybrid=False, text="new", where=["colour=red"]),
+        SearchRequest(text="new", k=3, modality="text"),
+    ]
     one, other = searcher.search_many(both)
     assert [hit.id for hit in one] == ["new"]
     assert len(other) == 3
