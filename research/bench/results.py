@@ -36,7 +36,7 @@ def table(rows: Sequence[Row], columns: Mapping[str, str], *, name: str, title: 
 def write(folder: Path, title: str, found: Measurements, about: Mapping[str, Any]) -> dict[str, Any]:
     """Write ``results.json`` and the tables as ``results.md``; return the JSON.
 
-    ``genius report`` draws the figures. Raises UsageError for a NaN or infinity.
+    Raises UsageError for a NaN or infinity.
     """
     for name, rows in found.rows.items():
         for row in rows:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -115,16 +116,27 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         signed = read_json(folder / MANIFEST)
         if fingerprint_of({k: v for k, v in signed.items() if k != "fingerprint"}) != manifest.fingerprint:
             raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
-    for name, fact in manifest.files.items():
+    check_files(folder, manifest.files, verify=verify)
+    return manifest
+
+
+def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) -> None:
+    """Check the sizes of a folder's files, or with ``verify`` their checksums, too.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        A file is missing, or is not the one that was written.
+    """
+    for name, fact in files.items():
         file = folder / name
-        if not file.exists():
+        if not file.is_file():
             raise ArtifactMissing(f"{folder} is damaged: {name} is missing")
         size = file.stat().st_size
         if size != fact.bytes:
             raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
-    return manifest
 
 
 def _read_manifest(folder: Path, kind: str) -> Manifest:

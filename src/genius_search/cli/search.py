@@ -75,7 +75,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """Number of hits."""
 
     beam: OptionalInt = None
-    """IDs kept at each level, at least -k. Default: 10."""
+    """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
 
     rerank: Annotated[Rerank | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
@@ -84,7 +84,7 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     """With --rerank: what finds candidates. Default: geometry."""
 
     candidates: OptionalInt = None
-    """With --rerank: stop decoding at this many IDs. Default: a tenth of the items, from 1000; 0: never."""
+    """With --rerank: stop decoding at this many IDs; 0: never. Default: all up to 8,000, else a tenth."""
 
     config: OptionalFile = None
     """TOML file with other settings, by the names of the fields of genius_search.SearchConfig."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -187,10 +187,8 @@ def measure_hubness(index: Index, data: MBeir, *, split: str = "val", progress: 
     progress.begin("search", len(queries))
     for start in range(0, len(queries), BATCH):
         own = queries[start : start + BATCH]
-        for weight, is_found in found.items():
-            config = replace(index.settings, density_weight=weight)
-            hits = index.search_many([request for request, _ in own], config=config)
-            is_found += [
+        for weight, hits in index.search_by_weights([request for request, _ in own], WEIGHTS).items():
+            found[weight] += [
                 any(hit.id in right for hit in some[:FIRST])
                 for some, (_, right) in zip(hits, own, strict=True)
             ]

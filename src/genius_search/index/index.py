@@ -590,6 +590,19 @@ class Index:
         requests = [dataclasses.replace(request, vector=vector) for vector in vectors]
         return self.search_many(requests, config=config)
 
+    def search_by_weights(
+        self, requests: Sequence[SearchRequest], weights: Sequence[float]
+    ) -> dict[float, list[Hits]]:
+        """Return the hits of requests with each of several weights of densities; all are encoded once."""
+        model, snapshot = self.current()
+        config = default_settings(model, snapshot)
+        queries = encode_queries(model, snapshot, requests, config)
+        found = {}
+        for weight in weights:
+            used = dataclasses.replace(config, density_weight=weight)
+            found[weight] = [Hits(result.hits) for result in search_encoded(model, snapshot, queries, used)]
+        return found
+
     def explain(
         self,
         item_id: str,

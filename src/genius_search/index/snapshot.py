@@ -26,7 +26,7 @@ from genius_search.index.store import (
     SEGMENTS,
     IndexManifest,
     Segment,
-    check_files,
+    check_segment,
     load_segment,
     read_deleted,
     read_state,
@@ -92,7 +92,7 @@ class Snapshot:
         segments = []
         for entry in manifest.segments:
             place = folder / SEGMENTS / entry.name
-            check_files(place, entry.files, verify=False)
+            check_segment(place, entry.files, verify=False)
             segment = load_segment(place, entry.name, read_deleted(folder, entry), manifest.embedding_bits)
             if segment.table.num_items != entry.items:
                 raise ArtifactMismatch(

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float16, Int16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genius_search.artifact import FileFact, file_fingerprint, fingerprint_of, read_json
+from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.calibrate import Calibration
 from genius_search.index.hubness import Hubness
@@ -163,24 +163,10 @@ def with_hint() -> Iterator[None]:
         raise type(error)(f"{error}; {REMEDY}") from None
 
 
-def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) -> list[Path]:
-    """Check the sizes of a segment's files, or with ``verify`` their checksums; return the files.
-
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        A file is missing, or is not the one that was written.
-    """
-    for name, fact in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtifactMissing(f"{path} is missing; {REMEDY}")
-        size = path.stat().st_size
-        if size != fact.bytes:
-            raise ArtifactMismatch(f"{path} is damaged: it has {size} bytes, expected {fact.bytes}; {REMEDY}")
-        if verify and file_fingerprint(path) != fact.sha256:
-            raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
-    return [folder / name for name in files]
+def check_segment(folder: Path, files: Mapping[str, FileFact], *, verify: bool) -> None:
+    """Check the files of a segment (:func:`genius_search.artifact.check_files`)."""
+    with with_hint():
+        check_files(folder, files, verify=verify)
 
 
 CURRENT: Final = "index.json"

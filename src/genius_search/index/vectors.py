@@ -6,18 +6,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int8
+from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import Encoder
 from genius_search.encoders.vectors import VectorEncoder
 from genius_search.errors import BadData, UsageError
-from genius_search.index.adding import CHUNK, Added, Batch, check_item, encode_batch
+from genius_search.index.adding import CHUNK, MAX_ID_LENGTH, Added, Batch, check_item, encode_batch
 from genius_search.index.items import Item
+from genius_search.index.query import SHORTEST_VECTOR
 from genius_search.index.store import OWN_MODEL, IndexManifest
 from genius_search.index.writer import Writer
 from genius_search.model import Genius
@@ -26,15 +26,12 @@ from genius_search.progress import Progress
 from genius_search.records import Modality
 from genius_search.training.codebooks import MAX_SAMPLE, fit_codebooks
 
-SHORTEST: Final = 1e-12
-"""Vectors that are not longer have no direction."""
-
 
 @dataclass(frozen=True, slots=True)
 class VectorItems:
     """Items, each with a vector. All are checked, and vectors may be memory-mapped."""
 
-    vectors: Float[np.ndarray, "items dim"]
+    vectors: Shaped[np.ndarray, "items dim"]
     ids: Sequence[str]
     modalities: Int8[np.ndarray, " items"]
     texts: Sequence[str | None] | None
@@ -77,6 +74,10 @@ class VectorItems:
         names = [str(number) for number in range(count)] if ids is None else [str(one) for one in ids]
         first: dict[str, int] = {}
         for row, name in enumerate(names):
+            if not 1 <= len(name) <= MAX_ID_LENGTH:
+                raise BadData(
+                    f"the id of row {row} has {len(name)} characters; ids have 1 to {MAX_ID_LENGTH}"
+                )
             if first.setdefault(name, row) != row:
                 raise BadData(f"rows {first[name]} and {row} have the id {name!r}; ids must be unique")
         for start in range(0, count, CHUNK):
@@ -87,7 +88,7 @@ class VectorItems:
 
     def rows(self, start: int, stop: int) -> Float32[np.ndarray, "items dim"]:
         """Return some vectors at unit length."""
-        return normalize(np.asarray(self.vectors[start:stop], dtype=np.float32))
+        return _to_units(self.vectors[start:stop])
 
     def item(self, row: int) -> Item:
         """Return an item; its stamp changes with its vector, its text and its fields."""
@@ -105,11 +106,16 @@ class VectorItems:
         return item
 
 
-def _check_rows(vectors: Float[np.ndarray, "items dim"], start: int) -> None:
+def _to_units(vectors: Shaped[np.ndarray, "rows dim"]) -> Float32[np.ndarray, "rows dim"]:
+    """Scale vectors to unit length, in double precision, in which squares of large numbers are finite."""
+    return np.asarray(normalize(np.asarray(vectors, dtype=np.float64)), dtype=np.float32)
+
+
+def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:
     lengths = np.linalg.norm(np.asarray(vectors, dtype=np.float64), axis=1)
     for bad, what in (
         (~np.isfinite(lengths), "a number that is not finite"),
-        (lengths <= SHORTEST, "only zeros"),
+        (lengths <= SHORTEST_VECTOR, "only zeros"),
     ):
         if bad.any():
             rows = start + np.flatnonzero(bad)
@@ -127,7 +133,7 @@ def fit_to_vectors(
     opened = encoder or VectorEncoder(str(dim))
     _check_width(items, opened.dim)
     rows = np.sort(np.random.default_rng(0).permutation(len(items.ids))[:MAX_SAMPLE])
-    sample = normalize(np.asarray(items.vectors[rows], dtype=np.float32))
+    sample = _to_units(items.vectors[rows])
     folder = writer.folder / OWN_MODEL
     quantizer = fit_codebooks(
         torch.from_numpy(sample),

@@ -27,7 +27,7 @@ from genius_search.index.store import (
     IndexManifest,
     Segment,
     check_deleted,
-    check_files,
+    check_segment,
     read_state,
 )
 from genius_search.index.writer import check_pictures, work_bytes
@@ -64,7 +64,8 @@ def verify(folder: Path) -> Verified:
 def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     files = [folder / CURRENT]  # its own checksum is checked whenever it is read
     for entry in manifest.segments:
-        files += check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
+        check_segment(folder / SEGMENTS / entry.name, entry.files, verify=True)
+        files += [folder / SEGMENTS / entry.name / name for name in entry.files]
         files += check_deleted(folder, entry)
     snapshot = Snapshot.load(folder, manifest)
     files += check_pictures(folder, snapshot.segments)

@@ -43,7 +43,7 @@ from genius_search.index.store import (
     Segment,
     SegmentEntry,
     check_deleted,
-    check_files,
+    check_segment,
     read_manifest,
 )
 from genius_search.search.arrays import save_array
@@ -456,7 +456,7 @@ class Writer:
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
         for entry in entries:
-            check_files(self.folder / SEGMENTS / entry.name, entry.files, verify=True)
+            check_segment(self.folder / SEGMENTS / entry.name, entry.files, verify=True)
 
     def _change(
         self,

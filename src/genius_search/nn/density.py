@@ -4,7 +4,7 @@
 the inner product q·v favours long vectors; q·v − |v|²/2 ranks by the distance between q and v, which is also
 what the quantizer minimises. An item that its codes explain badly has a short vector, though, and distance
 favours it: what is missing of it is no more than partly like the query. Without training, half of the
-correction (``norm_weight``) agrees better with exact search (``genius bench search``).
+correction (``norm_weight``) agrees better with exact search (``python -m research.bench``).
 
 **Density.** Some items are near almost every query (hubs; Radovanović et al., "Hubs in space", 2010) and
 displace better ones. Cross-domain similarity local scaling subtracts an item's mean similarity to its nearest

@@ -13,7 +13,7 @@ from research.bench.results import Measurements, table, write
 from research.bench.settings import SearchSettings
 
 COLUMNS = {"name": "name", "cpu_ms": "ms"}
-ABOUT = {"machine": "a machine", "date": "2026-01-01", "command": "genius bench x", "seed": 3}
+ABOUT = {"machine": "a machine", "date": "2026-01-01", "command": "python -m research.bench x", "seed": 3}
 
 
 def measurements(*rows: dict) -> Measurements:
@@ -25,11 +25,11 @@ def measurements(*rows: dict) -> Measurements:
 
 def test_every_row_says_what_it_was_measured_on(tmp_path):
     found = measurements({"name": "a", "cpu_ms": 1.0}, {"name": "b", "cpu_ms": 2.0, "speedup": None})
-    document = write(tmp_path / "out", "Speed", found, about("genius bench things", seed=7))
+    document = write(tmp_path / "out", "Speed", found, about("python -m research.bench things", seed=7))
     assert document == json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["name"] for row in document["things"]] == ["a", "b"]
     for row in document["things"]:
-        assert (row["command"], row["seed"]) == ("genius bench things", 7)
+        assert (row["command"], row["seed"]) == ("python -m research.bench things", 7)
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
         assert "torch 2" in row["machine"]
         assert "threads used" in row["machine"]

@@ -98,9 +98,22 @@ def test_a_row_without_direction_is_named_and_nothing_changes(index, kind, tmp_p
     assert not (tmp_path / "new.index").exists()
 
 
-def test_doubled_ids_are_named_by_their_rows(index):
-    with pytest.raises(BadData, match="rows 1 and 3 have the id 'b'"):
-        index.add(vectors=draw(4), ids=["a", "b", "c", "b"])
+def test_vectors_may_be_long_beyond_single_precision(index):
+    longest = (draw(1, seed=5) * np.float64(1e150)).astype(np.float64)
+    assert index.add(vectors=longest, ids=["far"]).added == 1
+    assert index.search(vector=draw(1, seed=5)[0], k=1)[0].id == "far"
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (["a", "b", "c", "b"], "rows 1 and 3 have the id 'b'"),
+        (["a", "b", "", "d"], "the id of row 2 has 0 characters"),
+    ],
+)
+def test_bad_ids_are_named_by_their_rows(index, ids, words):
+    with pytest.raises(BadData, match=words):
+        index.add(vectors=draw(4), ids=ids)
 
 
 @pytest.mark.parametrize(
