@@ -133,6 +133,37 @@ def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parse
     assert all((ROOT / name).exists() for name in copied)
 
 
+OPTIONS = """
+import contextlib, io, json, re, sys
+from genius_search.cli import all_commands, run
+
+options = set()
+for name in all_commands():
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        run(name, ["--help"])
+    for line in said.getvalue().splitlines():
+        described = re.match(r"[│ ]*((?:-[a-z-]+(?: [A-Z|]+)?(?:, )?)+)", line)
+        options.update(re.findall("--[a-z-]+", described[1]) if described else [])
+json.dump(sorted(options), sys.stdout)
+"""
+
+
+def test_every_option_that_the_text_names_exists():
+    options = {*json.loads(python("-c", OPTIONS)), "--help"}
+    assert {"--k", "--where", "--no-hybrid", "--encoder", "--json"} <= options
+    assert "--density-weight" not in options
+    named = {
+        (path.name, option)
+        for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+        if path.name != "research.md"
+        for code in re.findall("`((?:genius [^`]*)?--[^`]*)`", prose(path))
+        for option in re.findall("--[a-z-]+", code)
+    }
+    assert len(named) > 20
+    assert [found for found in sorted(named) if found[1] not in options] == []
+
+
 def test_parsing_notices_what_does_not_exist():
     wrong = [["serch", "x"], ["search", "x", "--colour", "red"], ["fit", "x", "--levels", "3"]]
     assert None not in json.loads(python("-c", PARSE, input=json.dumps(wrong)))

@@ -17,7 +17,7 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     """Calibrate an index with queries of a data set, so that hits have the probability of being right.
 
     The items of the index must be candidates of the data set, with their ids. First the weight of
-    densities (--density-weight) is chosen that finds the most answers, and stored as the index's default.
+    densities (density_weight) is chosen that finds the most answers, and stored as the index's default.
     A search can then say that it has no good match. Half of the queries are used to fit, the other half to
     measure. Calibrate again when the index has grown much.
     """

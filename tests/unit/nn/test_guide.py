@@ -118,7 +118,7 @@ def test_distances_of_different_levels_are_not_compared() -> None:
     generator = drawn()
     decoder = GuidedDecoder(T5Decoder(generator), guide_of(generator))
     hidden = decoder.advance(decoder.start(asked(2)[0]), torch.zeros((2, 0), dtype=torch.int64)).hidden
-    with pytest.raises(UsageError, match="--scores level"):
+    with pytest.raises(UsageError, match='scores="level"'):
         decoder.log_probabilities(hidden[:, 0], 0, "vocabulary")
 
 
