@@ -33,7 +33,7 @@ HEADLINE: Final = "R@5"
 FIRST: Final = ("R@1", "R@5", "R@10")
 """Measures that every JSON row begins with and every short table shows."""
 PAPER_NOTE: Final = (
-    f"percent; published with a beam of {PAPER_BEAM}, scores=\"vocabulary\", --instructions first; 'released': "
+    f"percent; published with a beam of {PAPER_BEAM}, scores='vocabulary', --instructions first; 'released': "
     "weights that were published later"
 )
 
