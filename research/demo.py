@@ -39,13 +39,13 @@ _SMALL: Final = preset("small")
 SETTINGS: Final = dataclasses.replace(
     _SMALL,
     encoder=dataclasses.replace(
-        _SMALL.encoder, training=dataclasses.replace(_SMALL.encoder.training, epochs=8.0)
+        _SMALL.encoder, training=dataclasses.replace(_SMALL.encoder.training, epochs=7.0)
     ),
     quantizer=dataclasses.replace(
-        _SMALL.quantizer, training=dataclasses.replace(_SMALL.quantizer.training, epochs=3.0)
+        _SMALL.quantizer, training=dataclasses.replace(_SMALL.quantizer.training, epochs=2.0)
     ),
     generator=dataclasses.replace(
-        _SMALL.generator, training=dataclasses.replace(_SMALL.generator.training, epochs=3.0)
+        _SMALL.generator, training=dataclasses.replace(_SMALL.generator.training, epochs=2.0)
     ),
 )
 """The preset ``small`` with fewer passes, which are enough for drawings."""
