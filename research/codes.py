@@ -66,5 +66,5 @@ def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]])
         np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
         np.concatenate([arrays.code_cosine for _, arrays in encoded])[first].astype(np.float32),
         sizes=model.sizes,
-        has_modality_level=model.has_modality_level,
+        has_modality_level=model.codebooks.has_modality_level,
     )

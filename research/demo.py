@@ -145,7 +145,7 @@ def _search(
 
 def _facts(index: Index, model: Genius, health: Health, seconds: float) -> dict[str, str]:
     info = index.info()
-    parameters = sum(weight.numel() for weight in model.trained_generator.parameters())
+    parameters = 0 if model.generator is None else sum(one.numel() for one in model.generator.parameters())
     return {
         "items in the pool": f"{info.items:,}",
         "bytes per ID": f"{info.bytes_per_item['ids']:.0f}",

@@ -182,7 +182,9 @@ def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
 
     IDs are memorised sooner without dropout; the control is trained in the same way.
     """
-    own = model.trained_generator.config
+    if model.generator is None:
+        raise UsageError(f"{model.folder} has no generator to compare with; `genius fit` trains one")
+    own = model.generator.config
     training = dataclasses.replace(
         own.training, epochs=config.epochs, max_steps=0, batch_size=config.batch_size, seed=config.seed
     )

@@ -71,7 +71,7 @@ def test_two_processes_descend_as_one(fitted, stage):
 
 def test_the_model_of_two_processes_is_whole(fitted):
     model = Genius.open(fitted / "two")
-    assert model.trained_generator is not None
+    assert model.generator is not None
     assert not list((fitted / "two").glob(".*"))
     assert not (fitted / "two" / "generator" / "fused").exists()
 

@@ -61,4 +61,4 @@ def run(tmp_path):
 def test_two_nodes_train_one_model(run, trained, tmp_path):
     output = run("fit.sbatch", TWO_TASKS, trained.data, tmp_path / "model", *SETTINGS, "--device", "cpu")
     assert output.count("next: genius evaluate") == 1
-    assert Genius.open(tmp_path / "model").trained_generator is not None
+    assert Genius.open(tmp_path / "model").generator is not None

@@ -87,8 +87,7 @@ class Push(JsonOption):
         from genius_search import hub
         from genius_search.index.publish import OBSOLETE, save_index
         from genius_search.index.store import CURRENT
-        from genius_search.model.file import MODEL_FILE
-        from genius_search.model.publish import save_model
+        from genius_search.model import MODEL_FILE, save_model
 
         is_index = (self.folder / CURRENT).exists()
         if not is_index and not (self.folder / MODEL_FILE).exists():

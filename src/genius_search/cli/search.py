@@ -38,7 +38,7 @@ Rerank = Literal["none", "codes", "embeddings"]
 def is_folder_of_files(folder: Path) -> bool:
     """Return whether this is a folder of somebody's files rather than an index or a model."""
     from genius_search.index.store import CLUSTER, CURRENT, LOCK, WORK
-    from genius_search.model.file import MODEL_FILE
+    from genius_search.model import MODEL_FILE
 
     names = (CLUSTER, CURRENT, LOCK, WORK, MODEL_FILE)
     return folder.is_dir() and not any((folder / name).exists() for name in names)

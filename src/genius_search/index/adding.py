@@ -534,7 +534,8 @@ def encode_batch(
     encoded = model.encode(features, modality.astype(np.int64))
     vectors = densities = None
     if embeddings == "fused":
-        densities = model.item_density(encoded.embeddings, encoded.codes).numpy()
+        of_items = model.quantizer.norm_and_density
+        densities = of_items.item_density(encoded.embeddings, encoded.codes).numpy()
     if embeddings != "none":
         kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
         if is_residual(bits):

@@ -268,7 +268,7 @@ def _levels(
         np.concatenate([children.high for children in chosen]),
     )
     shown = iter(_examples(snapshot, snapshot.tree, ranges, EXAMPLES))
-    first_is_modality = model.has_modality_level
+    first_is_modality = model.codebooks.has_modality_level
     levels = []
     for level, (step, places) in enumerate(zip(steps, best, strict=True)):
         levels.append(

@@ -15,7 +15,7 @@ from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import DELETED, LOCK, OWN_MODEL, SEGMENTS
 from genius_search.index.writer import PICTURES, one_writer
-from genius_search.model.publish import save_model
+from genius_search.model import save_model
 from genius_search.writing import new_folder
 
 OBSOLETE: Final = (f"{SEGMENTS}/*", f"{DELETED}/*")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float32
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchConfig, usual_search
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.content import Content, features_of
 from genius_search.errors import UsageError
@@ -97,7 +97,7 @@ def encode_queries(
     for request in requests:
         request.check()
     if not snapshot.segments:
-        nothing = np.zeros(model.dim, dtype=np.float32)
+        nothing = np.zeros(model.codebooks.dim, dtype=np.float32)
         return [
             EncodedQuery(request, number, 0, frozenset(), None, nothing, nothing)
             for number, request in enumerate(requests)
@@ -271,7 +271,7 @@ def _search(
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
-    usual = model.usual_search(snapshot.num_alive)
+    usual = usual_search(snapshot.num_alive)
     if manifest.hubness is not None:
         usual = dataclasses.replace(usual, density_weight=manifest.hubness.weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
@@ -329,7 +329,7 @@ def _encode(
 ) -> Float32[np.ndarray, "contents 2 dim"]:
     """Return two vectors of each content: the generator's input, and the one that hits are re-ranked by."""
     if not contents:
-        return np.zeros((0, 2, model.dim), dtype=np.float32)
+        return np.zeros((0, 2, model.codebooks.dim), dtype=np.float32)
     features = features_of(model.encoder, contents)
     fused = model.fuse(features.image, features.text)
     return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)

@@ -83,7 +83,7 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
 
 def check_own_model(folder: Path, fingerprint: str) -> list[Path]:
     """Compare the files of a model inside an index with their checksums; return them."""
-    from genius_search.model.file import MODEL_FILE, read_model_file  # noqa: PLC0415  imports torch
+    from genius_search.model import MODEL_FILE, read_model_file  # noqa: PLC0415  imports torch
 
     model = read_model_file(folder)
     if model.fingerprint_of_parts() != fingerprint:

@@ -167,7 +167,7 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
     features = TrainingFeatures(
         Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
     )
-    spec = read_model_file(folder).encoder.in_folder(folder)
+    spec = read_model_file(folder).encoder.spec_in(folder)
     encoder = load_encoder(spec, download=download, device=device)
     if encoder.fingerprint != features.candidates.manifest.inputs["encoder"]:
         raise ArtifactMismatch(

@@ -16,8 +16,7 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeede
 from genius_search.hub import CHECKPOINTS, find, is_name, pull
 from genius_search.index.store import read_manifest
 from genius_search.index.writer import one_writer
-from genius_search.model import Genius
-from genius_search.model.publish import save_model
+from genius_search.model import Genius, save_model
 
 WEIGHTS = "generator/generator.safetensors"
 

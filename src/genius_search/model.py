@@ -1,28 +1,22 @@
-"""A trained model: encoder, fusion and quantizer, generator."""
+"""A trained model: encoder, fusion and quantizer, generator, tied together by ``model.json``."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from jaxtyping import Float, Float32, Int, UInt8
+from jaxtyping import Float, Float32, Int
+from pydantic import BaseModel, StrictInt, ValidationError
 
-from genius_search.artifact import open_artifact
-from genius_search.config import SearchConfig, usual_search
+from genius_search.artifact import MANIFEST, fingerprint_of, first_problem, open_artifact, read_json, recover
+from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
-from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.model.file import (
-    FORMAT,
-    EncoderPart,
-    KnownInstruction,
-    ModelFile,
-    ModelPart,
-    read_model_file,
-)
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.arrays import as_array, as_floats, normalize
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer
@@ -32,7 +26,9 @@ from genius_search.records import Modality
 from genius_search.search.find import quick_search
 from genius_search.search.rank import CodeRanker
 
-if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that NumPy does not know
+# Opening a model and searching with it need no PyTorch, no hub and nothing that writes.
+# ruff: noqa: PLC0415
+if TYPE_CHECKING:
     from torch import Tensor
 
     from genius_search.data.features import FeatureBatch
@@ -40,6 +36,101 @@ if TYPE_CHECKING:  # searching needs no PyTorch, unless the model has parts that
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
     from genius_search.search.compiled import CompiledSearch
     from genius_search.search.decoder import Decoder, GeometricDecoder
+
+MODEL_FILE: Final = "model.json"
+FORMAT: Final = 4
+"""Version of the file; others are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInstruction:
+    """An instruction the model was trained with, and when it applies."""
+
+    query: str
+    """Modality of the query, in M-BEIR's spelling or ours."""
+    candidate: str
+    """Modality of the result, likewise."""
+    text: str
+
+
+class ModelPart(BaseModel, frozen=True):
+    """The fingerprint of a part's folder."""
+
+    fingerprint: str
+    spec: str = ""
+    """Of the encoder; a path with ``./`` is relative to the model's folder."""
+
+    def spec_in(self, folder: Path) -> str:
+        """Return the encoder's spec with an absolute path."""
+        kind, _, place = self.spec.partition(":")
+        return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
+
+
+class ModelFile(BaseModel, frozen=True):
+    """Contents of ``model.json``."""
+
+    format: StrictInt
+    encoder: ModelPart
+    quantizer: ModelPart
+    generator: ModelPart | None = None
+    """None if the model is searched by the geometry of its code vectors alone."""
+    instructions: list[KnownInstruction]
+    fingerprint: str
+
+    @property
+    def parts(self) -> dict[str, ModelPart]:
+        """The parts by the names of their folders."""
+        parts = {"encoder": self.encoder, "quantizer": self.quantizer}
+        return parts if self.generator is None else parts | {"generator": self.generator}
+
+    def fingerprint_of_parts(self) -> str:
+        """Compute the fingerprint from those of the parts; the encoder's path does not matter."""
+        return fingerprint_of({name: part.fingerprint for name, part in self.parts.items()})
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a folder."""
+        from genius_search.writing import write_json
+
+        write_json(folder / MODEL_FILE, self.model_dump(exclude_defaults=True))
+
+
+def read_model_file(folder: Path) -> ModelFile:
+    """Read the ``model.json`` of a folder.
+
+    Raises
+    ------
+    ArtifactMissing
+        The folder contains no finished model.
+    ArtifactMismatch
+        The file is damaged, or was written by another version.
+    """
+    recover(folder)
+    path = folder / MODEL_FILE
+    if (folder / "index.json").exists():
+        raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
+    if not path.exists():
+        from genius_search.hub import is_name
+
+        is_pullable = is_name(str(folder)) and not folder.exists()
+        raise ArtifactMissing(
+            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
+            "where it stopped when run again"
+            + (f"; or, if this is a name on the hub, `genius pull {folder}` first" if is_pullable else "")
+        )
+    content = read_json(path)
+    found = content.get("format") if isinstance(content, dict) else None
+    if isinstance(found, int) and found != FORMAT:
+        raise ArtifactMismatch(
+            f"{folder} has format {found}, this version reads {FORMAT}; train the model again or install the "
+            "version that made it"
+        )
+    try:
+        return ModelFile.model_validate(content)
+    except ValidationError as error:
+        raise ArtifactMismatch(
+            f"{path} is damaged ({first_problem(error)}); run `genius fit` again, or `genius pull` if it was "
+            "pulled"
+        ) from None
 
 
 class Genius:
@@ -89,36 +180,30 @@ class Genius:
         """
         folder = Path(folder)
         if not folder.exists():
-            from genius_search import hub  # noqa: PLC0415  opening a folder needs none of it
+            from genius_search import hub
 
             folder = (hub.find(str(folder)) if hub.is_name(str(folder)) else None) or folder
         if device != "cpu":
-            from genius_search.nn.parallel import usable  # noqa: PLC0415  as below
+            from genius_search.nn.parallel import usable
 
             usable(device)
-        parts = read_model_file(folder)
-        encoder = load_encoder(parts.encoder.in_folder(folder), download=download, device=device)
+        file = read_model_file(folder)
+        encoder = load_encoder(file.encoder.spec_in(folder), download=download, device=device)
         quantizer = StoredQuantizer(open_artifact(folder / "quantizer", kind=QUANTIZER), device=device)
         generator = None
-        if parts.generator is not None:
+        if file.generator is not None:
             generator = StoredGenerator(open_artifact(folder / "generator", kind=GENERATOR), device=device)
         found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
             found["generator"] = generator.manifest.fingerprint
         for part, fingerprint in found.items():
-            if parts.parts[part].fingerprint != fingerprint:
+            if file.parts[part].fingerprint != fingerprint:
                 raise ArtifactMismatch(
                     f"{folder}: the {part} is not the one this model was finished with (a later training was "
                     "interrupted, or the file changed); run `genius fit` again"
                 )
         return Genius(
-            folder,
-            encoder,
-            quantizer,
-            generator,
-            parts.instructions,
-            parts.fingerprint,
-            device=device,
+            folder, encoder, quantizer, generator, file.instructions, file.fingerprint, device=device
         )
 
     @staticmethod
@@ -145,7 +230,7 @@ class Genius:
         ArtifactMismatch
             The parts do not belong together.
         """
-        from genius_search.hub import find_or_pull  # noqa: PLC0415  as above
+        from genius_search.hub import find_or_pull
 
         folder = find_or_pull(name_or_folder, revision=revision, download=download, token=token)
         return Genius.open(folder, device=device, download=download)
@@ -163,17 +248,17 @@ class Genius:
         spec, home = encoder.spec, folder.resolve()
         if Path(place).exists() and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
-        parts = ModelFile(
+        file = ModelFile(
             format=FORMAT,
-            encoder=EncoderPart(spec=spec, fingerprint=encoder.fingerprint),
+            encoder=ModelPart(fingerprint=encoder.fingerprint, spec=spec),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),
             instructions=list(instructions),
             fingerprint="",
         )
-        parts = parts.model_copy(update={"fingerprint": parts.fingerprint_of_parts()})
-        parts.write(folder)
-        return Genius(folder, encoder, quantizer, generator, instructions, parts.fingerprint)
+        file = file.model_copy(update={"fingerprint": file.fingerprint_of_parts()})
+        file.write(folder)
+        return Genius(folder, encoder, quantizer, generator, instructions, file.fingerprint)
 
     def save_pretrained(
         self,
@@ -182,12 +267,7 @@ class Genius:
         name: str | None = None,
         license: str = "unknown",  # noqa: A002  the word of every model card
     ) -> Path:
-        """Save the model as a self-contained folder with a model card.
-
-        See :func:`genius_search.model.publish.save_model` for the parameters and errors.
-        """
-        from genius_search.model.publish import save_model  # noqa: PLC0415  as above
-
+        """Save the model as a self-contained folder with a card; see :func:`save_model`."""
         return save_model(self.folder, Path(folder), name=name, license=license)
 
     def push_to_hub(
@@ -207,14 +287,14 @@ class Genius:
         ArtifactMissing
             You have no permission to write there; log in first.
         """
-        from genius_search.hub import push  # noqa: PLC0415  as above
+        from genius_search.hub import push
 
         with tempfile.TemporaryDirectory() as temporary:
             saved = self.save_pretrained(Path(temporary) / "model", name=repository, license=license)
             return push(saved, repository, repo_type="model", private=private, token=token)
 
     def __repr__(self) -> str:
-        sizes = " × ".join(str(size) for size in self.sizes)
+        sizes = " × ".join(map(str, self.sizes))
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
 
     @cached_property
@@ -235,17 +315,7 @@ class Genius:
     @property
     def num_levels(self) -> int:
         """Codes in an ID."""
-        return len(self.sizes)
-
-    @property
-    def has_modality_level(self) -> bool:
-        """True if the first code of an ID encodes the modality."""
-        return self.codebooks.has_modality_level
-
-    @property
-    def dim(self) -> int:
-        """Width of features and embeddings."""
-        return self.codebooks.dim
+        return len(self.codebooks.sizes)
 
     @property
     def has_generator(self) -> bool:
@@ -257,22 +327,17 @@ class Genius:
         """The generator in PyTorch, if there is one."""
         return None if self._generator is None else self._generator.generator
 
-    @property
-    def trained_generator(self) -> Generator:
-        """The generator; :class:`UsageError` if the model has none."""
-        if self.generator is None:
-            raise UsageError(
-                f"{self.folder} was fitted to a pool without training and has no generator; `genius fit` "
-                "trains a model with one"
-            )
-        return self.generator
+    @cached_property
+    def ranker(self) -> CodeRanker:
+        """Scores IDs by their code vectors."""
+        return CodeRanker(self.codebooks.tables(), self.codebooks.spread)
 
     @cached_property
     def decoder(self) -> Decoder:
         """The generator's decoder for search; without a generator, :attr:`router`."""
         if self.generator is None:
             return self.router
-        from genius_search.search.decoder import GuidedDecoder, T5Decoder  # noqa: PLC0415  needs PyTorch
+        from genius_search.search.decoder import GuidedDecoder, T5Decoder
 
         decoder = T5Decoder(self.generator)
         guide = self.generator.guide
@@ -281,7 +346,7 @@ class Genius:
     @cached_property
     def router(self) -> GeometricDecoder:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
-        from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415  needs PyTorch
+        from genius_search.search.decoder import GeometricDecoder
 
         return GeometricDecoder(self.quantizer.tables(), self.ranker.spread)
 
@@ -299,78 +364,52 @@ class Genius:
         return self.fast if self.uses_generator(config) else self._fast_router
 
     @cached_property
-    def _fast_router(self) -> CompiledSearch | None:
-        """A quicker search with the results of :attr:`router`."""
-        return quick_search(self.ranker)
-
-    @cached_property
     def fast(self) -> CompiledSearch | None:
-        """A quicker search with the results of :attr:`decoder`; None if there is none for this model."""
+        """A quicker search with the results of :attr:`decoder`, if there is one."""
         if self._generator is None:
             return self._fast_router
-        folded = None if self.device != "cpu" else self._generator.folded
-        if folded is None:
+        if self.device != "cpu":
             return None
-        combination = folded.combination(self.ranker.tables())
-        return quick_search(self.ranker, (folded.weights, combination))
+        folded = self._generator.folded
+        return quick_search(self.ranker, (folded.weights, folded.combination(self.ranker.tables())))
 
     @cached_property
-    def ranker(self) -> CodeRanker:
-        """Scores IDs by their code vectors."""
-        return CodeRanker(self.codebooks.tables(), self.codebooks.spread)
-
-    def usual_search(self, items: int) -> SearchConfig:
-        """Return the default search settings of an index of so many items."""
-        return usual_search(items)
+    def _fast_router(self) -> CompiledSearch | None:
+        return quick_search(self.ranker)
 
     def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
         """Return fused unit embeddings, on the CPU."""
-        import torch  # noqa: PLC0415  only here
+        import torch
 
         device = self.quantizer.device
         with torch.no_grad():
             fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
-    @property
-    def sums_features(self) -> bool:
-        """Whether embeddings are sums of the encoder's features, without a trained fusion."""
-        return self.codebooks.config.fusion.kind == "sum"
-
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
         """Return the fused unit embeddings of a few queries; absent features are 0."""
-        if self.sums_features:
+        if self.codebooks.config.fusion.kind == "sum":
             return normalize(normalize(image) + normalize(text))
-        import torch  # noqa: PLC0415  a model without a trained fusion needs none
+        import torch
 
         device = self.quantizer.device
         with torch.inference_mode():
             image_part, text_part = (torch.from_numpy(rows).to(device) for rows in (image, text))
             return as_floats(self.quantizer.fusion(image_part, text_part))
 
-    def encode(
-        self,
-        features: FeatureBatch,
-        modalities: Int[np.ndarray, " items"],
-    ) -> EncodedItems:
+    def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
         """Return the embeddings and IDs of items."""
-        import torch  # noqa: PLC0415  only here
+        import torch
 
         codes = torch.from_numpy(modalities.astype(np.int64))
         return self.quantizer.encode_items(features.image, features.text, codes)
 
-    def item_density(
-        self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
-    ) -> UInt8[Tensor, " items"]:
-        """Return the densities of items as stored in an index."""
-        return self.quantizer.norm_and_density.item_density(embeddings, codes)
-
     @property
     def level0_is_exact(self) -> bool:
         """True if level-0 codes always match the modality of their items."""
-        return self.has_modality_level and self.codebooks.config.level0 == "assigned"
+        return self.codebooks.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
         """Return the level-0 codes of a modality.
@@ -380,14 +419,13 @@ class Genius:
         UsageError
             The model has no modality level, or never saw this modality.
         """
-        if not self.has_modality_level:
+        if not self.codebooks.has_modality_level:
             raise UsageError(
                 "this model has no modality level, so a modality cannot be forced; describe it in the "
                 "instruction instead"
             )
         known = as_array(self.codebooks.level0_modality).tolist()
-        wanted = modality.code
-        codes = frozenset(code for code, own in enumerate(known) if own == wanted)
+        codes = frozenset(code for code, holder in enumerate(known) if holder == modality.code)
         if not codes:
             raise UsageError(
                 f"no level-0 code of this model is known to stand for {modality.value}; describe it in the "
@@ -401,3 +439,83 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
+
+
+_USE: Final = """A GENIUS model: generative multimodal search.
+Given a text, an image or both, it finds what matches.
+
+```python
+from genius_search import Genius, Index
+
+model = Genius.from_pretrained("{name}")
+index, _ = Index.create("photos.index", model=model, pool="photos/")
+for hit in index.search("a red leather bag", k=5):
+    print(hit.id, hit.score)
+```"""
+_IMPORTED: Final = """
+
+Its parts were imported from published checkpoints of GENIUS (Kim et al., CVPR 2025) and UniIR (Wei et al.,
+ECCV 2024), and not trained by the publisher. The terms of their authors apply; please cite them."""
+
+
+def save_model(
+    source: Path,
+    target: Path,
+    *,
+    name: str | None = None,
+    license: str = "unknown",  # noqa: A002  the word of every model card
+) -> Path:
+    """Save a finished model as a self-contained folder with a model card.
+
+    An encoder that is a folder on this machine is copied; one from the hub is saved by name.
+
+    Parameters
+    ----------
+    name
+        Name on the hub, ``owner/name``, for the card; by default the folder's name.
+    license
+        Short name of the weights' licence, for the card.
+
+    Raises
+    ------
+    UsageError
+        The target holds something, the encoder only looks features up, or the licence is invalid.
+    """
+    from genius_search import hub
+    from genius_search.writing import copy_artifact, new_folder, write_json
+
+    model = read_model_file(source)
+    target = target.expanduser()
+    if target.exists() and any(target.iterdir()):
+        raise UsageError(f"{target} is there already; choose another place")
+    kind, _, place = model.encoder.spec_in(source).partition(":")
+    if kind in ("precomputed", "published"):
+        raise UsageError(
+            "this model looks its features up in files, so it cannot encode anything new and cannot be "
+            "published; train one with an encoder that reads texts and pictures"
+        )
+    parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
+    encoder = Path(place).expanduser()
+    spec = f"{kind}:./encoder" if encoder.is_dir() else f"{kind}:{place}"
+    is_imported = any("published" in manifest.inputs for manifest in parts.values())
+    card = hub.card(
+        name or target.name,
+        _USE.format(name=name or target.name) + (_IMPORTED if is_imported else ""),
+        head={"library_name": "genius-search", "pipeline_tag": "feature-extraction"},
+        facts={"encoder": spec, "fingerprint": model.fingerprint},
+        license=license,
+    )
+    with new_folder(target) as folder:
+        for part in parts:
+            copy_artifact(source / part, folder / part)
+        if (encoder / MANIFEST).exists():
+            copy_artifact(encoder, folder / "encoder")
+        elif encoder.is_dir():
+            hub.copy_checkpoint(encoder, folder / "encoder")
+        model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})}).write(folder)
+        about = {"model_type": "genius", "fingerprint": model.fingerprint, "encoder": spec}
+        write_json(
+            folder / "config.json", about | {part: manifest.config for part, manifest in parts.items()}
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
+    return target
