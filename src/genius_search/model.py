@@ -318,6 +318,11 @@ class Genius:
         return len(self.codebooks.sizes)
 
     @property
+    def dim(self) -> int:
+        """Width of features and embeddings."""
+        return self.codebooks.dim
+
+    @property
     def has_generator(self) -> bool:
         """Whether a generator was trained; otherwise IDs are found by the distances of code vectors."""
         return self._generator is not None

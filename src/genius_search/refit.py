@@ -110,7 +110,7 @@ def refit(
         old = model.generator_manifest
         inputs = {"generator": old.fingerprint, "quantizer": ours.manifest.fingerprint}
         writer = ArtifactWriter(folder / "generator", kind=GENERATOR, config=old.config, inputs=inputs)
-        decoder = write_generator(writer, generator, dim=model.codebooks.dim)
+        decoder = write_generator(writer, generator, dim=model.dim)
     made = Genius.finish(folder, carry_encoder(model, folder), ours, decoder, model.instructions)
     shutil.rmtree(folder / FEATURES)
     return Refitted(made, before, after)

@@ -83,7 +83,7 @@ def test_a_guide_is_given_the_new_vectors(trained, pool, tmp_path):
     model = Genius.open(trained.model)
     manifest = model.generator_manifest
     config = dataclasses.replace(from_json(GeneratorConfig, manifest.config), guide="geometry")
-    model.generator = Generator(model.codebooks.dim, model.quantizer.sizes, config)
+    model.generator = Generator(model.dim, model.quantizer.sizes, config)
     model.generator_manifest = manifest.model_copy(update={"config": to_json(config)})
     refit(model, pool, tmp_path / "new", passes=2, progress=Silent())
     opened = Genius.open(tmp_path / "new")

@@ -97,7 +97,7 @@ def encode_queries(
     for request in requests:
         request.check()
     if not snapshot.segments:
-        nothing = np.zeros(model.codebooks.dim, dtype=np.float32)
+        nothing = np.zeros(model.dim, dtype=np.float32)
         return [
             EncodedQuery(request, number, 0, frozenset(), None, nothing, nothing)
             for number, request in enumerate(requests)
@@ -329,7 +329,7 @@ def _encode(
 ) -> Float32[np.ndarray, "contents 2 dim"]:
     """Return two vectors of each content: the generator's input, and the one that hits are re-ranked by."""
     if not contents:
-        return np.zeros((0, 2, model.codebooks.dim), dtype=np.float32)
+        return np.zeros((0, 2, model.dim), dtype=np.float32)
     features = features_of(model.encoder, contents)
     fused = model.fuse(features.image, features.text)
     return np.stack([fused, normalize(features.total()) if is_raw else fused], axis=1)
