@@ -24,7 +24,6 @@ from genius_search.index.index import Index
 from genius_search.index.verify import verify
 from genius_search.model import Genius
 from genius_search.progress import Silent
-from genius_search.refit import refit
 from genius_search.serve.keys import add_key, read_keys
 from genius_search.training.fit import fit
 
@@ -139,28 +138,6 @@ def test_a_model_that_is_trained_again_is_the_old_or_the_new_one(disk, trained, 
     assert found[-1] == new
 
 
-@pytest.mark.slow
-def test_a_model_that_is_refitted_and_a_key_that_is_printed_are_there(disk, trained, monkeypatch):
-    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
-    source = Genius.open(trained.model)
-    with disk.failing_at_each_rename(monkeypatch):
-        made = refit(source, pool, disk.folder / "refitted", progress=Silent()).model.fingerprint
-        add_key(disk.folder / "keys", name="me", scope="read")
-    found = []
-    for copy in disk.copies:
-        with disk.after(copy) as place:
-            try:
-                found.append(Genius.open(place / "refitted").fingerprint)
-            except ArtifactError:
-                found.append(None)
-            else:
-                check_parts(place / "refitted")
-            if copy == disk.copies[-1]:
-                assert [key.name for key in read_keys(place / "keys")] == ["me"]
-    assert set(found) == {None, made}
-    assert found[-1] == made
-
-
 def check_parts(model: Path) -> None:
     """Compare every file of a model with its checksum."""
     for part in ("encoder", "quantizer", "generator"):
@@ -244,7 +221,6 @@ def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, tr
     "check",
     [
         test_a_model_that_is_trained_again_is_the_old_or_the_new_one,
-        test_a_model_that_is_refitted_and_a_key_that_is_printed_are_there,
         test_keys_that_are_printed_and_items_that_are_added_or_deleted_stay,
         test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on,
     ],

@@ -46,7 +46,6 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
     },
     "Model": {
         "fit": "genius_search.cli.train:Fit",
-        "refit": "genius_search.cli.adapt:Refit",
         "pull": "genius_search.cli.hub:Pull",
         "push": "genius_search.cli.hub:Push",
     },

@@ -52,8 +52,7 @@ def refit_index(
     if not manifest.has_own_model or manifest.embeddings != "fused":
         raise UsageError(
             f"{writer.folder} was created with a trained model, or stores no fused embeddings; only an index "
-            "that was created with an encoder, and stores them, can be refitted. `genius refit MODEL` makes "
-            "a new model"
+            "that was created with an encoder, and stores them, can be refitted"
         )
     if not snapshot.num_alive:
         raise UsageError(f"{writer.folder} has no items to fit codebooks to")

@@ -11,7 +11,7 @@ displace better ones. Cross-domain similarity local scaling subtracts an item's 
 queries from its score (Conneau et al., "Word translation without parallel data", 2018), and nearest-neighbour
 normalisation does so for retrieval with a bank of queries (Chowdhury et al., 2024). The variant used here
 needs no queries: the density of an ID is the mean of the largest cosines between v and a sample of the pool's
-IDs. A model that was not refitted to a pool has no such sample; the vectors of the first semantic codes
+IDs. A trained model has no such sample; the vectors of the first semantic codes
 replace it, since they are spread like the items. If items are ranked by their stored embeddings, the density
 around the embedding itself is used (:meth:`NormAndDensity.item_density`).
 

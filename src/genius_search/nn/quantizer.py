@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from genius_search.nn.health import Health
 
 POOL_SAMPLE: Final = "pool_sample"
-"""Name of the pool sample in the weights file; only refitted quantizers have one."""
+"""Name of the pool sample in the weights file; only those that were fitted to a pool have one."""
 CHUNK: Final = 16_384
 """Items per block when assigning centroids, to bound memory."""
 FUSE_BATCH: Final = 4096
@@ -198,8 +198,8 @@ class Quantizer(nn.Module):
     constant: Float[Tensor, "directions dim"]
     """Of stored residuals (:class:`genius_search.nn.spread.Residuals`); unused directions are zeros."""
     pool_sample: Int16[Tensor, "sampled levels"]
-    """Distinct IDs of the pool that the codebooks were refitted to, used to measure densities; empty without
-    a refit."""
+    """Distinct IDs of the pool that the codebooks were fitted to, used to measure densities; empty if they
+    were trained."""
 
     def __init__(self, dim: int, config: QuantizerConfig) -> None:
         super().__init__()

@@ -154,14 +154,14 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
     Raises
     ------
     ArtifactMissing
-        there are no features: the model was imported, refitted or pulled, or was trained elsewhere.
+        there are no features: the model was imported or pulled, or was trained elsewhere.
     ArtifactMismatch
         the encoder has changed since.
     """
     if not (folder / "features").is_dir():
         raise ArtifactMissing(
             f"{folder} has no features of training data, expected in its folder features/. `genius fit` "
-            "leaves them; a model that was imported, refitted or pulled has none: name the folder that it "
+            "leaves them; a model that was imported or pulled has none: name the folder that it "
             "was trained in"
         )
     features = TrainingFeatures(

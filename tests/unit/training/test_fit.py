@@ -81,7 +81,7 @@ def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, enc
 
 def test_a_model_without_features_of_training_data_is_refused_with_where_they_are(tmp_path):
     with pytest.raises(
-        ArtifactMissing, match="imported, refitted or pulled has none: name the folder that it was trained in"
+        ArtifactMissing, match="imported or pulled has none: name the folder that it was trained in"
     ):
         reopen_embedded(tmp_path)
 
