@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int8, Int16, Int64, UInt8
+from jaxtyping import Float, Float16, Float32, Int8, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,13 +17,13 @@ from genius_search.config import SearchConfig
 from genius_search.data.features import Features
 from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
-from genius_search.nn.arrays import as_floats
-from genius_search.nn.columns import decode_densities
+from genius_search.nn.codebooks import as_floats
+from genius_search.nn.spread import decode_densities
 from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import search
-from genius_search.search.exact import append_bias, exact_search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, SearchSegment
+from research.exact import exact_search
 from research.runs import Hit
 
 DEPTH: Final = 100
@@ -255,6 +255,13 @@ def _exact_methods(
         "exact-fused+hubness": (with_costs, fused_less_density),
         "exact-codes": (with_costs, code_vectors),
     }
+
+
+def append_bias(
+    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
+) -> Float[Tensor, "items longer"]:
+    """Append the negated costs to vectors, which a further number of the queries multiplies."""
+    return torch.cat([vectors, -torch.from_numpy(costs).to(vectors)[:, None]], dim=1)
 
 
 def _search(

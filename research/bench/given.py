@@ -17,7 +17,7 @@ from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
-from genius_search.nn.arrays import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
 from genius_search.training.features import embed_pool, embed_queries

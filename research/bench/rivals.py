@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from genius_search.errors import UsageError
-from genius_search.nn.columns import NUM_EXTRA_COLUMNS
+from genius_search.nn.spread import NUM_EXTRA_COLUMNS
 from genius_search.training.codebooks import LEVELS
 from research.baselines.faiss_index import (
     TRAINING_ITEMS,

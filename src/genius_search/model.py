@@ -17,9 +17,8 @@ from genius_search.artifact import MANIFEST, fingerprint_of, first_problem, open
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.nn.arrays import as_array, as_floats, normalize
 from genius_search.nn.codebooks import KIND as QUANTIZER
-from genius_search.nn.codebooks import Codebooks, StoredQuantizer
+from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_array, as_floats, normalize
 from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.folded import StoredGenerator
 from genius_search.records import Modality

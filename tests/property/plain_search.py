@@ -19,8 +19,8 @@ import torch
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
-from genius_search.search.beams import Beams
 from genius_search.search.decoder import T5Decoder
+from genius_search.search.rank import Beams
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 QUERIES = 10

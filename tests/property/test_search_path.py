@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.search.path import Target, score_path
-from genius_search.search.tree import CodeTree
+from genius_search.search.tree import CodeTree, score_path
 
 
-def sought(plain, case, model, query, codes):
-    level0 = frozenset() if case.level0 is None else case.level0[query]
-    return Target(
-        model.decoder,
+def steps_of(plain, case, model, query, codes, scores):
+    return score_path(
         CodeTree(case.pool.segments),
+        model.decoder,
         case.queries[query : query + 1],
         codes,
-        level0,
-        case.pool.restricted(case.masks[query]),
+        scores,
+        level0=frozenset() if case.level0 is None else case.level0[query],
+        restriction=case.pool.restricted(case.masks[query]),
     )
 
 
@@ -36,7 +35,7 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
         wide = case.only(query)._replace(widths=[1000])
         for found in case.pool.found(wide.search(model.decoder), 0):
             assert found.id in ids
-            steps = score_path(sought(plain, case, model, query, found.id), scores)
+            steps = steps_of(plain, case, model, query, found.id, scores)
             said = [float(step.log_probabilities[step.own]) for step in steps]
             assert np.allclose(said, found.gained, atol=1e-4)
             for step in steps:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from genius_search.errors import UsageError, need_packages
-from genius_search.nn.arrays import AnyArray
+from genius_search.nn.codebooks import AnyArray
 
 if TYPE_CHECKING:
     from PIL import Image

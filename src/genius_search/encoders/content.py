@@ -10,7 +10,7 @@ from jaxtyping import Float32
 
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointInput, TextInput, is_joint
 from genius_search.errors import BadData
-from genius_search.nn.arrays import as_floats
+from genius_search.nn.codebooks import as_floats
 
 if TYPE_CHECKING:
     from PIL import Image

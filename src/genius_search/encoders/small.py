@@ -34,7 +34,7 @@ from genius_search.data.features import FeatureBatch
 from genius_search.encoders.batches import BatchEncoder
 from genius_search.encoders.texts import cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.nn.arrays import as_array
+from genius_search.nn.codebooks import as_array
 from genius_search.nn.weights import load_weights, write_weights
 
 PADDING: Final = 0

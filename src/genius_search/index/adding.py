@@ -31,7 +31,7 @@ from genius_search.index.items import Item
 from genius_search.index.store import WORK, IndexManifest, ItemArrays, StoredEmbeddings
 from genius_search.index.writer import Writer, keep_pictures, picture_name, remove_work, store_picture
 from genius_search.model import Genius
-from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.progress import Progress, Silent
 from genius_search.records import Candidate, Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual

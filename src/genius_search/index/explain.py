@@ -16,9 +16,8 @@ from genius_search.index.query import EncodedQuery, evidence_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.search.find import find
-from genius_search.search.path import Step, Target, score_path
 from genius_search.search.rank import Wanted
-from genius_search.search.tree import CodeTree, Ranges
+from genius_search.search.tree import CodeTree, Ranges, Step, score_path
 
 MOST_CHILDREN: Final = 64
 EXAMPLES: Final = 4
@@ -229,10 +228,15 @@ def explain(
     request = query.request
     width = max(request.beam or config.beam, request.k)
     embedding = torch.from_numpy(query.embedding[None])
-    target = Target(
-        model.decoder_for(config), snapshot.tree, embedding, codes, query.level0, query.restriction
+    steps = score_path(
+        snapshot.tree,
+        model.decoder_for(config),
+        embedding,
+        codes,
+        config.scores,
+        level0=query.level0,
+        restriction=query.restriction,
     )
-    steps = score_path(target, config.scores)
     wanted = Wanted(width, max(1, snapshot.num_alive), query.level0, query.restriction)
     ((found, _),) = find(
         lambda: model.decoder_for(config),

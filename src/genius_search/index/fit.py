@@ -31,7 +31,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
 from genius_search.model import Genius
-from genius_search.nn.arrays import as_floats, normalize
+from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer
 from genius_search.progress import Progress

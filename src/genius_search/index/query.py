@@ -21,7 +21,7 @@ from genius_search.index.requests import SearchPart, SearchRequest
 from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
 from genius_search.index.words import DEPTH, NO_WORDS, RareWords, find_rare_words, raise_hits
 from genius_search.model import Genius
-from genius_search.nn.arrays import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.find import find
 from genius_search.search.rank import Evidence, Wanted, table_rows

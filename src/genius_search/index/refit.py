@@ -19,7 +19,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, Segment
 from genius_search.index.writer import Writer, alive_items
 from genius_search.model import Genius
-from genius_search.nn.arrays import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.training.codebooks import FITTED, MAX_SAMPLE, check_levels, fit_codebooks
 from genius_search.writing import new_folder

@@ -43,9 +43,8 @@ from genius_search.index.store import (
     Segment,
 )
 from genius_search.records import Modality
-from genius_search.search.arrays import GrowingArray, save_array
 from genius_search.search.table import IdTable
-from genius_search.search.vectors import EmbeddingBits, quantize
+from genius_search.search.vectors import EmbeddingBits, GrowingArray, quantize, save_array
 from genius_search.writing import write_atomically
 
 ROWS_AT_ONCE: Final = 8192

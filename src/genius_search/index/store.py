@@ -20,9 +20,15 @@ from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissin
 from genius_search.index.calibrate import Calibration
 from genius_search.index.hubness import Hubness
 from genius_search.index.items import ITEMS_FILE, ItemStore
-from genius_search.search.arrays import open_array
 from genius_search.search.table import IdTable
-from genius_search.search.vectors import EmbeddingBits, Quantized, StoredVectors, is_residual, value_type
+from genius_search.search.vectors import (
+    EmbeddingBits,
+    Quantized,
+    StoredVectors,
+    is_residual,
+    open_array,
+    value_type,
+)
 
 if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker

@@ -21,7 +21,7 @@ from genius_search.index.query import SHORTEST_VECTOR
 from genius_search.index.store import OWN_MODEL, IndexManifest
 from genius_search.index.writer import Writer
 from genius_search.model import Genius
-from genius_search.nn.arrays import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality
 from genius_search.training.codebooks import MAX_SAMPLE, fit_codebooks

@@ -46,7 +46,7 @@ from genius_search.index.store import (
     check_segment,
     read_manifest,
 )
-from genius_search.search.arrays import save_array
+from genius_search.search.vectors import save_array
 from genius_search.writing import make_folder, sync, sync_tree, write_file
 
 

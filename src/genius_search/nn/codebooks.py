@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64, Shaped
 
 from genius_search.artifact import Manifest
 from genius_search.config import QuantizerConfig
@@ -16,10 +16,38 @@ from genius_search.nn.stored import dim_of, read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from genius_search.nn.quantizer import Quantizer
+
+    AnyArray: TypeAlias = Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
+else:
+    AnyArray = Any
+"""An array, or a tensor on any device."""
 
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
+
+
+def as_array(values: AnyArray) -> Shaped[np.ndarray, ...]:
+    """Return an array as it is, and a tensor as an array on the CPU, without a copy if it is there."""
+    if isinstance(values, np.ndarray):
+        return values
+    detached = values.detach().cpu()
+    if not detached.is_floating_point():
+        return detached.numpy()
+    return (detached.float() if detached.dtype.itemsize == 2 else detached).numpy()
+
+
+def as_floats(values: AnyArray) -> Float32[np.ndarray, ...]:
+    """Return an array or a tensor as an array of 32-bit floats."""
+    return as_array(values).astype(np.float32, copy=False)
+
+
+def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*rows dim"]:
+    """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
+    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
+    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
 
 
 class Codebooks:
@@ -57,9 +85,9 @@ class Codebooks:
 
     @cached_property
     def spread(self) -> Spread:
-        """By how much products and densities differ; estimated if it was not measured."""
+        """By how much products and densities differ; if it was not measured, queries are not scaled."""
         if not self._weights["usage"].any():
-            return Spread.estimate(self._tables, has_modality_level=self.has_modality_level)
+            return Spread.none(self.sizes[0])
         constant = self._weights["constant"]
         residuals = Residuals(self._weights["residual_weights"], constant[constant.any(axis=1)])
         return Spread(self._weights["usage"], self._weights["spreads"], residuals)

@@ -30,7 +30,7 @@ from jaxtyping import Float, Float64, Int, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
 
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""

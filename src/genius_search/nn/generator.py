@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import GeneratorConfig
 from genius_search.errors import UsageError
-from genius_search.nn.arrays import as_floats
+from genius_search.nn.codebooks import as_floats
 from genius_search.nn.folded import (
     EPSILON,
     KIND,

@@ -21,8 +21,7 @@ from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import QuantizerConfig
 from genius_search.data.features import Features
 from genius_search.nn import parallel
-from genius_search.nn.arrays import as_array
-from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks
+from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks, as_array
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread

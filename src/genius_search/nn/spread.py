@@ -33,6 +33,25 @@ NEGLIGIBLE: Final = 1e-4
 """Smaller spreads, relative to the products or densities themselves, are no differences between items."""
 COLUMNS: Final = 3
 """Numbers stored for each modality: :class:`SpreadOf`, without the usage."""
+NUM_EXTRA_COLUMNS: Final = 2
+"""Columns stored after an ID's codes: half norm, density; a byte each."""
+LARGEST: Final = 255
+"""Largest stored value of them."""
+HALF_NORM_STEPS: Final = 160
+"""Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
+DENSITY_STEPS: Final = LARGEST
+"""Steps from 0 to 1, with an error of at most 1/510; negative densities are stored as 0. Where IDs begin with
+a modality code, densities differ by hundredths only, hence the short steps."""
+
+
+def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
+    """Decode half norms from the bytes stored in an index."""
+    return np.asarray(stored / np.float32(HALF_NORM_STEPS), dtype=np.float32)
+
+
+def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
+    """Decode densities, of IDs or items, from the bytes stored in an index."""
+    return np.asarray(stored / np.float32(DENSITY_STEPS), dtype=np.float32)
 
 
 class SpreadOf(NamedTuple):
@@ -140,19 +159,11 @@ class Spread:
     def measure(
         tables: Sequence[Float32[np.ndarray, "_ dim"]],
         ids: Integer[np.ndarray, "items levels"],
-        densities: Float64[np.ndarray, " items"] | None,
+        densities: Float64[np.ndarray, " items"],
         *,
         has_modality_level: bool,
     ) -> Spread:
-        """Measure the spreads of IDs.
-
-        Parameters
-        ----------
-        tables
-            the code vectors of each level.
-        densities
-            around each ID; None if they are not known, so that they cost nothing.
-        """
+        """Measure the spreads of IDs; ``tables`` are the code vectors, ``densities`` those around each ID."""
         level = int(has_modality_level and len(tables) > 1)
         first = np.asarray(tables[level])
         usage = np.zeros((len(tables[0]) if level else 1, len(first)))
@@ -162,8 +173,8 @@ class Spread:
         random = np.random.default_rng(0)
         for group in np.flatnonzero(usage.sum(axis=1)).tolist():
             rows = np.flatnonzero(groups == group)
-            if densities is not None and (deviation := densities[rows].std()) > NEGLIGIBLE:
-                spreads[group, 2] = deviation
+            deviation = densities[rows].std()
+            spreads[group, 2] = deviation if deviation > NEGLIGIBLE else 0
             rows = random.permutation(rows)[:SAMPLED]
             vectors = sum_codes(tables, ids[rows])
             weights = usage[group] / usage[group].sum()
@@ -179,26 +190,11 @@ class Spread:
 
     @staticmethod
     def none(codes: int) -> Spread:
-        """Return spreads by which no query is scaled, and densities cost their weight in absolute units.
+        """Return spreads by which no query is scaled, for ``codes`` codes at the first level.
 
-        Parameters
-        ----------
-        codes
-            number of codes at the first level.
+        Densities then cost their weight in absolute units.
         """
         return Spread(np.ones((1, codes)), np.array([[0.0, 1.0, 1.0]]))
-
-    @staticmethod
-    def estimate(
-        tables: Sequence[Float32[np.ndarray, "_ dim"]], *, has_modality_level: bool = False
-    ) -> Spread:
-        """Return the spreads of IDs with drawn codes, where those of a pool are not known."""
-        random, count = np.random.default_rng(0), SAMPLED // 4
-        level = int(has_modality_level and len(tables) > 1)
-        drawn = [random.integers(0, len(table), count) for table in tables]
-        groups = [np.full(count, code) for code in range(len(tables[0]))] if level else [drawn[0]]
-        ids = np.concatenate([np.stack([group, *drawn[1:]], axis=1) for group in groups])
-        return Spread.measure(tables, ids, None, has_modality_level=has_modality_level)
 
     def arrays(self) -> tuple[Float32[np.ndarray, "modalities codes"], Float32[np.ndarray, "modalities 3"]]:
         """Return what the spreads are made of."""

@@ -21,9 +21,8 @@ from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.native.library import count_cores
-from genius_search.nn.columns import DENSITY_STEPS, HALF_NORM_STEPS
 from genius_search.nn.folded import EPSILON, BlockWeights, Combination, FoldedWeights
-from genius_search.nn.spread import Residuals, SpreadOf
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
 from genius_search.search.rank import CodeRanker, Found, Ranking, Vectors, Wanted
 from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual

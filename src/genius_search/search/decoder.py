@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.errors import UsageError
-from genius_search.nn.arrays import as_floats
+from genius_search.nn.codebooks import as_floats
 from genius_search.nn.folded import EPSILON
 from genius_search.nn.generator import Generator, Guide
 from genius_search.nn.spread import Spread

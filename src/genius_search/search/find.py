@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.native.library import open_library
-from genius_search.nn.arrays import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.nn.folded import Combination, FoldedWeights
 from genius_search.search.compiled import CODES, MAX_LEVELS, Compared, CompiledSearch
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Found, Wanted, rank_items

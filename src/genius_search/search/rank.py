@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64, Integer, UInt8
+from jaxtyping import Bool, Float32, Int64, Integer, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.nn.arrays import AnyArray, as_floats
-from genius_search.nn.columns import decode_densities, decode_half_norms
-from genius_search.nn.spread import Spread, SpreadOf, sum_codes
-from genius_search.search.beams import Beams, topk
+from genius_search.nn.codebooks import AnyArray, as_floats
+from genius_search.nn.spread import Spread, SpreadOf, decode_densities, decode_half_norms, sum_codes
 from genius_search.search.table import Restriction, SearchSegment, expand_ranges
 
 NO_EMBEDDINGS: Final = "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
-FEW: Final = 4
-"""Vectors of IDs are summed one by one if there are at least this many code vectors per code of the IDs."""
+
+
+class Beams(NamedTuple):
+    """Final beams of each query, best first.
+
+    A beam is an ID if all levels were decoded, otherwise a prefix, as a range of rows in the table of each
+    segment. The range of an unused beam is empty in every segment.
+    """
+
+    low: Int64[np.ndarray, "queries beams segments"]
+    high: Int64[np.ndarray, "queries beams segments"]
+    log_probabilities: Float32[np.ndarray, "queries beams levels"]
+    """Log-probability of each code; −inf for unused beams, NaN for levels that were not decoded."""
+
+    def filled(self) -> Bool[np.ndarray, "queries beams"]:
+        """Return a mask of the used beams."""
+        return np.asarray((self.high > self.low).any(axis=2))
+
+    def scores(self) -> Float32[np.ndarray, "queries beams"]:
+        """Return the log-probability of each beam: the sum over its levels."""
+        return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
 
 
 class CodeRanker:
@@ -39,31 +55,23 @@ class CodeRanker:
     """
 
     def __init__(self, tables: Sequence[AnyArray], spread: Spread | None = None) -> None:
-        arrays = [as_floats(table) for table in tables]
-        self._vectors = np.concatenate(arrays)
-        sizes = [len(table) for table in tables]
-        self._offsets = np.array([0, *accumulate(sizes)][:-1], dtype=np.int64)
-        self.spread = spread or Spread.none(sizes[0])
+        self._tables = [as_floats(table) for table in tables]
+        self.spread = spread or Spread.none(len(tables[0]))
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
-        return np.split(self._vectors, self._offsets[1:])
+        return self._tables
 
     def vectors(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, "ids dim"]:
         """Return the vectors of IDs: the sums of their code vectors."""
-        return sum_codes(self.tables(), ids)
+        return sum_codes(self._tables, ids)
 
     def scale(self, query: Float32[np.ndarray, " dim"], among: SpreadOf) -> float:
         """Return the factor by which a query is scaled before costs are subtracted from its scores."""
-        table = self.tables()[self.spread.level]
-        return float(among.scale(np.vecdot(table, query)[None])[0])
+        return float(among.scale(np.vecdot(self._tables[self.spread.level], query)[None])[0])
 
     def scores(
-        self,
-        query: AnyArray,
-        ids: Integer[np.ndarray, "ids columns"],
-        *,
-        density_cost: float = 0.0,
+        self, query: AnyArray, ids: Integer[np.ndarray, "ids columns"], *, density_cost: float = 0.0
     ) -> Float32[np.ndarray, " ids"]:
         """Score IDs by their distance to a scaled query.
 
@@ -71,38 +79,40 @@ class CodeRanker:
         minus ``density_cost`` times the density.
         """
         query = as_floats(query)
-        if len(ids) * len(self._offsets) * FEW > len(self._vectors):
-            scores = self._look_up(query, ids)
-        else:  # for a few IDs, products with all code vectors would cost more
-            scores = self.vectors(ids) @ query
+        scores = np.zeros(len(ids), dtype=np.float32)
+        for table, codes in zip(self._tables, ids.T, strict=False):
+            scores += np.vecdot(table, query).take(codes)  # without threads, whose waiting costs more
         scores -= self.costs(ids, density_cost=density_cost)
         return scores
-
-    def _look_up(
-        self, query: Float32[np.ndarray, " dim"], ids: Integer[np.ndarray, "ids columns"]
-    ) -> Float32[np.ndarray, " ids"]:
-        """Return the inner products of IDs with a query: sums of those with the code vectors."""
-        products = np.vecdot(self._vectors, query)  # without threads, whose waiting costs more
-        found = np.zeros(len(ids), dtype=np.float32)
-        for offset, codes in zip(self._offsets.tolist(), ids.T, strict=False):
-            found += products[offset:].take(codes)
-        return found
 
     def costs(
         self, ids: Integer[np.ndarray, "ids columns"], *, density_cost: float
     ) -> Float32[np.ndarray, " ids"]:
         """Return the part of the score that does not depend on the query; it is subtracted."""
-        num_levels = len(self._offsets)
+        num_levels = len(self._tables)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
         return decode_half_norms(ids[:, num_levels]) + np.float32(density_cost) * self.densities(ids)
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """Return the densities of IDs."""
-        num_levels = len(self._offsets)
+        num_levels = len(self._tables)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
         return decode_densities(ids[:, num_levels + 1])
+
+
+def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " rows"]:
+    """Return the positions of the ``k`` highest scores, or of all if there are fewer, highest first.
+
+    Unlike ``torch.topk``, equal scores keep their order.
+    """
+    if len(scores) > k > 0:
+        limit = np.partition(scores, len(scores) - k)[len(scores) - k]
+        if np.isfinite(limit):
+            enough = (scores >= limit).nonzero()[0]
+            return np.asarray(enough[(-scores[enough]).argsort(kind="stable")[:k]])
+    return np.asarray((-scores).argsort(kind="stable")[:k])
 
 
 class Wanted(NamedTuple):
@@ -136,14 +146,8 @@ class Ranking(NamedTuple):
 
     def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranking:
         """Return the chosen hits."""
-        return Ranking(
-            self.segments[chosen],
-            self.items[chosen],
-            self.rows[chosen],
-            self.scores[chosen],
-            self.beams[chosen],
-            self.touched,
-        )
+        segments, items, rows, scores, beams, touched = self
+        return Ranking(segments[chosen], items[chosen], rows[chosen], scores[chosen], beams[chosen], touched)
 
 
 class Found(NamedTuple):
@@ -216,10 +220,8 @@ def rank_items(
     """
     if config.rerank == "embeddings" and evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
-    restriction = restriction or tuple(segment.alive for segment in segments)
-    ids = ids_under(beams, query, restriction)
+    ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
     if config.rerank == "none":
-        ranking = items_of(segments, ids, _log_probabilities(beams, query)[ids.beam], restriction)
         return ranking.take(topk(ranking.scores, k))
     in_codes = as_floats(embedding if for_codes is None else for_codes)
     scale, density_cost = np.float32(1), 0.0
@@ -227,15 +229,14 @@ def rank_items(
         among = evidence.codes.spread.among(level0)
         scale = np.float32(evidence.codes.scale(in_codes, among))
         density_cost = config.density_weight * among.density_unit
-    scores: np.ndarray = np.zeros(len(ids.row), dtype=np.float32)
     if config.rerank == "codes" or config.shortlist:
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
-        rows = table_rows(segments, ids.segment, ids.row)
+        rows = table_rows(segments, ranking.segments, ranking.rows)
         scores = evidence.codes.scores(in_codes * scale, rows, density_cost=density_cost)
         if config.generator_weight:
-            scores = scores + config.generator_weight * _log_probabilities(beams, query)[ids.beam]
-    ranking = items_of(segments, ids, scores, restriction)
+            scores = scores + config.generator_weight * ranking.scores
+        ranking = ranking._replace(scores=scores)
     if config.rerank == "embeddings":
         if config.shortlist:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
@@ -245,31 +246,23 @@ def rank_items(
     return ranking._replace(scores=ranking.scores / scale)
 
 
-class _Ids(NamedTuple):
-    """IDs under the beams of one query, in the order of the beams."""
-
-    segment: Int64[np.ndarray, " ids"]
-    row: Int64[np.ndarray, " ids"]
-    beam: Int64[np.ndarray, " ids"]
-
-
-def _log_probabilities(beams: Beams, query: int) -> Float32[np.ndarray, " beams"]:
-    """Return the log-probability of each beam, summed over the decoded levels."""
-    return np.asarray(np.nansum(beams.log_probabilities[query], axis=1, dtype=np.float32))
-
-
-def ids_under(beams: Beams, query: int, restriction: Restriction) -> _Ids:
-    """List the allowed IDs under the beams."""
-    by_segment = []
-    for number, allowed in enumerate(restriction):
+def _items_under(
+    segments: Sequence[SearchSegment], beams: Beams, query: int, restriction: Restriction
+) -> Ranking:
+    """List the allowed items under the beams, in their order, with the log-probabilities of the beams."""
+    scores = beams.scores()[query]
+    parts = []
+    for number, (segment, allowed) in enumerate(zip(segments, restriction, strict=True)):
         low, high = beams.low[query, :, number], beams.high[query, :, number]
         beam, row = expand_ranges(low, high) if allowed is None else allowed.ids.inside(low, high)
-        by_segment.append(_Ids(np.full(len(row), number), row, beam))
-    if len(by_segment) == 1:
-        return by_segment[0]
-    ids = _Ids(*(np.concatenate(columns) for columns in zip(*by_segment, strict=True)))
-    order = ids.beam.argsort(kind="stable")
-    return _Ids(*(values[order] for values in ids))
+        items, owner = segment.table.buckets(row)
+        if allowed is not None:
+            kept = np.flatnonzero(allowed.items[items])
+            items, owner = items[kept], owner[kept]
+        parts.append((np.full(len(items), number), items, row[owner], scores[beam[owner]], beam[owner]))
+    numbers, items, rows, of_items, owners = (np.concatenate(column) for column in zip(*parts, strict=True))
+    ranking = Ranking(numbers, items, rows, of_items, owners, touched=len(items))
+    return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
 def table_rows(
@@ -281,28 +274,6 @@ def table_rows(
         in_segment = owners == number if len(segments) > 1 else slice(None)
         ids[in_segment] = segment.table.ids[rows[in_segment]]
     return ids
-
-
-def items_of(
-    segments: Sequence[SearchSegment], ids: _Ids, scores: np.ndarray, restriction: Restriction
-) -> Ranking:
-    """List the allowed items of IDs in the order of the beams, with the scores of their IDs."""
-    by_segment = []
-    for number, (segment, allowed) in enumerate(zip(segments, restriction, strict=True)):
-        in_segment = np.flatnonzero(ids.segment == number)
-        items, owner = segment.table.buckets(ids.row[in_segment])
-        owner = in_segment[owner]
-        if allowed is not None:
-            kept = np.flatnonzero(allowed.items[items])
-            items, owner = items[kept], owner[kept]
-        by_segment.append(
-            (np.full(len(items), number), items, ids.row[owner], scores[owner], ids.beam[owner])
-        )
-    segment_of, items, rows, item_scores, beams = (
-        np.concatenate(column) for column in zip(*by_segment, strict=True)
-    )
-    ranking = Ranking(segment_of, items, rows, item_scores, beams, touched=len(items))
-    return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
 def _by_embeddings(
@@ -326,13 +297,3 @@ def _by_embeddings(
                 densities = evidence.codes.densities(segments[number].table.ids[ranking.rows[in_segment]])
             scores[in_segment] -= np.float32(density_cost) * densities
     return scores
-
-
-def all_ids(segments: Sequence[SearchSegment], num_queries: int) -> Beams:
-    """Return beams that cover all IDs without decoding: one per query.
-
-    Ranked by codes, they give the upper bound of a search that decodes and then re-ranks by codes.
-    """
-    sizes = np.array([len(segment.table) for segment in segments], dtype=np.int64)
-    low = np.zeros((num_queries, 1, len(segments)), dtype=np.int64)
-    return Beams(low, low + sizes, np.zeros((num_queries, 1, 0), dtype=np.float32))

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, Integer
 
 from genius_search.errors import ArtifactMismatch, BadData
-from genius_search.search.arrays import open_array, save_array
+from genius_search.search.vectors import open_array, save_array
 
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)

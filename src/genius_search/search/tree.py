@@ -1,16 +1,27 @@
-"""The IDs of a pool as a tree of codes: items below a prefix, and prefixes that items share."""
+"""The IDs of a pool as a tree of codes: items below a prefix, shared prefixes, and the way to one ID."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int16, Int64
+from jaxtyping import Float, Float32, Int16, Int64
 
 from genius_search.errors import UsageError
-from genius_search.search.table import Children, IdTable, SearchSegment, children_in_segments
+from genius_search.search.table import (
+    Children,
+    Restriction,
+    SearchSegment,
+    children_in_segments,
+    count_ids,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from genius_search.search.decoder import Decoder
 
 
 class UnknownPrefix(UsageError, LookupError):
@@ -23,7 +34,7 @@ class Ranges(NamedTuple):
     low: Int64[np.ndarray, "prefixes segments"]
     high: Int64[np.ndarray, "prefixes segments"]
 
-    def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranges:
+    def take(self, chosen: Int64[np.ndarray, " kept"]) -> Ranges:
         """Return the chosen prefixes."""
         return Ranges(self.low[chosen], self.high[chosen])
 
@@ -44,6 +55,26 @@ class SharedPrefixes(NamedTuple):
     ranges: Ranges
     items: Int64[np.ndarray, " prefixes"]
     """Number of items below each prefix."""
+
+
+class Step(NamedTuple):
+    """One level of an ID: its code among the allowed codes after the same prefix."""
+
+    children: Children
+    items: Int64[np.ndarray, " children"]
+    """Number of items below each child."""
+    log_probabilities: Float32[np.ndarray, " children"]
+    """Log-probability of each child, as added to the score of a beam."""
+    probabilities: Float32[np.ndarray, " children"]
+    """Probabilities normalised over the children; they sum to 1."""
+    own: int
+    """Position of the ID's code among the children."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of the ID's code, from 1. Ties are sorted by code."""
+        values = self.log_probabilities
+        return 1 + int((values > values[self.own]).sum() + (values[: self.own] == values[self.own]).sum())
 
 
 class CodeTree:
@@ -72,10 +103,9 @@ class CodeTree:
         """
         ranges = self.root()
         for level, code in enumerate(prefix):
-            children = children_in_segments(self.segments, level, *ranges)
-            position = np.flatnonzero(children.code == code)
-            ranges = Ranges(children.low[position], children.high[position])
-            if not len(position) or not self.count(ranges)[0]:
+            children, _ = self.children(ranges, level)
+            ranges = _ranges_of(children).take(np.flatnonzero(children.code == code))
+            if not len(ranges.low):
                 shown = " ".join(map(str, prefix[: level + 1]))
                 raise UnknownPrefix(f"no item of this index has an ID that begins with {shown}")
         return ranges
@@ -83,10 +113,10 @@ class CodeTree:
     def children(self, ranges: Ranges, level: int) -> tuple[Children, Int64[np.ndarray, " children"]]:
         """Return the codes that continue prefixes at a level, and the number of items below each (not 0)."""
         if not self.segments:
-            nothing, no_ranges = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.int64)
-            return Children(nothing, nothing, no_ranges, no_ranges), nothing
+            nothing = np.zeros(0, dtype=np.int64)
+            return Children(nothing, nothing, *ranges.take(nothing)), nothing
         children = children_in_segments(self.segments, level, *ranges)
-        counts = self.count(Ranges(children.low, children.high))
+        counts = self.count(_ranges_of(children))
         alive = np.flatnonzero(counts)
         return children.take(alive), counts[alive]
 
@@ -97,23 +127,22 @@ class CodeTree:
     def pick(self, ranges: Ranges, most: int) -> Picked:
         """Pick up to ``most`` items below each prefix, evenly spaced."""
         first = self._items_before(ranges.low)
-        below = (self._items_before(ranges.high) - first).cumsum(axis=1)  # items in the segments up to each
-        total = below[:, -1] if below.shape[1] else np.zeros(len(below), dtype=np.int64)
+        below = np.pad((self._items_before(ranges.high) - first).cumsum(axis=1), ((0, 0), (1, 0)))
+        total = below[:, -1]
         taken = np.minimum(total, most)
         owner = np.arange(len(taken)).repeat(taken)
         turn = np.arange(len(owner)) - (taken.cumsum() - taken)[owner]
         position = (2 * turn + 1) * total[owner] // (2 * taken[owner])
-        segment = (below[owner] <= position[:, None]).sum(axis=1)
-        start = np.where(segment > 0, below[owner, segment - 1], 0) if len(owner) else position
-        position = position - start + first[owner, segment]
+        segments = (below[owner, 1:] <= position[:, None]).sum(axis=1)
+        position += first[owner, segments] - below[owner, segments] if len(owner) else 0
         rows = np.empty_like(position)
-        for number, (own, deleted) in enumerate(zip(self.segments, self._deleted, strict=True)):
-            in_segment = np.flatnonzero(segment == number)
+        for number, (segment, deleted) in enumerate(zip(self.segments, self._deleted, strict=True)):
+            mine = np.flatnonzero(segments == number)
             alive_before = deleted - np.arange(len(deleted))
-            rows[in_segment] = own.table.items[
-                position[in_segment] + alive_before.searchsorted(position[in_segment], "right")
+            rows[mine] = segment.table.items[
+                position[mine] + alive_before.searchsorted(position[mine], "right")
             ]
-        return Picked(owner, segment, rows)
+        return Picked(owner, segments, rows)
 
     def first_codes(self, ranges: Ranges, depth: int) -> Int16[np.ndarray, "prefixes depth"]:
         """Return the first ``depth`` codes of prefixes, each of which occurs in some segment."""
@@ -126,10 +155,6 @@ class CodeTree:
     def shared_prefixes(self, depth: int) -> SharedPrefixes:
         """Return all prefixes of ``depth`` codes with at least two items. Ties are sorted by their codes.
 
-        Prefixes in a single segment are read from its table, which stores where prefixes begin. Only those in
-        several segments are searched level by level; they are few if one segment is large and the others
-        are small.
-
         Raises
         ------
         UsageError
@@ -137,42 +162,13 @@ class CodeTree:
         """
         if depth < 1:
             raise UsageError(f"depth is {depth}, it must be at least 1")
-        several = self._in_several_segments(depth)
-        groups = [
-            several,
-            *(self._in_one_segment(number, depth, several) for number in range(len(self.segments))),
-        ]
-        ranges = Ranges(*(np.concatenate(columns) for columns in zip(*groups, strict=True)))
-        counts = self.count(ranges)
-        kept = np.flatnonzero(counts > 1)
-        ranges, counts = ranges.take(kept), counts[kept]
+        ranges, counts = self.root(), np.zeros(0, dtype=np.int64)
+        for level in range(depth):
+            children, counts = self.children(ranges, level)
+            kept = np.flatnonzero(counts > 1)
+            ranges, counts = _ranges_of(children).take(kept), counts[kept]
         order = np.lexsort([*self.first_codes(ranges, depth).T[::-1], -counts])
         return SharedPrefixes(ranges.take(order), counts[order])
-
-    def _in_several_segments(self, depth: int) -> Ranges:
-        """Return the prefixes that occur in more than one segment."""
-        ranges = self.root()
-        if len(self.segments) < 2:
-            return ranges.take(slice(0))
-        for level in range(depth):
-            children = children_in_segments(self.segments, level, *ranges)
-            chosen = np.flatnonzero((children.high > children.low).sum(axis=1) > 1)
-            ranges = Ranges(children.low[chosen], children.high[chosen])
-        return ranges
-
-    def _in_one_segment(self, number: int, depth: int, several: Ranges) -> Ranges:
-        """Return the prefixes with at least two items, deleted or not, that occur in this segment only."""
-        table = self.segments[number].table
-        begins = _prefix_begins(table, depth)
-        ends = np.append(begins[1:], len(table))
-        items = table.bucket_starts[ends].astype(np.int64) - table.bucket_starts[begins]
-        elsewhere = several.low[several.high[:, number] > several.low[:, number], number]
-        chosen = np.flatnonzero(items > 1)
-        chosen = chosen[~np.isin(begins[chosen], elsewhere)]
-        low = np.zeros((len(chosen), len(self.segments)), dtype=np.int64)
-        high = np.zeros_like(low)
-        low[:, number], high[:, number] = begins[chosen], ends[chosen]
-        return Ranges(low, high)
 
     @cached_property
     def _deleted(self) -> list[Int64[np.ndarray, " deleted"]]:
@@ -195,9 +191,57 @@ class CodeTree:
         return positions
 
 
-def _prefix_begins(table: IdTable, depth: int) -> Int64[np.ndarray, " prefixes"]:
-    """Return the first row of each prefix of ``depth`` codes."""
-    if not len(table):
-        return np.zeros(0, dtype=np.int64)
-    later = np.sort(table.starts[: table.level_bounds[depth]], kind="stable")  # a few ascending runs
-    return np.concatenate([np.zeros(1, dtype=np.int64), later])
+def _ranges_of(children: Children) -> Ranges:
+    return Ranges(children.low, children.high)
+
+
+def score_path(
+    tree: CodeTree,
+    decoder: Decoder,
+    embedding: Float[Tensor, "1 dim"],
+    codes: Sequence[int],
+    scores: Literal["level", "vocabulary", "children"],
+    *,
+    level0: frozenset[int] = frozenset(),
+    restriction: Restriction | None = None,
+) -> list[Step]:
+    """Return the probabilities of an ID's codes and their alternatives at each level, in one pass.
+
+    Log-probabilities equal those of beam search with the same settings, for the query with this embedding.
+    The ID's own codes are included even if no item below them is allowed.
+
+    Parameters
+    ----------
+    level0
+        allowed level-0 codes; empty means any.
+    restriction
+        allowed items; None means all that are not deleted.
+    """
+    import torch  # noqa: PLC0415  the tree needs none
+
+    with torch.inference_mode():
+        read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
+        start = decoder.start(embedding.to(decoder.device), [level0])
+        hidden = decoder.advance(start, read).hidden[0]
+        steps = []
+        ranges = tree.root()
+        for level, code in enumerate(codes):
+            children, items = tree.children(ranges, level)
+            is_allowed = np.ones(len(items), dtype=bool)
+            if restriction is not None:
+                owner = np.zeros(len(items), dtype=np.int64)
+                is_allowed = count_ids(children.low, children.high, [restriction], owner) > 0
+            if level == 0 and level0:
+                is_allowed &= np.isin(children.code, list(level0))
+            kept = np.flatnonzero(is_allowed | (children.code == code))
+            children, items = children.take(kept), items[kept]
+            values = decoder.log_probabilities(
+                hidden[level : level + 1], level, "level" if scores == "children" else scores
+            )[0]
+            of_children = values.float().cpu()[torch.from_numpy(children.code)]
+            normalised = torch.log_softmax(of_children, dim=0)
+            gained = normalised if scores == "children" else of_children
+            own = int(np.flatnonzero(children.code == code)[0])
+            steps.append(Step(children, items, gained.numpy(), normalised.exp().numpy(), own))
+            ranges = _ranges_of(children).take(np.array([own]))
+    return steps

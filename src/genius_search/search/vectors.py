@@ -1,4 +1,4 @@
-"""Stored embeddings, of 16, 8, 4, 2 or 1 bits a number.
+"""Arrays on disk, and what an index stores of embeddings: 16, 8, 4, 2 or 1 bits a number.
 
 With 16 bits a number is in half precision. With fewer, what is stored is the residual of an embedding, the
 part that the code vectors of its ID do not explain: odd integers of so many bits times a scale. Since the ID
@@ -9,11 +9,15 @@ and products with queries too small.
 
 from __future__ import annotations
 
+import contextlib
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
+
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
@@ -37,6 +41,83 @@ class Quantized(NamedTuple):
     """Half precision, or packed integers."""
     scales: Float16[np.ndarray, " rows"] | None
     """None in half precision."""
+
+
+class GrowingArray:
+    """An ``.npy`` file that rows can be appended to; closing it writes the final header.
+
+    Parameters
+    ----------
+    columns
+        length of a row; None for a one-dimensional array.
+
+    >>> with contextlib.closing(GrowingArray(Path("items.npy"), np.int32)) as items:  # doctest: +SKIP
+    ...     items.append(np.arange(3))
+    """
+
+    def __init__(self, path: Path, dtype: np.typing.DTypeLike, columns: int | None = None) -> None:
+        self.dtype = np.dtype(dtype)
+        self.columns = columns
+        self.num_rows = 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
+        """Append rows to the file."""
+        if len(rows):
+            # Not ndarray.tofile, whose error does not say that the disk is full.
+            self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+            self.num_rows += len(rows)
+
+    def close(self) -> None:
+        """Write the header with the final number of rows."""
+        if not self._file.closed:
+            with self._file:  # closed also when the disk is full
+                self._file.seek(0)
+                self._write_header()
+
+    def _write_header(self) -> None:
+        shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)
+        np.lib.format.write_array_header_1_0(  # it reserves space for any number of rows
+            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        )
+
+
+def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
+    """Write an ``.npy`` file; unlike ``np.save``, the error of a full disk says so."""
+    with contextlib.closing(GrowingArray(path, array.dtype, *array.shape[1:])) as file:
+        file.append(array)
+
+
+def open_array(
+    path: Path, *dtypes: np.typing.DTypeLike, dimensions: int = 1
+) -> Shaped[np.ndarray, "rows ..."]:
+    """Memory-map an ``.npy`` file, read-only. Only its header is read.
+
+    Raises
+    ------
+    ArtifactMissing
+        The file does not exist.
+    ArtifactMismatch
+        The file is truncated, has an unexpected type or shape, or is not an array.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        is_whole = array.offset + array.nbytes == path.stat().st_size
+    except FileNotFoundError:
+        raise ArtifactMissing(f"{path} is missing; restore it, or make its folder again") from None
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  numpy evaluates the header as Python
+        raise ArtifactMismatch(f"{path} is damaged ({error}); restore it, or make it again") from None
+    is_expected = array.ndim == dimensions and array.dtype in [np.dtype(dtype) for dtype in dtypes]
+    if not (is_whole and is_expected and array.flags.c_contiguous):
+        expected = f"{' or '.join(np.dtype(dtype).name for dtype in dtypes)} of {dimensions} dimensions"
+        raise ArtifactMismatch(
+            f"{path} is damaged or belongs to something else: its header says {array.dtype.name} of shape "
+            f"{array.shape}, expected {expected} in as many bytes; restore it, or make it again"
+        )
+    return np.asarray(array)
 
 
 def is_residual(bits: EmbeddingBits) -> bool:
@@ -111,6 +192,7 @@ class StoredVectors:
         self.bits = bits
         self._ranker = ranker
         self._table = table
+        self._rows: np.ndarray | None = None
 
     def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
         """Return the vectors of items; they are not exactly of unit length."""
@@ -119,6 +201,8 @@ class StoredVectors:
             return np.asarray(values, dtype=np.float32)
         if self._ranker is None or self._table is None:
             raise LookupError("residuals are nothing without the vectors of their IDs")
+        if self._rows is None:
+            self._rows = self._table.rows()
         vectors = self._ranker.vectors(self._table.ids[self._rows[rows]])
         residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
         measured = self._ranker.spread.residuals
@@ -126,27 +210,14 @@ class StoredVectors:
         return vectors
 
     @cached_property
-    def _rows(self) -> Int64[np.ndarray, " items"]:
-        """Table rows of the items' IDs."""
-        if self._table is None:
-            raise LookupError("these embeddings do not depend on IDs")
-        return self._table.rows()
-
-    @cached_property
     def addresses(self) -> tuple[int, int]:
         """Where values and scales are; 0 if there are no scales."""
         return self._values.ctypes.data, 0 if self._scales is None else self._scales.ctypes.data
 
     def fits(self, num_items: int, dim: int) -> bool:
-        """Return whether the compiled library can read a vector of this width for each item."""
-        values, scales = self._values, self._scales
-        return (
-            values.shape == (num_items, stored_width(dim, self.bits))
-            and values.dtype == value_type(self.bits)
-            and values.flags.c_contiguous
-            and (scales is None) == (self.bits == 16)
-            and (scales is None or (scales.shape == (num_items,) and scales.flags.c_contiguous))
-        )
+        """Return whether there is a vector of this width for each item."""
+        counts = {len(part) for part in (self._values, self._scales) if part is not None}
+        return counts == {num_items} and self._values.shape[1] == stored_width(dim, self.bits)
 
 
 def value_type(bits: EmbeddingBits) -> np.dtype[Any]:

@@ -15,8 +15,7 @@ from torch import Tensor
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
-from genius_search.nn.arrays import as_floats
-from genius_search.nn.codebooks import KIND
+from genius_search.nn.codebooks import KIND, as_floats
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
     Codebook,

@@ -45,7 +45,7 @@ from genius_search.encoders.base import (
     is_joint,
 )
 from genius_search.errors import BadData, BadImage
-from genius_search.nn.arrays import AnyArray, as_array
+from genius_search.nn.codebooks import AnyArray, as_array
 from genius_search.progress import Progress
 from genius_search.records import (
     TASKS,

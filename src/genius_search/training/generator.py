@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
-from genius_search.nn.arrays import as_floats
+from genius_search.nn.codebooks import as_floats
 from genius_search.nn.folded import KIND
 from genius_search.nn.generator import (
     Generator,

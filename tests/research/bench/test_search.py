@@ -9,7 +9,7 @@ import pytest
 from genius_search.config import usual_search
 from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
-from genius_search.nn.arrays import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Silent
 from research.bench import rivals as rivals_module
 from research.bench.coded import ALL, Ours, encode, fit, of_model

@@ -17,7 +17,7 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, Bad
 from genius_search.index.index import Index
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
-from genius_search.nn.arrays import as_floats, normalize
+from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed
 from research.mbeir_files import write_candidates
 

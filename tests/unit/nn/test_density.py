@@ -9,15 +9,15 @@ import torch
 
 from genius_search.config import QuantizerConfig
 from genius_search.nn import density
-from genius_search.nn.columns import (
+from genius_search.nn.density import NormAndDensity
+from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.spread import (
     DENSITY_STEPS,
     HALF_NORM_STEPS,
     LARGEST,
     decode_densities,
     decode_half_norms,
 )
-from genius_search.nn.density import NormAndDensity
-from genius_search.nn.quantizer import Quantizer
 
 DIM = 5
 SIZES = (3, 9, 7)

@@ -55,7 +55,6 @@ def test_what_cannot_differ_is_left_as_it_is():
     tables, ids, densities = draw(6)
     nothing = Spread.measure(tables, ids[:1], densities[:1], has_modality_level=True).among()
     assert nothing.density_unit == 0
-    assert Spread.measure(tables, ids, None, has_modality_level=True).among().density_unit == 0
     assert nothing.scale(np.ones((2, 16))).tolist() == [1, 1]
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from genius_search.config import RANK_ALL, SearchConfig
 from genius_search.errors import UsageError
 from genius_search.search.beam import search
-from genius_search.search.beams import Beams
 from genius_search.search.decoder import (
     Decoder,
     DecoderState,
     DecoderStep,
     GeometricDecoder,
 )
+from genius_search.search.rank import Beams
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 SIZES = (3, 5, 4)

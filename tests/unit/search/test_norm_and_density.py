@@ -8,13 +8,12 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig, SearchConfig
-from genius_search.nn.columns import HALF_NORM_STEPS, decode_densities, decode_half_norms
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
+from genius_search.nn.spread import HALF_NORM_STEPS, decode_densities, decode_half_norms
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder, T5Decoder
-from genius_search.search.exact import append_bias, append_one, exact_search
-from genius_search.search.rank import CodeRanker, Evidence, Ranking, all_ids, rank_items
+from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 SIZES = (3, 6, 5)
@@ -85,11 +84,7 @@ def test_marks_never_tell_equal_ids_apart(codes, marked):
     assert np.array_equal(whole.items, plain.items)
 
 
-@pytest.mark.parametrize("few", [1, 4, 1000])
-def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(
-    tables, codes, marked, queries, few, monkeypatch
-):
-    monkeypatch.setattr("genius_search.search.rank.FEW", few)  # the few and the many go different ways
+def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(tables, codes, marked, queries):
     own = marked[:, len(SIZES) :]
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
     products = (queries[0] @ vectors.T).numpy()
@@ -114,16 +109,17 @@ def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
 
 
 @pytest.mark.parametrize("density_weight", [0.0, DENSITY_WEIGHT])
-def test_exact_search_over_codes_ranks_as_the_search_does(tables, codes, marked, queries, density_weight):
+def test_a_search_by_codes_ranks_all_items_as_comparing_their_vectors_does(
+    tables, codes, marked, queries, density_weight
+):
     ranker = CodeRanker(tables)
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
-    longer = append_bias(vectors, ranker.costs(marked, density_cost=density_weight))
-    exact = exact_search(append_one(queries), longer.__getitem__, ITEMS, k=ITEMS)
-    for number, query in enumerate(queries):
+    scores = (queries @ vectors.T).numpy() - ranker.costs(marked, density_cost=density_weight)
+    for query, own in zip(queries, scores, strict=True):
         answer = all_ranked(
             built(marked), query, Evidence(ranker), rerank="codes", density_weight=density_weight
         )
-        np.testing.assert_allclose(answer.scores, exact.scores[number], atol=1e-5)
+        np.testing.assert_allclose(answer.scores, np.sort(own)[::-1], atol=1e-5)
 
 
 def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_not(
@@ -150,9 +146,10 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     known = np.arange(len(marked)).astype(np.uint8) * np.uint8(2)
     cosines = (embeddings @ queries[0]).numpy()
     expected = cosines - DENSITY_WEIGHT * known / np.float32(255)
+    sizes = np.array([[[len(first), len(second)]]])
     whole = rank_items(
         [SearchSegment(first), SearchSegment(second)],
-        all_ids([SearchSegment(first), SearchSegment(second)], 1),
+        Beams(np.zeros_like(sizes), sizes, np.zeros((1, 1, 0), dtype=np.float32)),
         0,
         queries[0],
         config=SearchConfig(rerank="embeddings", density_weight=DENSITY_WEIGHT),

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.search.beams import Beams
-from genius_search.search.rank import CodeRanker, Evidence, Ranking, rank_items
+from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 SIZES = (2, 4, 3)
