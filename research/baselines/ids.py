@@ -387,7 +387,7 @@ class ClusterTree:
 
 def _divide(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the cluster of each item, and the centroids of the clusters that have any."""
-    centroids = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator).centroids
+    centroids = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator)
     used, chosen = assign(items, centroids).unique(return_inverse=True)
     if len(used) > 1:
         return chosen, centroids[used]
@@ -494,9 +494,11 @@ class RetrievalTokenizer(nn.Module):
         """Initialise the codebooks by k-means, level by level on the residuals."""
         residual = self(embeddings)
         for book in self._books():
-            clusters = kmeans(residual, len(book.embed), iterations=KMEANS_ITERATIONS, generator=generator)
-            book.start(clusters.centroids, clusters.counts)
-            residual = residual - book.embed[assign(residual, book.embed)]
+            size = len(book.embed)
+            centroids = kmeans(residual, size, iterations=KMEANS_ITERATIONS, generator=generator)
+            chosen = assign(residual, centroids)
+            book.start(centroids, torch.bincount(chosen, minlength=size).float())
+            residual = residual - centroids[chosen]
 
     def prefixes(self, vectors: Float[Tensor, "items dim"]) -> Prefixes:
         """Return codes, and the sum of the code vectors of every prefix."""

@@ -30,7 +30,6 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
                 pointer, integer = ctypes.c_void_p, ctypes.c_int64
                 opened.make_work.restype = pointer
                 opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
-                opened.extend_sums.argtypes = (*[pointer] * 4, *[integer] * 6)
                 return opened
     logging.getLogger(__name__).info(
         "the compiled library is missing; NumPy and PyTorch replace it, and are a few times slower; "

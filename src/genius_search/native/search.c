@@ -1,5 +1,4 @@
-/* Search of ID tables for one query: beam search by code vectors or by a generator, then ranking by codes. Also
-   the choice of items' codes.
+/* Search of ID tables for one query: beam search by code vectors or by a generator, then ranking by codes.
 
    The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. search/compiled.py
    fills the structures below, whose fields must be the same there. Nothing that is read from a table is trusted:
@@ -1464,11 +1463,6 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   return 1;
 }
 
-typedef struct { /* code vectors of the levels so far */
-  float error;
-  int32_t parent, code; /* the sum that it extends, and by what */
-} Sum;
-
 /* Exported functions */
 
 API int is_supported(void) {
@@ -1481,47 +1475,6 @@ API int is_supported(void) {
 #else
   return 1;
 #endif
-}
-
-/* Extend sums of code vectors, one of each level, by a level: for each item, keep the ``beam`` sums of lowest error.
-
-   ``change`` [items][size] is the change of an item's error with each code if there were no earlier level, ``gram``
-   [level][size][size] the inner products of earlier levels' code vectors with this one's. Of ``width`` sums of each item,
-   ``codes`` [items][beam][levels] and ``errors`` [items][beam] are read and overwritten, best first. */
-API int extend_sums(const float *change, uint8_t *codes, float *errors, const float *gram, int64_t items, int64_t size,
-                    int64_t level, int64_t levels, int64_t width, int64_t beam) {
-  int64_t kept = beam < width * size ? beam : width * size;
-  uint8_t *before = malloc((size_t)(beam * levels));
-  Sum *best = malloc((size_t)kept * sizeof(Sum));
-  int status = before && best ? 1 : NO_MEMORY;
-  for (int64_t i = 0; i < items && status > 0; i++, change += size, codes += beam * levels, errors += beam) {
-    float base[CODES], own[CODES];
-    int64_t shared = level, count = 0; /* levels at which all sums have the same code */
-    for (int64_t b = 1; b < width; b++)
-      for (int64_t l = 0; l < shared; l++)
-        if (codes[b * levels + l] != codes[l]) shared = l;
-    memcpy(base, change, (size_t)size * sizeof(float));
-    for (int64_t l = 0; l < shared; l++) add_scaled(base, 1, gram + (l * size + codes[l]) * size, size);
-    for (int64_t b = 0; b < width; b++) {
-      for (int64_t c = 0; c < size; c++) own[c] = base[c] + errors[b];
-      for (int64_t l = shared; l < level; l++) add_scaled(own, 1, gram + (l * size + codes[b * levels + l]) * size, size);
-      for (int64_t c = 0; c < size; c++) {
-        if (count == kept && !(own[c] < best[kept - 1].error)) continue;
-        int64_t place = count < kept ? count++ : kept - 1;
-        for (; place > 0 && own[c] < best[place - 1].error; place--) best[place] = best[place - 1];
-        best[place] = (Sum){own[c], (int32_t)b, (int32_t)c};
-      }
-    }
-    memcpy(before, codes, (size_t)(width * levels));
-    for (int64_t b = 0; b < kept; b++) {
-      memcpy(codes + b * levels, before + best[b].parent * levels, (size_t)level);
-      codes[b * levels + level] = (uint8_t)best[b].code;
-      errors[b] = best[b].error;
-    }
-  }
-  free(before);
-  free(best);
-  return status;
 }
 
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }

@@ -7,7 +7,9 @@ by k-means and updated by exponential moving averages; they receive no gradients
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -26,7 +28,6 @@ from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread
 from genius_search.nn.stored import dim_of, settings_of
-from genius_search.nn.sums import nearest_sums
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.records import NUM_MODALITIES
 from genius_search.writing import ArtifactWriter
@@ -39,15 +40,10 @@ POOL_SAMPLE: Final = "pool_sample"
 CHUNK: Final = 16_384
 """Items per block when assigning centroids, to bound memory."""
 FUSE_BATCH: Final = 4096
+ERRORS_AT_ONCE: Final = 1 << 20
+"""Errors of sums in memory at once: 4 MiB, which stay in the cache of a processor."""
 SPREAD: Final = 0.3
 """How far k-means starts from the mean, as a share of the distance of drawn samples."""
-
-
-class Clusters(NamedTuple):
-    """Centroids and the number of samples assigned to each."""
-
-    centroids: Float[Tensor, "codes dim"]
-    counts: Float[Tensor, " codes"]
 
 
 def assign(
@@ -68,7 +64,7 @@ def assign(
 
 def kmeans(
     samples: Float[Tensor, "items dim"], size: int, *, iterations: int, generator: torch.Generator
-) -> Clusters:
+) -> Float[Tensor, "codes dim"]:
     """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
 
     The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far
@@ -81,17 +77,48 @@ def kmeans(
     mean = samples.mean(dim=0)
     centroids = mean + SPREAD * (samples[order[:size].to(samples.device)] - mean)
     chosen = assign(samples, centroids)
-    counts = torch.bincount(chosen, minlength=size)
     for _ in range(iterations):
+        counts = torch.bincount(chosen, minlength=size)[:, None]
         sums = torch.zeros_like(centroids).index_add_(0, chosen, samples)
-        means = sums / counts.clamp(min=1)[:, None]
-        centroids = torch.where((counts > 0)[:, None], means, centroids)
-        moved = assign(samples, centroids)
-        if torch.equal(moved, chosen):
+        centroids = torch.where(counts > 0, sums / counts.clamp(min=1), centroids)
+        before, chosen = chosen, assign(samples, centroids)
+        if torch.equal(before, chosen):
             break
-        chosen = moved
-        counts = torch.bincount(chosen, minlength=size)
-    return Clusters(centroids, counts.to(samples.dtype))
+    return centroids
+
+
+def nearest_sums(
+    vectors: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], *, beam: int
+) -> Int[Tensor, "items levels"]:
+    """Approximate each vector by a sum of code vectors, one from each table; return their codes.
+
+    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice. The error
+    of a sum follows from the products of its code vectors with the vector and with each other, so that what
+    remains of the vector is never computed.
+    """
+    sizes = [len(table) for table in tables]
+    starts = torch.tensor([0, *accumulate(sizes)], device=vectors.device)
+    every = torch.cat(list(tables))
+    parts = []
+    with torch.autocast(vectors.device.type, enabled=False):
+        products = [every[: starts[level]] @ table.T for level, table in enumerate(tables)]
+        halves = [table.square().sum(dim=1) / 2 for table in tables]
+        for part in vectors.split(max(1, ERRORS_AT_ONCE // (beam * max(sizes)))):
+            codes = torch.zeros(len(part), 1, 0, dtype=torch.int64, device=vectors.device)
+            errors = part.new_zeros(len(part), 1)  # half the squared ones, less half the squared vector
+            for level, table in enumerate(tables):
+                change = torch.addmm(halves[level], part, table.T, alpha=-1)
+                longer = errors[..., None] + change[:, None]
+                if level:
+                    earlier = (codes + starts[:level]).flatten(0, 1)
+                    longer += F.embedding_bag(earlier, products[level], mode="sum").view_as(longer)
+                width = min(beam, longer.shape[1] * len(table))
+                best = longer.flatten(1).topk(width, dim=1, largest=False)
+                errors, parent = best.values, best.indices // len(table)
+                codes = codes.gather(1, parent[..., None].expand(-1, -1, level))
+                codes = torch.cat([codes, (best.indices % len(table))[..., None]], dim=2)
+            parts.append(codes[:, 0])
+    return torch.cat(parts)
 
 
 class Quantized(NamedTuple):
@@ -345,24 +372,19 @@ class Quantizer(nn.Module):
         self._norm_and_density = None
         residual = embeddings
         scale = 2 * batch_size / len(embeddings)
-        started: set[int] = set()
         for level, book in enumerate(self.books):
             if level == 0 and self.config.level0 in ("assigned", "classifier"):
                 chosen = modalities
                 counts = torch.bincount(chosen, minlength=NUM_MODALITIES).float()
                 sums = torch.zeros_like(book.embed).index_add_(0, chosen, residual)
                 book.start(sums / counts.clamp(min=1)[:, None], counts * scale)
-            else:
-                if id(book) not in started:  # a shared codebook starts once
-                    clusters = kmeans(
-                        residual,
-                        len(book.embed),
-                        iterations=self.config.kmeans_iterations,
-                        generator=generator,
-                    )
-                    book.start(clusters.centroids, clusters.counts * scale)
+            elif level > 0 and book is self.books[level - 1]:  # a shared codebook starts once
                 chosen = assign(residual, book.embed)
-            started.add(id(book))
+            else:
+                iterations, size = self.config.kmeans_iterations, len(book.embed)
+                centroids = kmeans(residual, size, iterations=iterations, generator=generator)
+                chosen = assign(residual, centroids)
+                book.start(centroids, torch.bincount(chosen, minlength=size).to(residual.dtype) * scale)
             residual = residual - book.embed[chosen]
 
     @torch.no_grad()
@@ -396,10 +418,9 @@ class Quantizer(nn.Module):
         self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"]
     ) -> Int[Tensor, "items levels"]:
         """Return the IDs of items; the semantic codes are chosen by beam search (deviation 30)."""
-        beam = self.config.encoding_beam
+        tables, beam = self.tables(), self.config.encoding_beam
         if beam == 1:
             return self.quantize(embeddings, modalities).codes
-        tables = self.tables()
         if not self.has_modality_level:
             return nearest_sums(embeddings, tables, beam=beam)
         first = self._choose(0, embeddings, embeddings, modalities)

@@ -22,10 +22,10 @@ from genius_search.nn.quantizer import (
     Quantizer,
     TrainedQuantizer,
     load_quantizer,
+    nearest_sums,
     write_quantizer,
 )
 from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, sum_codes
-from genius_search.nn.sums import nearest_sums
 from genius_search.progress import Progress
 from genius_search.records import NUM_MODALITIES
 from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
