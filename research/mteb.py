@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders import content as encoder_input
+from genius_search.encoders import base as encoder_input
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import first_few

@@ -34,17 +34,11 @@ from torch import Tensor, nn
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.cli.options import OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.encoders.clip_tokens import END, START, VOCABULARY, stored_tokenizer
-from genius_search.encoders.texts import read_tokenizer
+from genius_search.encoders.batches import read_tokenizer
 from genius_search.encoders.uniir import (
-    ACTIVATION,
     ARTIFACT,
-    BERT_SETTINGS,
-    DESCRIPTION,
-    FORMAT,
+    CLIP_END,
     MAX_BERT_TOKENS,
-    T5_LAYERS,
-    T5_SETTINGS,
     BlipFusion,
     BlipTowers,
     ClipFusion,
@@ -53,7 +47,7 @@ from genius_search.encoders.uniir import (
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
-from genius_search.writing import ArtifactWriter, write_json
+from genius_search.writing import ArtifactWriter
 from research.command import run
 from research.published.checkpoint import (
     Checkpoint,
@@ -63,6 +57,7 @@ from research.published.checkpoint import (
     renamed,
     single_precision,
 )
+from research.published.clip_tokens import START, VOCABULARY, clip_tokenizer
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -70,6 +65,24 @@ WEIGHTS: Final = "model.safetensors"
 HEAD: Final = 64
 """Numbers per attention head, in all of them."""
 CLIP: Final = "clip_model."
+ACTIVATION: Final = "quick_gelu"
+"""The activation of OpenAI's CLIP."""
+T5_SETTINGS: Final[Mapping[str, Any]] = {
+    "vocab_size": 1,
+    "eos_token_id": None,
+    "is_encoder_decoder": False,
+    "use_cache": False,
+}
+"""Transformers' settings of CLIP-FF's layers beside their sizes; the rest are T5's defaults."""
+BERT_SETTINGS: Final[Mapping[str, Any]] = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "sep_token_id": None,
+    "use_cache": False,
+}
+"""Transformers' settings of BLIP's BERT beside its sizes; ``is_decoder`` makes it attend to images."""
 EXTRA_TOKENS: Final = 2
 """BLIP adds [DEC] and [ENC] to BERT's vocabulary; UniIR reads neither."""
 
@@ -177,13 +190,7 @@ def import_encoder(
         for name, text in texts.items():
             (writer.path / name).write_text(text)
         write_weights(writer.path / WEIGHTS, weights.weights, metadata={"format": "pt"})
-        description = {
-            "format": FORMAT,
-            "kind": kind,
-            "source": {"bytes": checkpoint.bytes, "sha256": sha256},
-        }
-        write_json(writer.path / DESCRIPTION, {**description, "left_out": list(weights.left_out)})
-        manifest = writer.finish()
+        manifest = writer.finish(facts={"left_out": list(weights.left_out)})
     return ImportedEncoder(folder, manifest.fingerprint, sha256)
 
 
@@ -198,7 +205,7 @@ def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, s
             "model_max_length": weights.config["text_config"]["max_position_embeddings"],
             "tokenizer_class": "CLIPTokenizer",
         }
-        vocabulary = stored_tokenizer()
+        vocabulary = clip_tokenizer()
     else:
         settings = {"model_max_length": MAX_BERT_TOKENS, "tokenizer_class": "BertTokenizer"}
         vocabulary = find_bert_tokenizer(tokenizer, rows=weights.tokens)
@@ -394,8 +401,8 @@ def _clip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
             "vocab_size": VOCABULARY,
             "max_position_embeddings": context,
             "bos_token_id": START,
-            "eos_token_id": END,
-            "pad_token_id": END,
+            "eos_token_id": CLIP_END,
+            "pad_token_id": CLIP_END,
         },
         "vision_config": {
             **tower(images, depth(tensors, CLIP + images), vision),
@@ -418,7 +425,7 @@ def _clip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
         "d_model": width,
         "d_kv": inner // num_heads,
         "d_ff": size(f"{first}1.DenseReluDense.wi.weight")[0],
-        "num_layers": T5_LAYERS,
+        "num_layers": 2,
         "num_heads": num_heads,
         "relative_attention_num_buckets": buckets,
         **T5_SETTINGS,

@@ -29,7 +29,7 @@ from genius_search.cli.terminal import (
     print_json,
     print_text,
 )
-from genius_search.errors import BadData, BadImage, NetworkNeeded, UsageError, plural
+from genius_search.errors import BadData, BadImage, NetworkNeeded, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -297,7 +297,6 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     NetworkNeeded
         It is not on this machine, and nobody said that it may be downloaded.
     """
-    from genius_search.encoders.base import need_transformers
     from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
     from genius_search.index.adding import open_pool
@@ -318,7 +317,7 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
             file=sys.stderr,
         )
         return f"text:{WORDLLAMA}", False
-    need_transformers()
+    need_packages("pretrained encoders need", "transformers")
     if sys.stdin.isatty():
         print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):

@@ -1,14 +1,27 @@
-"""The encoder protocols and `load_encoder`, which opens an encoder by its spec."""
+"""The encoder protocols; `load_encoder` opens an encoder by its spec, and `features_of` uses one."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Final,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeGuard,
+    runtime_checkable,
+)
 
-from genius_search.errors import UsageError, need_packages
-from genius_search.nn.codebooks import AnyArray
+import numpy as np
+from jaxtyping import Float32
+
+from genius_search.errors import BadData, UsageError
+from genius_search.nn.codebooks import AnyArray, as_floats
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -16,6 +29,16 @@ if TYPE_CHECKING:
 
 PLUGINS: Final = "genius_search.encoders"
 """The group of entry points by which other packages bring encoders."""
+CHARACTERS_PER_TOKEN: Final = 64
+"""Characters that are read of a text for each token that an encoder takes; words have about five."""
+_KNOWN: Final = (
+    "small:FOLDER",
+    "clip:NAME-or-folder",
+    "siglip:NAME-or-folder",
+    "text:NAME-or-folder",
+    "precomputed:PATH",
+    "uniir:FOLDER",
+)
 
 
 class ItemKey(NamedTuple):
@@ -112,9 +135,7 @@ def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
     return hasattr(encoder, "joint_features")
 
 
-def load_encoder(  # noqa: PLR0911  one for each kind
-    spec: str, *, download: bool = False, device: str = "cpu"
-) -> Encoder:
+def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:  # noqa: PLR0911  a kind each
     """Open an encoder by its spec, importing only the kind that is named.
 
     Parameters
@@ -137,43 +158,33 @@ def load_encoder(  # noqa: PLR0911  one for each kind
         The encoder cannot be opened.
     """
     kind, _, place = spec.partition(":")
-    if not place:
-        raise UsageError(
-            f"encoder {spec!r} is not known; give small:FOLDER, clip:NAME-or-folder, "
-            "siglip:NAME-or-folder, text:NAME-or-folder, precomputed:PATH, uniir:FOLDER or another KIND:PLACE"
-        )
-    match kind:
+    folder = Path(place).expanduser()
+    match kind if place else "":
         case "small":
             from genius_search.encoders.small import load_small  # noqa: PLC0415
 
-            return load_small(Path(place).expanduser(), device=device)
+            return load_small(folder, device=device)
         case "clip" | "siglip":
             from genius_search.encoders.pretrained import ClipEncoder  # noqa: PLC0415
+            from genius_search.hub import find_or_pull  # noqa: PLC0415
 
-            return ClipEncoder(place, download=download, device=device)
+            return ClipEncoder(f"clip:{place}", find_or_pull(place, download=download), device=device)
         case "precomputed":
             from genius_search.encoders.precomputed import open_precomputed  # noqa: PLC0415
 
-            return open_precomputed(Path(place).expanduser())
+            return open_precomputed(folder)
         case "text":
             return _load_text(place, download=download, device=device)
         case "uniir":
             from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
 
-            return load_uniir(Path(place).expanduser(), device=device)
+            return load_uniir(folder, device=device)
         case "vectors":
-            from genius_search.encoders.vectors import VectorEncoder  # noqa: PLC0415
-
             return VectorEncoder(place)
-        case _:
-            return _load_plugin(kind, place, download=download, device=device)
-
-
-def _load_plugin(kind: str, place: str, *, download: bool, device: str) -> Encoder:
     points = entry_points(group=PLUGINS)
-    if kind not in points.names:
-        known = ", ".join(["small, clip, siglip, text, precomputed, uniir", *sorted(points.names)])
-        raise UsageError(f"there is no encoder {kind!r}; known are {known}")
+    if not place or kind not in points.names:
+        known = ", ".join([*_KNOWN, *(f"{name}:PLACE" for name in sorted(points.names))])
+        raise UsageError(f"there is no encoder {spec!r}; give {known}")
     try:
         opener = points[kind].load()
     except (ImportError, AttributeError) as error:
@@ -184,17 +195,25 @@ def _load_plugin(kind: str, place: str, *, download: bool, device: str) -> Encod
 
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:
     from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
+    from genius_search.hub import find_or_pull  # noqa: PLC0415
 
-    if name == WORDLLAMA or is_static(Path(name).expanduser()):
+    if name == WORDLLAMA:
         return StaticEncoder(name)
-    from genius_search.encoders.pretrained import open_text_encoder  # noqa: PLC0415
+    folder = find_or_pull(name, download=download)
+    if is_static(folder):
+        return StaticEncoder(name, folder)
+    from genius_search.encoders.pretrained import SentenceEncoder  # noqa: PLC0415
 
-    return open_text_encoder(name, download=download, device=device)
+    return SentenceEncoder(name, folder, device=device)
 
 
-def need_transformers() -> None:
-    """Raise :class:`MissingExtra` where transformers is not installed."""
-    need_packages("pretrained encoders need", "transformers")
+def cut_texts(texts: Sequence[str], *, max_tokens: int) -> list[str]:
+    """Return the beginnings of texts, long enough for ``max_tokens`` tokens, without white space before them.
+
+    A tokenizer takes about 200 bytes of memory for each character, and drops most of a long text afterwards.
+    """
+    most = max_tokens * CHARACTERS_PER_TOKEN
+    return [text if len(text) <= most else text.lstrip()[:most] for text in texts]
 
 
 def refuse_images(images: Sequence[ImageInput]) -> None:
@@ -206,3 +225,89 @@ def refuse_images(images: Sequence[ImageInput]) -> None:
             f"this encoder reads texts only, and {which} has an image; for pictures, create the index with a "
             "clip: or siglip: encoder"
         )
+
+
+class VectorEncoder:
+    """Stands for the encoder that a user's vectors come from, and that only the user has.
+
+    Parameters
+    ----------
+    width
+        numbers of a vector, as a text: what follows the colon of ``vectors:512``.
+    """
+
+    needs_pixels = False
+
+    def __init__(self, width: str) -> None:
+        if not width.isdecimal() or not int(width):
+            raise UsageError(
+                f"encoder 'vectors:{width}' is not known; give the numbers of a vector: vectors:512"
+            )
+        self.dim = int(width)
+        self.spec = f"vectors:{self.dim}"
+        self.fingerprint = hashlib.sha256(self.spec.encode()).hexdigest()
+
+    def image_features(self, images: Sequence[ImageInput]) -> NoReturn:
+        """Refuse to encode."""
+        self._refuse(f"{len(images)} pictures")
+
+    def text_features(self, texts: Sequence[TextInput]) -> NoReturn:
+        """Refuse to encode."""
+        self._refuse(f"the text {texts[0].text[:40]!r}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UsageError(
+            "this index was made of vectors, and does not know the encoder that they come from, so it cannot "
+            f"read {what}; search with vector= and add items with vectors=, each of {self.dim} numbers"
+        )
+
+
+class Content(NamedTuple):
+    """Image, text or both of one query or candidate, for the encoder."""
+
+    image: Image.Image | None
+    text: str
+    """Text for the encoder; empty if there is none."""
+    key: ItemKey
+
+
+class ContentFeatures(NamedTuple):
+    """Features of contents; zero for absent modalities. A joint encoder's are those of the text."""
+
+    image: Float32[np.ndarray, "items dim"]
+    text: Float32[np.ndarray, "items dim"]
+
+    def total(self) -> Float32[np.ndarray, "items dim"]:
+        """Return the unnormalised sum of image and text features (score fusion, UniIR's CLIP-SF)."""
+        return np.asarray(self.image + self.text)
+
+
+def features_of(encoder: Encoder, contents: Sequence[Content]) -> ContentFeatures:
+    """Compute features of queries or candidates in memory, all images and all texts in one batch each.
+
+    An image or a text that several of them have is encoded once.
+
+    Raises
+    ------
+    BadData
+        One of them has neither an image nor a text.
+    """
+    for image, text, key in contents:
+        if image is None and not text:
+            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
+    features = ContentFeatures(*np.zeros((2, len(contents), encoder.dim), dtype=np.float32))
+    if is_joint(encoder):
+        both = [JointInput(image, text, key, image is not None) for image, text, key in contents]
+        features.text[:] = as_floats(encoder.joint_features(both))
+        return features
+    pictures = {(id(image), key): ImageInput(image, key) for image, _, key in contents if image is not None}
+    words = {(text, key): TextInput(text, key) for _, text, key in contents if text}
+    if pictures:
+        vectors = dict(zip(pictures, as_floats(encoder.image_features([*pictures.values()])), strict=True))
+        for own, (image, _, key) in zip(features.image, contents, strict=True):
+            own[:] = vectors.get((id(image), key), 0)
+    if words:
+        found = dict(zip(words, as_floats(encoder.text_features([*words.values()])), strict=True))
+        for own, (_, text, key) in zip(features.text, contents, strict=True):
+            own[:] = found.get((text, key), 0)
+    return features

@@ -1,18 +1,20 @@
-"""The base of encoders that run a network in PyTorch, batch by batch."""
+"""What encoders share that run a network in PyTorch: batches, and tokenizers from their files."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from PIL import Image
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from genius_search.encoders.base import ImageInput, TextInput
-from genius_search.errors import UsageError
+from genius_search.errors import ArtifactMismatch, UsageError
 
 Input = TypeVar("Input")
 
@@ -58,3 +60,20 @@ class BatchEncoder:
         """Return the features of texts, cut at the encoder's maximum length."""
         words = [text.text for text in texts]
         return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Open a ``tokenizer.json``, without the truncation and padding that it may ask for.
+
+    Raises
+    ------
+    ArtifactMismatch
+        It is damaged.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  tokenizers raises plain Exception for a damaged file
+        raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

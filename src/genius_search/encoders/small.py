@@ -31,8 +31,8 @@ from torch.nn import functional as F
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.batches import BatchEncoder
-from genius_search.encoders.texts import cut_texts, read_tokenizer
+from genius_search.encoders.base import cut_texts
+from genius_search.encoders.batches import BatchEncoder, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.weights import load_weights, write_weights
@@ -42,10 +42,6 @@ PADDING: Final = 0
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 WEIGHTS_FILE: Final = "model.safetensors"
-KNOWN_BYTES: Final = 2
-"""Bytes per token of words like those of the training texts; other words fall into single letters."""
-SOME_TOKENS: Final = 64
-"""Tokens at the beginning of a text by which its words are judged."""
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
 
 SIDE: Final = 64

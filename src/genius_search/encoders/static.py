@@ -15,9 +15,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.encoders.base import ImageInput, TextInput, refuse_images
-from genius_search.encoders.texts import cut_texts
-from genius_search.errors import ArtifactMismatch, MissingExtra, missing_extra, need_packages
+from genius_search.encoders.base import ImageInput, TextInput, cut_texts, refuse_images
+from genius_search.errors import ArtifactMismatch, missing_extra, need_packages
 
 WORDLLAMA: Final = "wordllama"
 """The name of the vectors that come with the package wordllama (English, 256 numbers, MIT licence)."""
@@ -44,23 +43,15 @@ def has_wordllama() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("model2vec", WORDLLAMA))
 
 
-def _find_wordllama() -> tuple[Path, ...]:
-    # The package is not imported: its loader looks on the hub for a tokenizer that is installed with it.
-    spec = importlib.util.find_spec(WORDLLAMA)
-    if spec is None or not spec.submodule_search_locations:
-        raise missing_extra(f"text:{WORDLLAMA} needs {WORDLLAMA}", "words")
-    return tuple(Path(spec.submodule_search_locations[0]) / name for name in _WORDLLAMA_FILES)
-
-
 class StaticEncoder:
     """Static embeddings: the normalised mean of token vectors, a few microseconds a text.
 
     Parameters
     ----------
     name
-        ``wordllama``, or the name or folder of embeddings in model2vec's layout.
+        what the spec names.
     folder
-        where the files of a name are; by default the name is the folder.
+        the embeddings, in model2vec's layout; by default those of the package wordllama.
 
     Raises
     ------
@@ -73,23 +64,27 @@ class StaticEncoder:
     needs_pixels = False
     reads_images = False
 
-    def __init__(self, name: str | Path, folder: Path | None = None) -> None:
+    def __init__(self, name: str, folder: Path | None = None) -> None:
         need_packages("static embeddings need", "model2vec")
         from model2vec import StaticModel  # noqa: PLC0415  optional
 
         self.spec = f"text:{name}"
+        if folder is None:
+            # The package is not imported: its loader looks on the hub for a tokenizer that comes with it.
+            package = importlib.util.find_spec(WORDLLAMA)
+            if package is None or not package.submodule_search_locations:
+                raise missing_extra(f"text:{WORDLLAMA} needs {WORDLLAMA}", "words")
+            place = Path(package.submodule_search_locations[0])
+            self._files = tuple(place / file for file in _WORDLLAMA_FILES)
+        else:
+            self._files = tuple(folder / file for file in _FILES)
         try:
-            if name == WORDLLAMA:
-                self._files = _find_wordllama()
+            if folder is None:
                 weights, tokenizer = self._files
                 vectors = load_file(weights)["embedding.weight"].astype(np.float32)
                 self._model = StaticModel(vectors, Tokenizer.from_file(str(tokenizer)), normalize=True)
             else:
-                folder = folder or Path(name).expanduser()
-                self._files = tuple(folder / name for name in _FILES)
                 self._model = StaticModel.from_pretrained(folder, normalize=True, force_download=False)
-        except MissingExtra:
-            raise
         except Exception as error:  # noqa: BLE001  tokenizers raises nothing more specific
             raise ArtifactMismatch(f"{self.spec} cannot be opened as static embeddings: {error}") from None
         self.dim = int(self._model.dim)

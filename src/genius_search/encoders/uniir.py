@@ -1,9 +1,8 @@
 """`uniir:FOLDER`: UniIR's CLIP-SF, CLIP-FF, BLIP-SF and BLIP-FF, as research/published writes them.
 
 GENIUS was trained on CLIP-SF. Texts arrive formatted and with their instruction
-(:mod:`genius_search.records`). A folder is in Hugging Face's layout, and ``uniir.json`` names the model it
-holds. The networks are assembled from transformers' parts, which are imported only when one is built: that
-takes seconds.
+(:mod:`genius_search.records`). The networks are assembled from transformers' parts, which are imported only
+when one is built: that takes seconds.
 """
 
 # ruff: noqa: PLC0415  as said above
@@ -11,6 +10,7 @@ takes seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from html import unescape
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -20,48 +20,23 @@ from PIL import Image
 from torch import Tensor, nn
 
 from genius_search.artifact import Manifest, open_artifact, read_json
-from genius_search.encoders.base import (
-    Encoder,
-    ImageInput,
-    JointInput,
-    TextInput,
-    need_transformers,
-)
-from genius_search.encoders.batches import BatchEncoder, decoded_images, in_batches
-from genius_search.encoders.clip_tokens import END, token_rows
+from genius_search.encoders.base import Encoder, ImageInput, JointInput, TextInput, cut_texts
+from genius_search.encoders.batches import BatchEncoder, decoded_images, in_batches, read_tokenizer
 from genius_search.encoders.pretrained import ClipEncoder, load_image_processor
-from genius_search.encoders.texts import cut_texts, read_tokenizer
+from genius_search.errors import need_packages
 from genius_search.nn.weights import load_weights
 
 EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
 """CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 ARTIFACT: Final = "uniir"
-"""The folder's kind in its manifest."""
-DESCRIPTION: Final = "uniir.json"
-FORMAT: Final = 1
-"""The version of the folder's layout; a newer one is refused."""
-ACTIVATION: Final = "quick_gelu"
-"""The activation of OpenAI's CLIP."""
+"""The folder's kind in its manifest, whose settings name the kind of encoder."""
+CLIP_END: Final = 49407
+"""The token behind a text, whose vector CLIP-SF takes."""
 MAX_BERT_TOKENS: Final = 100
 """Tokens that BLIP reads of a text."""
-T5_LAYERS: Final = 2
-"""Layers of CLIP-FF over the tokens of both towers."""
-T5_SETTINGS: Final[Mapping[str, Any]] = {
-    "vocab_size": 1,
-    "eos_token_id": None,
-    "is_encoder_decoder": False,
-    "use_cache": False,
-}
-"""Transformers' settings of those layers beside their sizes; the rest are T5's defaults, ReLU among them."""
-BERT_SETTINGS: Final[Mapping[str, Any]] = {
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "sep_token_id": None,
-    "use_cache": False,
-}
-"""Transformers' settings of BLIP's BERT beside its sizes; ``is_decoder`` makes it attend to images."""
+
+Reader = Callable[[Sequence[str]], dict[str, Tensor]]
+"""Turns texts into the token tensors that a network takes."""
 
 
 def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
@@ -76,27 +51,40 @@ def load_uniir(folder: Path, *, device: str = "cpu") -> Encoder:
     ArtifactMismatch
         The folder is of another kind, or damaged.
     """
-    need_transformers()
+    need_packages("pretrained encoders need", "transformers", "ftfy")
     manifest = open_artifact(folder, kind=ARTIFACT)
-    kind: EncoderKind = read_json(folder / DESCRIPTION)["kind"]
+    kind: EncoderKind = manifest.config["kind"]
     match kind:
         case "clip-sf":
             return ClipScoreFusion(manifest, device=device)
         case "clip-ff":
-            mixer = _load(manifest, ClipFusion)
-            return FeatureFusion(manifest, mixer, _clip_reader(mixer.context), device=device)
+            return FeatureFusion(manifest, ClipFusion, device=device)
         case "blip-sf":
-            return BlipScoreFusion(manifest, _load(manifest, BlipTowers), _bert_reader(folder), device=device)
+            return BlipScoreFusion(manifest, BlipTowers, device=device)
         case "blip-ff":
-            return FeatureFusion(manifest, _load(manifest, BlipFusion), _bert_reader(folder), device=device)
+            return FeatureFusion(manifest, BlipFusion, device=device)
 
 
-Reader = Callable[[Sequence[str]], dict[str, Tensor]]
-"""Turns texts into the token tensors that a network takes."""
+def clip_reader(folder: Path, context: int) -> Reader:
+    """Number texts as OpenAI's code does: start, tokens, end, then zeros up to ``context`` tokens.
 
+    The name of a start or end token within a text is read as that token.
+    """
+    import ftfy
 
-def _clip_reader(context: int) -> Reader:
-    return lambda texts: {"input_ids": token_rows(texts, context=context)}
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    tokenizer.normalizer = None  # it does a part of what ``clean`` does
+    tokenizer.enable_truncation(context)
+    tokenizer.enable_padding(length=context)
+
+    def clean(text: str) -> str:
+        return " ".join(unescape(unescape(ftfy.fix_text(text))).split()).lower()
+
+    def read(texts: Sequence[str]) -> dict[str, Tensor]:
+        encoded = tokenizer.encode_batch([clean(text) for text in cut_texts(texts, max_tokens=context)])
+        return {"input_ids": torch.tensor([encoding.ids for encoding in encoded])}
+
+    return read
 
 
 def _bert_reader(folder: Path) -> Reader:
@@ -131,11 +119,10 @@ def middle_square(image: Image.Image, *, side: int) -> Image.Image:
 class ClipScoreFusion(ClipEncoder):
     """CLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
 
-    kind = "uniir"
-
     def __init__(self, manifest: Manifest, *, device: str) -> None:
-        super().__init__(str(manifest.folder), device=device)
+        super().__init__(f"uniir:{manifest.folder}", manifest.folder, device=device)
         self.fingerprint = manifest.fingerprint
+        self._read = clip_reader(manifest.folder, self._model.config.text_config.max_position_embeddings)
 
     def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of images, of their middle squares."""
@@ -144,9 +131,9 @@ class ClipScoreFusion(ClipEncoder):
 
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, taken at their first end token."""
-        rows = token_rows(texts, context=self._model.config.text_config.max_position_embeddings)
+        rows = self._read(texts)["input_ids"]
         # Nothing after the first end token counts: no token looks ahead.
-        last = int((rows == END).int().argmax(dim=1).max())
+        last = int((rows == CLIP_END).int().argmax(dim=1).max())
         features: Tensor = self._model.get_text_features(
             input_ids=rows[:, : last + 1].to(self._device)
         ).pooler_output
@@ -157,7 +144,8 @@ class ClipFusion(nn.Module):
     """CLIP-FF: text tokens and projected image tokens, texts first, through two T5 layers, averaged."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel
+        from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel, T5Config
+        from transformers.models.t5.modeling_t5 import T5Stack
 
         super().__init__()
         text = CLIPTextConfig(**config["text_config"])
@@ -168,7 +156,8 @@ class ClipFusion(nn.Module):
         self.text_model = CLIPTextModel(text)
         self.vision_model = CLIPVisionModel(vision)
         self.visual_projection = nn.Linear(vision.hidden_size, self.dim, bias=False)
-        self.mixer = t5_layers(config["mixer_config"])
+        self.mixer = T5Stack(T5Config(**config["mixer_config"]))
+        self.mixer.embed_tokens = nn.Identity()  # it reads given vectors
 
     def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
         """Return the vectors of patches and class in the space of the text tokens."""
@@ -238,37 +227,26 @@ class BlipTowers(nn.Module):
         return features
 
 
-def t5_layers(settings: Mapping[str, Any]) -> nn.Module:
-    """Build T5's encoder layers over given vectors, so without a token table."""
-    from transformers import T5Config
-    from transformers.models.t5.modeling_t5 import T5Stack
-
-    layers: nn.Module = T5Stack(T5Config(**settings))
-    layers.embed_tokens = nn.Identity()
-    return layers
-
-
 Network = TypeVar("Network", bound=BlipTowers | ClipFusion | BlipFusion)
-
-
-def _load(manifest: Manifest, kind: Callable[[Mapping[str, Any]], Network]) -> Network:
-    """Build a network by the settings of its folder, with its weights."""
-    config = read_json(manifest.folder / "config.json")
-    return load_weights(manifest.folder / "model.safetensors", lambda: kind(config))
 
 
 class _UniirEncoder(Generic[Network]):
     """A network of an imported folder, with what reads images and texts for it."""
 
-    def __init__(self, manifest: Manifest, network: Network, read: Reader, *, device: str) -> None:
-        self.spec = f"uniir:{manifest.folder}"
+    def __init__(
+        self, manifest: Manifest, kind: Callable[[Mapping[str, Any]], Network], *, device: str
+    ) -> None:
+        folder = manifest.folder
+        config = read_json(folder / "config.json")
+        network: Network = load_weights(folder / "model.safetensors", lambda: kind(config))
+        self.spec = f"uniir:{folder}"
         self.fingerprint = manifest.fingerprint
         self.dim = network.dim
         self._device = device
-        self._processor = load_image_processor(manifest.folder)
-        network.float().to(device).eval()
-        self._network: Network = network
-        self._read = read
+        self._network: Network = network.float().to(device).eval()
+        self._processor = load_image_processor(folder)
+        is_clip = isinstance(network, ClipFusion)
+        self._read = clip_reader(folder, network.context) if is_clip else _bert_reader(folder)
 
     def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
         """Return the middle square of images for CLIP, images squashed to a square for BLIP."""

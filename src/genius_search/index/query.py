@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.config import SearchConfig, usual_search
-from genius_search.encoders.base import ItemKey
-from genius_search.encoders.content import Content, features_of
+from genius_search.encoders.base import Content, ItemKey, features_of
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit, SearchResult, interleave, merge

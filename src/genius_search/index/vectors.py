@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import Encoder
-from genius_search.encoders.vectors import VectorEncoder
+from genius_search.encoders.base import Encoder, VectorEncoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index.adding import CHUNK, MAX_ID_LENGTH, Added, Batch, check_item, encode_batch
 from genius_search.index.items import Item

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from genius_search.encoders.base import Encoder
-from genius_search.encoders.pretrained import ClipEncoder
+from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded
 
 from .conftest import images_of, texts_of
@@ -20,7 +19,7 @@ TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
 def test_clip_gives_the_features_of_transformers_own_pipeline(clip_folder, pictures):
     from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
-    encoder = ClipEncoder(str(clip_folder))
+    encoder = load_encoder(f"clip:{clip_folder}")
     model = CLIPModel.from_pretrained(clip_folder).eval()
     pixels = CLIPImageProcessorPil.from_pretrained(clip_folder)(images=pictures, return_tensors="pt")
     tokens = AutoTokenizer.from_pretrained(clip_folder)(TEXTS, padding=True, return_tensors="pt")
@@ -41,7 +40,7 @@ def test_clip_gives_the_features_of_transformers_own_pipeline(clip_folder, pictu
 def test_siglip_gives_the_features_of_transformers_own_pipeline(siglip_folder, pictures):
     from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SiglipModel
 
-    encoder = ClipEncoder(str(siglip_folder))
+    encoder = load_encoder(f"siglip:{siglip_folder}")
     model = SiglipModel.from_pretrained(siglip_folder).eval()
     pixels = SiglipImageProcessorPil.from_pretrained(siglip_folder)(images=pictures, return_tensors="pt")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(siglip_folder)
@@ -59,7 +58,7 @@ def test_siglip_gives_the_features_of_transformers_own_pipeline(siglip_folder, p
 
 @pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])
 def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(kind, request, pictures):
-    encoder = ClipEncoder(str(request.getfixturevalue(kind)))
+    encoder = load_encoder(f"clip:{request.getfixturevalue(kind)}")
     images, texts = images_of(pictures), texts_of(TEXTS)
     torch.testing.assert_close(encoder.image_features(images)[:1], encoder.image_features(images[:1]))
     torch.testing.assert_close(encoder.text_features(texts)[2:], encoder.text_features(texts[2:]))
@@ -71,11 +70,11 @@ def test_the_fingerprint_follows_the_weights(clip_folder, tmp_path):
     copy.mkdir()
     for file in clip_folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    assert ClipEncoder(str(copy)).fingerprint == ClipEncoder(str(clip_folder)).fingerprint
+    assert load_encoder(f"clip:{copy}").fingerprint == load_encoder(f"clip:{clip_folder}").fingerprint
     weights = bytearray((copy / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (copy / "model.safetensors").write_bytes(weights)
-    assert ClipEncoder(str(copy)).fingerprint != ClipEncoder(str(clip_folder)).fingerprint
+    assert load_encoder(f"clip:{copy}").fingerprint != load_encoder(f"clip:{clip_folder}").fingerprint
 
 
 def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
@@ -83,7 +82,7 @@ def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
     with pytest.raises(
         ArtifactMissing, match=r"model\.safetensors, tokenizer\.json, preprocessor_config\.json"
     ):
-        ClipEncoder(str(tmp_path))
+        load_encoder(f"clip:{tmp_path}")
 
 
 def test_weights_that_are_missing_are_an_error_and_not_random(clip_folder, tmp_path):
@@ -92,7 +91,7 @@ def test_weights_that_are_missing_are_an_error_and_not_random(clip_folder, tmp_p
     del weights["text_projection.weight"]
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(ArtifactMismatch, match=r"lack text_projection\.weight"):
-        ClipEncoder(str(folder))
+        load_encoder(f"clip:{folder}")
 
 
 def test_without_the_wish_to_download_an_absent_model_is_refused_at_once(monkeypatch):
@@ -101,8 +100,8 @@ def test_without_the_wish_to_download_an_absent_model_is_refused_at_once(monkeyp
 
     monkeypatch.setattr("socket.getaddrinfo", touched)
     monkeypatch.setattr("socket.socket.connect", touched)
-    with pytest.raises(NetworkNeeded, match="--download"):
-        ClipEncoder("nobody/has-this-model")
+    with pytest.raises(NetworkNeeded, match="genius pull"):
+        load_encoder("clip:nobody/has-this-model")
 
 
 def test_a_cached_model_is_found_by_name(clip_folder, tmp_path, monkeypatch):
@@ -111,6 +110,6 @@ def test_a_cached_model_is_found_by_name(clip_folder, tmp_path, monkeypatch):
     shutil.copytree(clip_folder, cached / "snapshots" / "0123")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0123")
-    encoder = ClipEncoder("somebody/tiny")
+    encoder = load_encoder("clip:somebody/tiny")
     assert encoder.spec == "clip:somebody/tiny"
     assert encoder.text_features(texts_of(TEXTS)).shape == (3, 12)

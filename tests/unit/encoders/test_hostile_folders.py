@@ -10,8 +10,7 @@ import torch
 
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
-from genius_search.encoders.base import load_encoder
-from genius_search.encoders.texts import CHARACTERS_PER_TOKEN, cut_texts
+from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts, load_encoder
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.generator import Generator, load_generator, write_generator
 from genius_search.nn.quantizer import Quantizer, load_quantizer, write_quantizer

@@ -11,13 +11,16 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch.nn import functional as F
 
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
-from genius_search.encoders.pretrained import SentenceEncoder
+from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, load_encoder
 from genius_search.errors import ArtifactMismatch, UsageError
 
 from .conftest import KEY, texts_of
 
 MODULES = "sentence_transformers.models"
+
+
+def opened(folder):
+    return load_encoder(f"text:{folder}")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def states_of(backbone, ids):
 
 
 def test_token_vectors_are_averaged_without_padding_and_normalised(backbone, tmp_path):
-    encoder = SentenceEncoder(assemble(backbone, tmp_path, pooling=["mean_tokens"]))
+    encoder = opened(assemble(backbone, tmp_path, pooling=["mean_tokens"]))
     found = encoder.text_features(texts_of(["a red anchor", "a green anchor on red"]))
     expected = F.normalize(states_of(backbone, [2, 3, 5]).mean(dim=0), dim=0)
     torch.testing.assert_close(found[0], expected)
@@ -74,22 +77,22 @@ def test_token_vectors_are_averaged_without_padding_and_normalised(backbone, tmp
 
 
 def test_a_folder_without_modules_is_averaged_and_not_normalised(backbone):
-    found = SentenceEncoder(backbone).text_features(texts_of(["a red anchor"]))
+    found = opened(backbone).text_features(texts_of(["a red anchor"]))
     torch.testing.assert_close(found[0], states_of(backbone, [2, 3, 5]).mean(dim=0))
 
 
 def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(backbone, tmp_path):
     folder = assemble(backbone, tmp_path, pooling=["mean_tokens"])
-    plain = SentenceEncoder(folder).text_features(texts_of(["red a anchor", "green a anchor"]))
+    plain = opened(folder).text_features(texts_of(["red a anchor", "green a anchor"]))
     settings = {"prompts": {"query": "red ", "passage": "green ", "clustering": "on "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     texts = [TextInput("a anchor", ItemKey(role, "9:1")) for role in ("query", "candidate")]
-    torch.testing.assert_close(SentenceEncoder(folder).text_features(texts), plain)
+    torch.testing.assert_close(opened(folder).text_features(texts), plain)
 
 
 def test_pictures_are_refused(backbone):
     with pytest.raises(UsageError, match="reads texts only, and candidate 9:1 has an image"):
-        SentenceEncoder(backbone).image_features([ImageInput(None, KEY)])
+        opened(backbone).image_features([ImageInput(None, KEY)])
 
 
 def test_parts_that_would_run_programs_of_the_folder_are_refused(backbone, tmp_path):
@@ -99,11 +102,11 @@ def test_parts_that_would_run_programs_of_the_folder_are_refused(backbone, tmp_p
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(ArtifactMismatch, match=r"evil\.Pooling"):
-        SentenceEncoder(folder)
+        opened(folder)
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_text_that_is_an_address_is_read_as_a_text(backbone):
-    encoder = SentenceEncoder(backbone)
+    encoder = opened(backbone)
     found = encoder.text_features(texts_of(["https://example.org/red.jpg", "data:image/png;base64,AAAA"]))
     assert found.isfinite().all()

@@ -55,7 +55,7 @@ def test_damaged_files_and_missing_packages_are_named(folder, monkeypatch):
         load_encoder(f"text:{folder}")
     monkeypatch.setattr(static, "WORDLLAMA", "no_such_package")
     with pytest.raises(MissingExtra, match=r"genius-search\[words\]"):
-        StaticEncoder("no_such_package")
+        load_encoder("text:no_such_package")
 
 
 TEXTS = {

@@ -1,53 +1,129 @@
-"""uniir: an imported CLIP-SF gives the features of OpenAI's CLIP, computed independently."""
+"""uniir: imported encoders give the features of UniIR's own, written independently in conftest.py."""
 
 # ruff: noqa: PLC0415  transformers is imported where it is needed
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from genius_search.encoders.base import load_encoder
-from genius_search.encoders.clip_tokens import END, token_rows
-from genius_search.encoders.pretrained import ClipEncoder
-from genius_search.encoders.uniir import middle_square
+from genius_search.encoders.base import Encoder, JointEncoder, JointInput, load_encoder
+from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.progress import Silent
+from research.published.clip_tokens import START, VOCABULARY
 from research.published.encoders import import_encoder
 
-from .conftest import images_of, texts_of
+from .conftest import KEY, images_of, texts_of
 
+END = START + 1
+CONTEXT = 77
+BLANK = torch.zeros(3, 224, 224)
 TEXTS = [
     "",
     "A red kite.",
     "Find me an everyday image that matches the given caption. a man on a moped!",
     "Crème brûlée &amp; cake. " * 30,
 ]
+BERT = {
+    "The red kites.": [2, 11, 6, 7, 8, 12, 3],
+    "A anchor on the kite. " * 40: [2, *([5, 9, 10, 11, 7, 12] * 40)[:98], 3],
+    "": [2, 3],
+}
+"""What BERT's tokens of texts are, written out by hand."""
+# Made once with the tokenizer of OpenAI's CLIP.
+GOLDEN = [
+    ("", [49406, 49407]),
+    ("a cat", [49406, 320, 2368, 49407]),
+    (
+        "Caf\xe9 cr\xe8me br\xfbl\xe9e",
+        [49406, 15304, 1075, 12138, 614, 711, 127, 119, 75, 13489, 49407],
+    ),
+    ("&lt;b&gt;AT&amp;amp;T&lt;/b&gt;", [49406, 283, 321, 285, 536, 261, 339, 34308, 321, 285, 49407]),
+    ("l&#39;humanit\xc3\xa9", [49406, 331, 262, 3175, 529, 4166, 49407]),
+    ("\U0001f600 \U0001f469\u200d\U0001f469\u200d\U0001f467", [49406, 7334, 26304, 26304, 964, 356, 49407]),
+    (
+        "\u4e2d\u6587 \u30c6\u30b9\u30c8 \ud55c\uad6d\uc5b4",
+        [
+            *[49406, 19759, 255, 29032, 485, 2429, 228, 32421, 486, 15197],
+            *[250, 31871, 255, 31625, 368, 49407],
+        ],
+    ),
+    ("it's THEY'RE don\u2019t", [49406, 585, 568, 889, 982, 847, 713, 49407]),
+    ("1,000 \xbd \xb2", [49406, 272, 267, 271, 271, 271, 33613, 41175, 49407]),
+    ("  a\t\nb\xa0c  ", [49406, 320, 321, 322, 49407]),
+    (
+        "a<|endoftext|> <|EndOfText|> b",
+        [49406, 320, 49407, 49407, 321, 49407],
+    ),
+    (
+        "supercalifragilisticexpialidocious",
+        [49406, 1642, 2857, 13093, 2076, 5868, 26850, 835, 639, 38466, 49407],
+    ),
+]
 
 
 @pytest.fixture(scope="module")
-def model(originals):
-    torch.manual_seed(0)
-    return originals.clip_sf().eval()
+def imported(originals, tmp_path_factory):
+    """Each kind's model, and the encoder that its file became."""
+    bert = tmp_path_factory.mktemp("bert")
+    (bert / "vocab.txt").write_text("\n".join(originals.words) + "\n")
+    made = {}
+    for kind in ("clip-sf", "clip-ff", "blip-sf", "blip-ff"):
+        torch.manual_seed(0)
+        model = (
+            {"clip-sf": originals.clip_sf, "clip-ff": originals.clip_ff}[kind]()
+            if kind.startswith("clip")
+            else originals.blip(fused=kind == "blip-ff")
+        )
+        place = tmp_path_factory.mktemp(kind)
+        originals.save(model, place / "file.pth")
+        vocabulary = bert if kind.startswith("blip") else None
+        import_encoder(place / "file.pth", kind, place / kind, progress=Silent(), tokenizer=vocabulary)
+        made[kind] = (model.eval(), load_encoder(f"uniir:{place / kind}"), place / kind)
+    return made
 
 
 @pytest.fixture(scope="module")
-def folder(originals, model, tmp_path_factory):
-    place = tmp_path_factory.mktemp("uniir")
-    originals.save(model, place / "clip_sf_large.pth")
-    return import_encoder(place / "clip_sf_large.pth", "clip-sf", place / "clip-sf", progress=Silent()).folder
+def clip(imported):
+    """OpenAI's CLIP as CLIP-SF wraps it, the encoder and its folder."""
+    return imported["clip-sf"]
 
 
 @pytest.fixture(scope="module")
-def encoder(folder):
-    return load_encoder(f"uniir:{folder}")
+def token_rows(clip):
+    read = clip_reader(clip[2], CONTEXT)
+    return lambda texts: read(texts)["input_ids"]
 
 
-def test_features_are_those_of_openai_clip(model, encoder, originals, photographs):
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("text", "numbers"), GOLDEN)
+def test_clips_tokens_are_numbered_as_openai_does(token_rows, text, numbers):
+    assert token_rows([text])[0].tolist() == numbers + [0] * (CONTEXT - len(numbers))
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=5))
+def test_every_row_of_tokens_starts_ends_and_does_not_depend_on_its_batch(token_rows, texts):
+    for text, row in zip(texts, token_rows(texts), strict=True):
+        assert row[0] == START
+        assert END in row
+        assert int(row.max()) < VOCABULARY
+        assert torch.equal(token_rows([text])[0], row)
+
+
+def test_clip_sf_has_the_features_of_openai_clip(clip, token_rows, originals, photographs):
+    model, encoder, _ = clip
     with torch.inference_mode():
         texts = model.clip_model.encode_text(token_rows(TEXTS))
         images = model.clip_model.encode_image(torch.stack([originals.crop(p) for p in photographs]))
-    torch.testing.assert_close(encoder.text_features(texts_of(TEXTS)), texts, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(encoder.image_features(images_of(photographs)), images, atol=1e-4, rtol=1e-4)
+    close(encoder.text_features(texts_of(TEXTS)), texts)
+    close(encoder.image_features(images_of(photographs)), images)
     assert encoder.dim == texts.shape[1] == 96
     assert texts.std(dim=0).min() > 0.05
 
@@ -61,36 +137,87 @@ def test_the_middle_square_is_torchvisions_to_the_pixel(originals, size):
     assert torch.equal(originals.normalised(square), originals.crop(picture))
 
 
-def test_transformers_and_clip_open_the_folder_too(folder, encoder, photographs):
+def test_transformers_and_clip_open_the_folder_too(clip, token_rows, photographs):
     from transformers import AutoTokenizer, CLIPModel
 
+    _, encoder, folder = clip
     theirs = CLIPModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         found = theirs.get_text_features(input_ids=token_rows(TEXTS)).pooler_output
-    torch.testing.assert_close(encoder.text_features(texts_of(TEXTS)), found, atol=1e-4, rtol=1e-4)
+    close(encoder.text_features(texts_of(TEXTS)), found)
     tokens = AutoTokenizer.from_pretrained(folder)("A red kite.").input_ids
     assert tokens == token_rows(["A red kite."])[0, : len(tokens)].tolist()
-    clip = ClipEncoder(str(folder))
+    plain = load_encoder(f"clip:{folder}")
     pictures = images_of([photographs[0], photographs[2]])  # the other one is cropped a pixel aside
-    torch.testing.assert_close(clip.image_features(pictures), encoder.image_features(pictures))
-    texts = texts_of(TEXTS[:3])
-    torch.testing.assert_close(clip.text_features(texts), encoder.text_features(texts), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(plain.image_features(pictures), encoder.image_features(pictures))
+    close(plain.text_features(texts_of(TEXTS[:3])), encoder.text_features(texts_of(TEXTS[:3])))
 
 
-def test_a_text_is_read_up_to_its_first_end(model, encoder):
+def test_a_text_is_read_up_to_its_first_end(clip, token_rows):
+    model, encoder, _ = clip
     text = "a kite <|endoftext|> and what comes after"
     assert token_rows([text])[0].tolist().count(END) == 2
     with torch.inference_mode():
-        found = model.clip_model.encode_text(token_rows([text]))
-    torch.testing.assert_close(encoder.text_features(texts_of([text])), found, atol=1e-4, rtol=1e-4)
-    short = encoder.text_features(texts_of(["a kite"]))
-    torch.testing.assert_close(encoder.text_features(texts_of([text])), short, atol=1e-5, rtol=1e-4)
+        close(encoder.text_features(texts_of([text])), model.clip_model.encode_text(token_rows([text])))
+    close(encoder.text_features(texts_of([text])), encoder.text_features(texts_of(["a kite"])))
 
 
-def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(encoder, photographs):
+def test_a_row_does_not_depend_on_its_batch(clip, photographs):
+    _, encoder, _ = clip
     texts, images = texts_of([*TEXTS, *["!"] * 70]), images_of(photographs)
-    torch.testing.assert_close(
-        encoder.text_features(texts)[:1], encoder.text_features(texts[:1]), atol=1e-5, rtol=1e-4
-    )
+    close(encoder.text_features(texts)[:1], encoder.text_features(texts[:1]))
     torch.testing.assert_close(encoder.image_features(images)[2:], encoder.image_features(images[2:]))
-    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, 96)
+
+
+def mixed_items(photographs):
+    """An image and a text, a text alone, an image alone."""
+    with_image, alone, _ = BERT
+    return [
+        JointInput(photographs[0], with_image, KEY, has_image=True),
+        JointInput(None, alone, KEY, has_image=False),
+        JointInput(photographs[1], "", KEY, has_image=True),
+    ]
+
+
+def bert_rows():
+    return torch.tensor([numbers + [0] * (100 - len(numbers)) for numbers in BERT.values()])
+
+
+@pytest.mark.parametrize("kind", ["clip-ff", "blip-ff"])
+def test_feature_fusion_reads_image_and_text_together_and_blanks_where_one_is_missing(
+    imported, token_rows, originals, photographs, kind
+):
+    model, encoder, _ = imported[kind]
+    prepare, tokens = (
+        (originals.crop, token_rows(list(BERT))) if kind == "clip-ff" else (originals.squash, bert_rows())
+    )
+    with torch.inference_mode():
+        pixels = torch.stack([prepare(photographs[0]), BLANK, prepare(photographs[1])])
+        expected = model.encode(tokens, pixels)
+    found = encoder.joint_features(mixed_items(photographs))
+    close(found, expected)
+    assert found.shape == (3, encoder.dim) == (3, 64)
+    close(encoder.text_features(texts_of([list(BERT)[1]])), found[1:2])
+    close(encoder.image_features(images_of([photographs[1]])), found[2:])
+
+
+def test_blip_sf_gives_both_features_projected(imported, originals, photographs):
+    model, encoder, _ = imported["blip-sf"]
+    with torch.inference_mode():
+        texts = model.encode_text(bert_rows())
+        images = model.encode_image(torch.stack([originals.squash(p) for p in photographs]))
+    found = encoder.text_features(texts_of(list(BERT)))
+    close(found, texts)
+    close(encoder.image_features(images_of(photographs)), images)
+    assert found.shape == (3, encoder.dim) == (3, 40)
+
+
+@pytest.mark.parametrize("kind", ["clip-sf", "clip-ff", "blip-sf", "blip-ff"])
+def test_feature_fusion_is_joint_and_score_fusion_is_not(imported, kind):
+    _, encoder, folder = imported[kind]
+    assert isinstance(encoder, Encoder)
+    assert isinstance(encoder, JointEncoder) == kind.endswith("ff")
+    assert encoder.needs_pixels
+    assert encoder.spec == f"uniir:{folder}"
+    assert len(encoder.fingerprint) == 64
+    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, encoder.dim)

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from genius_search import Index
 from genius_search.cli import main
-from genius_search.encoders.pretrained import find_checkpoint
+from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub import CHECKPOINTS, find, is_name, pull
 from genius_search.index.store import read_manifest
@@ -167,7 +167,7 @@ def test_a_hub_that_does_not_answer_leaves_with_5_and_advice(hub, monkeypatch, c
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert main(["pull", "some/repo"]) == NetworkNeeded.exit_code
     assert "give the folder of a copy" in " ".join(capsys.readouterr().err.split())
-    for use in (Genius.from_pretrained, lambda name: find_checkpoint(name, download=True)):
+    for use in (Genius.from_pretrained, lambda name: load_encoder(f"clip:{name}", download=True)):
         with pytest.raises(NetworkNeeded, match="some/repo is not on this machine"):
             use("some/repo")
 

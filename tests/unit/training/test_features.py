@@ -9,8 +9,7 @@ from PIL import Image
 
 from genius_search.data.features import Features
 from genius_search.data.images import SHORTEST_SIDE, open_image
-from genius_search.encoders.base import ItemKey
-from genius_search.encoders.content import Content, features_of
+from genius_search.encoders.base import Content, ItemKey, features_of
 from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
