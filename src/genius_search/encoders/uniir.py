@@ -243,10 +243,13 @@ class _UniirEncoder(Generic[Network]):
         self.fingerprint = manifest.fingerprint
         self.dim = network.dim
         self._device = device
-        self._network: Network = network.float().to(device).eval()
+        network.float().to(device).eval()
+        self._network: Network = network
         self._processor = load_image_processor(folder)
-        is_clip = isinstance(network, ClipFusion)
-        self._read = clip_reader(folder, network.context) if is_clip else _bert_reader(folder)
+        if isinstance(network, ClipFusion):
+            self._read = clip_reader(folder, network.context)
+        else:
+            self._read = _bert_reader(folder)
 
     def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
         """Return the middle square of images for CLIP, images squashed to a square for BLIP."""
