@@ -25,7 +25,7 @@ def allowed_leaves(case, beams, query: int) -> set[tuple[int, int]]:
     found = set()
     for segment, row in leaves(case, beams, query):
         table = case.pool.segments[segment].table
-        items = table.bucket(row)
+        items = table.buckets(np.array([row])).row
         if mine[segment] is None or mine[segment][items].any():
             assert tuple(table.ids[row].tolist()) in seen
             found.add((segment, row))
@@ -120,7 +120,7 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
                 )
                 entries += [
                     (segment, item, row, by_codes, float(asked.numpy() @ stored[segment][item]))
-                    for item in table.bucket(row).tolist()
+                    for item in table.buckets(np.array([row])).row.tolist()
                     if masks[segment] is None or masks[segment][item]
                 ]
             given = list(

@@ -70,30 +70,6 @@ def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(d
         assert covered == rows
 
 
-@given(coded_items())
-def test_the_buckets_hold_every_item_once_under_its_own_id_the_most_typical_first(drawn):
-    codes, code_cosine = drawn
-    table = IdTable.build(codes, code_cosine)
-    assert [tuple(row) for row in table.ids.tolist()] == sorted({tuple(row) for row in codes.tolist()})
-    found = []
-    for row in range(len(table)):
-        bucket = table.bucket(row).tolist()
-        assert (codes[bucket] == table.ids[row]).all()
-        assert bucket == sorted(bucket, key=lambda item: (-code_cosine[item], item))
-        found += bucket
-    assert sorted(found) == list(range(len(codes)))
-    assert table.num_items == len(codes)
-
-
-@given(coded_items(), st.data())
-def test_the_buckets_of_several_rows_are_those_of_each_one_behind_the_other(drawn, data):
-    table = IdTable.build(*drawn)
-    rows = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=6))
-    buckets = table.buckets(np.array(rows, dtype=np.int64))
-    expected = [(item, owner) for owner, row in enumerate(rows) for item in table.bucket(row).tolist()]
-    assert list(zip(buckets.items.tolist(), buckets.owner.tolist(), strict=True)) == expected
-
-
 @settings(max_examples=40)
 @given(coded_items(), st.data())
 def test_ids_are_allowed_if_one_of_their_items_is(drawn, data):
@@ -141,7 +117,8 @@ def pools(draw) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contents(built: IdTable) -> list[tuple[list[int], list[int]]]:
-    return [(built.ids[row].tolist(), built.bucket(row).tolist()) for row in range(len(built))]
+    owner, items = built.buckets(np.arange(len(built)))
+    return [(built.ids[row].tolist(), items[owner == row].tolist()) for row in range(len(built))]
 
 
 @settings(max_examples=80)

@@ -255,7 +255,7 @@ def _items_under(
     for number, (segment, allowed) in enumerate(zip(segments, restriction, strict=True)):
         low, high = beams.low[query, :, number], beams.high[query, :, number]
         beam, row = expand_ranges(low, high) if allowed is None else allowed.ids.inside(low, high)
-        items, owner = segment.table.buckets(row)
+        owner, items = segment.table.buckets(row)
         if allowed is not None:
             kept = np.flatnonzero(allowed.items[items])
             items, owner = items[kept], owner[kept]

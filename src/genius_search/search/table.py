@@ -41,12 +41,20 @@ class Children(NamedTuple):
         return Children(*(values[chosen] for values in self))
 
 
-class Buckets(NamedTuple):
-    """Items of several IDs, one bucket after the other, in descending order of ``code_cosine`` in each."""
+class Rows(NamedTuple):
+    """Rows of several owners, one owner's after the other's."""
 
-    items: Int64[np.ndarray, " items"]
-    owner: Int64[np.ndarray, " items"]
-    """Position of each item's ID among the given rows."""
+    owner: Int64[np.ndarray, " rows"]
+    row: Int64[np.ndarray, " rows"]
+
+
+def expand_ranges(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
+    """List all rows of the ranges [low, high); their owners are the ranges."""
+    counts = high - low
+    owner = np.arange(len(counts)).repeat(counts)
+    row = np.arange(len(owner))
+    row += (low - counts.cumsum() + counts).take(owner)
+    return Rows(owner, row)
 
 
 class IdTable:
@@ -81,7 +89,6 @@ class IdTable:
         self.bucket_starts = bucket_starts
         self.items = items
         self._starts_of_level = [starts[low:high] for low, high in pairwise(level_bounds.tolist())]
-        self._flat_codes = ids.reshape(-1)  # a view: one look-up finds a row's code
 
     @staticmethod
     def build(
@@ -97,13 +104,12 @@ class IdTable:
         Raises
         ------
         BadData
-            A code is negative or too large. The message names the item and the level.
+            A code is negative or too large.
         """
         if codes.min(initial=0) < 0 or codes.max(initial=0) > LARGEST_CODE:
-            row, level = np.argwhere((codes < 0) | (codes > LARGEST_CODE))[0].tolist()
             raise BadData(
-                f"item row {row} has code {codes[row, level]} at level {level}; codes must lie in "
-                f"0 … {LARGEST_CODE}: make its ID again, with the model of the index"
+                f"codes are {codes.min()} … {codes.max()}, they must lie in 0 … {LARGEST_CODE}; make the IDs "
+                "again, with the model of the index"
             )
         num_items, num_levels = codes.shape
         codes = codes.astype(np.uint8 if codes.max(initial=0) <= LARGEST_BYTE_CODE else np.int16)
@@ -137,7 +143,7 @@ class IdTable:
         ArtifactMissing
             A file is missing.
         ArtifactMismatch
-            A file is truncated, has the wrong type, or does not fit the others. The message names it.
+            A file is truncated, has the wrong type, or does not fit the others.
         """
         rows = (np.int32, np.int64)
         ids = open_array(folder / "ids.npy", np.uint8, np.int16, dimensions=2)
@@ -145,19 +151,14 @@ class IdTable:
         starts = open_array(folder / "starts.npy", *rows)
         bucket_starts = open_array(folder / "bucket_starts.npy", *rows)
         items = open_array(folder / "items.npy", *rows)
-        for name, given, expected in (
-            ("level_bounds", len(bounds), ids.shape[1] + 1),
-            ("starts", len(starts), max(0, len(ids) - 1)),
-            ("bucket_starts", len(bucket_starts), len(ids) + 1),
-            ("items", len(items), int(bucket_starts[-1]) if len(bucket_starts) else 0),
+        last = int(bucket_starts[-1]) if len(bucket_starts) else 0
+        lengths = (len(bounds), len(starts), len(bucket_starts), len(items))
+        if lengths != (ids.shape[1] + 1, max(0, len(ids) - 1), len(ids) + 1, last) or (
+            bounds[0] != 0 or bounds[-1] != len(starts) or (np.diff(bounds) < 0).any()
         ):
-            if given != expected:
-                raise ArtifactMismatch(
-                    f"{folder / name}.npy has {given} entries, the table beside it needs {expected}: "
-                    "they belong to different tables; make the folder again"
-                )
-        if bounds[0] != 0 or bounds[-1] != len(starts) or (np.diff(bounds) < 0).any():
-            raise ArtifactMismatch(f"{folder / 'level_bounds.npy'} is damaged; make the folder again")
+            raise ArtifactMismatch(
+                f"the files of the ID table in {folder} do not belong together; make the folder again"
+            )
         return IdTable(ids, starts, bounds, bucket_starts, items)
 
     def __len__(self) -> int:
@@ -188,36 +189,23 @@ class IdTable:
         """
         starts = self._starts_of_level[level]
         first = starts.searchsorted(low.astype(starts.dtype), "right")  # another dtype would copy starts
-        counts = starts.searchsorted(high.astype(starts.dtype)) - first
-        counts += 1
-        counts *= high > low
-        ends = counts.cumsum()
-        parent = np.arange(len(low)).repeat(counts)
-        child_high = np.empty(len(parent), dtype=np.int64)
-        if not len(parent):
-            return Children(parent, child_high, child_high, child_high)
-        begins = ends - counts
-        position = np.arange(-1, len(parent) - 1)
-        position += (first - begins).take(parent)
-        child_low = (
-            starts.take(position, mode="clip").astype(np.int64) if len(starts) else np.empty_like(parent)
-        )
-        filled = counts.nonzero()[0]
-        child_low[begins[filled]] = low[filled]
-        child_high[:-1] = child_low[1:]
-        child_high[ends[filled] - 1] = high[filled]
-        code = self._flat_codes.take(child_low * self.ids.shape[1] + level).astype(np.int64)
-        return Children(parent, code, child_low, child_high)
+        last = starts.searchsorted(high.astype(starts.dtype))
+        filled = np.flatnonzero(high > low)
+        others = expand_ranges(first, np.maximum(first, last))
+        parent = np.concatenate([filled, others.owner])
+        order = parent.argsort(kind="stable")  # a prefix's first child comes first
+        parent = parent[order]
+        child_low = np.concatenate([low[filled], starts[others.row]])[order].astype(np.int64)
+        is_last = np.diff(parent, append=-1) != 0
+        child_high = np.append(child_low[1:], 0)[: len(parent)]
+        child_high[is_last] = high[parent[is_last]]
+        return Children(parent, self.ids[child_low, level].astype(np.int64), child_low, child_high)
 
-    def bucket(self, row: int) -> Int64[np.ndarray, " items"]:
-        """Return the items of one ID."""
-        return self.buckets(np.array([row])).items
-
-    def buckets(self, rows: Int64[np.ndarray, " rows"]) -> Buckets:
-        """Return the items of several IDs."""
+    def buckets(self, rows: Int64[np.ndarray, " rows"]) -> Rows:
+        """Return the items of several IDs, in descending order of ``code_cosine`` for each."""
         begins = self.bucket_starts.take(rows).astype(np.int64)
         owner, position = expand_ranges(begins, self.bucket_starts.take(rows + 1).astype(np.int64))
-        return Buckets(self.items.take(position).astype(np.int64), owner)
+        return Rows(owner, self.items.take(position).astype(np.int64))
 
     def rows(self) -> Int64[np.ndarray, " items"]:
         """Return the table row of each item's ID. Reads the whole table."""
@@ -226,27 +214,8 @@ class IdTable:
         return rows
 
 
-class Rows(NamedTuple):
-    """Rows of several ranges, concatenated; ascending within each range."""
-
-    owner: Int64[np.ndarray, " rows"]
-    """Index of each row's range."""
-    row: Int64[np.ndarray, " rows"]
-
-
-def expand_ranges(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-    """List all rows of the ranges [low, high)."""
-    counts = high - low
-    owner = np.arange(len(counts)).repeat(counts)
-    row = np.arange(len(owner))
-    row += (low - counts.cumsum() + counts).take(owner)
-    return Rows(owner, row)
-
-
 WORD: Final = 64
 """Rows per machine word."""
-FEW: Final = 16
-"""So few items are looked for in a table, instead of looking each of its items up."""
 
 
 class RankedBits:
@@ -267,11 +236,6 @@ class RankedBits:
         if len(rows) <= MAX_INT32_ROWS:
             self.before = self.before.astype(np.int32)
 
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return int(self.words.nbytes + self.before.nbytes)
-
     def count(
         self, low: Int64[np.ndarray, "*shape"], high: Int64[np.ndarray, "*shape"]
     ) -> Int64[np.ndarray, "*shape"]:
@@ -279,17 +243,9 @@ class RankedBits:
         return np.asarray(self._rank(high) - self._rank(low))
 
     def inside(self, low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-        """List the members in each range [low, high), skipping empty words of 64 rows."""
-        first = low >> 6
-        words = expand_ranges(first, np.where(high > low, ((high - 1) >> 6) + 1, first))
-        bits = self.words[words.row]
-        filled = bits.nonzero()[0]
-        position, bit = (
-            np.unpackbits(bits[filled].view(np.uint8), bitorder="little").reshape(-1, WORD).nonzero()
-        )
-        word = filled[position]
-        owner, row = words.owner[word], words.row[word] * WORD + bit
-        kept = ((row >= low[owner]) & (row < high[owner])).nonzero()[0]
+        """List the members in each range [low, high)."""
+        owner, row = expand_ranges(low, high)
+        kept = np.flatnonzero(self.words[row >> 6] >> (row & 63).astype(np.uint64) & np.uint64(1))
         return Rows(owner[kept], row[kept])
 
     def _rank(self, row: np.ndarray) -> np.ndarray:
@@ -312,13 +268,7 @@ class Allowed(NamedTuple):
         """Build from a mask over the items of a table."""
         if not len(items):
             return Allowed(items, RankedBits(items))
-        few = np.flatnonzero(items)
-        if len(few) > FEW:
-            by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
-        else:  # a seventh of the time
-            listed = np.flatnonzero(np.isin(table.items, few)).astype(table.bucket_starts.dtype)
-            by_id = np.zeros(len(table), dtype=bool)
-            by_id[table.bucket_starts.searchsorted(listed, side="right") - 1] = True
+        by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
         return Allowed(items, RankedBits(by_id))
 
 
@@ -349,21 +299,16 @@ def children_in_segments(
         parent, code, only_low, only_high = by_segment[0]
         return Children(parent, code, only_low[:, None], only_high[:, None])
     span = 1 + max((int(children.code.max(initial=0)) for children in by_segment), default=0)
-    keys = np.concatenate([children.parent * span + children.code for children in by_segment])
-    order = keys.argsort(kind="stable")  # fast, since the keys of each segment are sorted already
-    keys = keys[order]
-    is_new = np.diff(keys, prepend=-1) > 0
-    position = np.empty_like(order)
-    position[order] = is_new.cumsum() - 1
-    keys = keys[is_new]
+    keys, position = np.unique(
+        np.concatenate([children.parent * span + children.code for children in by_segment]),
+        return_inverse=True,
+    )
     merged_low = np.zeros((len(keys), len(segments)), dtype=np.int64)
     merged_high = np.zeros_like(merged_low)
-    start = 0
-    for number, children in enumerate(by_segment):
-        stop = start + len(children.parent)
-        merged_low[position[start:stop], number] = children.low
-        merged_high[position[start:stop], number] = children.high
-        start = stop
+    stops = np.cumsum([len(children.parent) for children in by_segment])
+    for number, (children, places) in enumerate(zip(by_segment, np.split(position, stops[:-1]), strict=True)):
+        merged_low[places, number] = children.low
+        merged_high[places, number] = children.high
     return Children(keys // span, keys % span, merged_low, merged_high)
 
 
@@ -377,18 +322,15 @@ def count_ids(
 
     ``restrictions[owner]`` is the restriction of a prefix. Queries with the same one are counted together.
     """
-    counts: np.ndarray = (high - low).sum(axis=1)
-    groups: dict[int, tuple[Restriction, list[int]]] = {}
-    for number, restriction in enumerate(restrictions):
-        if restriction is not None:
-            groups.setdefault(id(restriction), (restriction, []))[1].append(number)
-    for restriction, members in groups.values():
-        is_member = np.zeros(len(restrictions), dtype=bool)
-        is_member[members] = True
-        chosen = np.flatnonzero(is_member[owner])
-        total = np.zeros(len(chosen), dtype=np.int64)
+    sizes = high - low
+    counts: np.ndarray = sizes.sum(axis=1)
+    for restriction in {id(one): one for one in restrictions if one is not None}.values():
+        chosen = np.flatnonzero(np.array([one is restriction for one in restrictions])[owner])
+        counts[chosen] = 0
         for number, allowed in enumerate(restriction):
-            first, last = low[chosen, number], high[chosen, number]
-            total += last - first if allowed is None else allowed.ids.count(first, last)
-        counts[chosen] = total
+            counts[chosen] += (
+                sizes[chosen, number]
+                if allowed is None
+                else allowed.ids.count(low[chosen, number], high[chosen, number])
+            )
     return counts

@@ -108,7 +108,7 @@ def test_re_ranking_by_codes_orders_the_ids_anew_and_keeps_the_typical_first(seg
     ranker = CodeRanker(tables)
     answer = ranked([segment], beams, query=query, rerank="codes", evidence=Evidence(codes=ranker))
     by_id = ranker.scores(query, segment.table.ids)
-    expected = [item for row in np.argsort(-by_id) for item in segment.table.bucket(int(row)).tolist()]
+    expected = segment.table.buckets(np.argsort(-by_id)).row.tolist()
     assert answer.items.tolist() == expected
     assert (np.diff(answer.scores) <= 0).all()
     for row, beam in zip(answer.rows, answer.beams, strict=True):

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData
-from genius_search.search.table import (
-    LARGEST_CODE,
-    Allowed,
-    IdTable,
-    RankedBits,
-    expand_ranges,
-)
+from genius_search.search.table import LARGEST_CODE, Allowed, IdTable, RankedBits
 
 FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 
@@ -31,32 +25,20 @@ def random_table(items: int, levels: int = 9) -> IdTable:
     return IdTable.build(codes, random.random(items).astype(np.float16))
 
 
-def test_one_item_is_a_table_of_one_id():
-    table = table_of([[2, 0, 7]])
-    assert (len(table), table.num_levels, table.num_items, table.nbytes) == (1, 3, 1, 3)
-    children = table.children(1, np.array([0]), np.array([1]))
-    assert [segment.tolist() for segment in children] == [[0], [0], [0], [1]]
-    assert table.bucket(0).tolist() == [0]
+def items_of(table: IdTable, row: int) -> list[int]:
+    return table.buckets(np.array([row])).row.tolist()
 
 
-def test_items_that_all_share_one_id_are_one_bucket_by_code_cosine_then_by_row():
-    table = table_of([[1, 1]] * 4, [0.1, 0.9, 0.1, 0.5])
+def test_items_that_share_an_id_are_one_bucket_by_code_cosine_then_by_row_and_unknown_ones_come_last():
+    table = table_of([[1, 1]] * 5, [float("nan"), 0.0, -0.0, -3.0, 0.0])
     assert len(table) == 1
-    assert table.bucket(0).tolist() == [1, 3, 0, 2]
-
-
-def test_an_unknown_code_cosine_comes_last_and_the_two_zeros_are_equal():
-    assert table_of([[1]] * 5, [float("nan"), 0.0, -0.0, -3.0, 0.0]).bucket(0).tolist() == [1, 2, 4, 3, 0]
+    assert items_of(table, 0) == [1, 2, 4, 3, 0]
 
 
 @pytest.mark.parametrize("code", [-1, LARGEST_CODE + 1])
-def test_a_code_out_of_range_is_refused_and_its_place_and_the_range_are_named(code):
-    with pytest.raises(BadData, match=f"item row 1 has code {code} at level 2; .* 0 … {LARGEST_CODE}"):
+def test_a_code_out_of_range_is_refused(code):
+    with pytest.raises(BadData, match=rf"{code}.* 0 … {LARGEST_CODE}"):
         table_of([[0, 3, 4], [0, 0, code]])
-
-
-def test_the_largest_code_is_kept():
-    assert table_of([[LARGEST_CODE]]).ids.tolist() == [[LARGEST_CODE]]
 
 
 def test_a_table_of_nothing_has_no_children_and_can_be_saved(tmp_path):
@@ -101,12 +83,8 @@ def test_an_opened_table_is_mapped_and_looking_children_up_copies_nothing_of_it(
     assert peak < 200_000  # the starts of one level alone have as much
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(tmp_path, name):
-    random_table(50).save(tmp_path)
-    (tmp_path / f"{name}.npy").unlink()
-    with pytest.raises(ArtifactMissing, match=f"{name}.npy is missing"):
-        IdTable.open(tmp_path)
+def remove(folder: Path, name: str) -> None:
+    (folder / f"{name}.npy").unlink()
 
 
 def swap_in_another(folder: Path, name: str) -> None:
@@ -127,32 +105,24 @@ def change_the_type(folder: Path, name: str) -> None:
     np.save(folder / f"{name}.npy", np.load(folder / f"{name}.npy").astype(np.float32))
 
 
-@pytest.mark.parametrize("harm", [lengthen, cut, change_the_type])
+@pytest.mark.parametrize("harm", [remove, swap_in_another, lengthen, cut, change_the_type])
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_refused_by_name(tmp_path, name, harm):
+def test_a_file_that_is_missing_damaged_or_of_another_table_is_refused(tmp_path, name, harm):
     random_table(50).save(tmp_path)
     harm(tmp_path, name)
-    with pytest.raises(ArtifactMismatch, match=f"{name}.npy"):
-        IdTable.open(tmp_path)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_table_is_refused(tmp_path, name):
-    random_table(50).save(tmp_path)
-    swap_in_another(tmp_path, name)
-    with pytest.raises(ArtifactMismatch, match="make the folder again"):
+    with pytest.raises((ArtifactMissing, ArtifactMismatch), match="again"):
         IdTable.open(tmp_path)
 
 
 def test_level_bounds_that_cannot_be_are_refused(tmp_path):
     random_table(50, levels=2).save(tmp_path)
     np.save(tmp_path / "level_bounds.npy", np.array([0, 60, 49]))
-    with pytest.raises(ArtifactMismatch, match=r"level_bounds.npy is damaged"):
+    with pytest.raises(ArtifactMismatch, match="do not belong together"):
         IdTable.open(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 1000])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 129, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_rows_of_a_range_are_counted_like_summing_the_mask(length, share):
     random = np.random.default_rng(length)
     mask = random.random(length) < share
@@ -166,38 +136,17 @@ def test_rows_of_a_range_are_counted_like_summing_the_mask(length, share):
     assert bits.count(low, high).tolist() == expected
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 200, 1000])
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("length", [1, 64, 65, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.02, 1.0])
 def test_rows_of_ranges_are_listed_in_the_order_of_the_ranges(length, share):
     random = np.random.default_rng(length)
     mask = random.random(length) < share
     low, high = np.sort(random.integers(0, length + 1, (2, 30)), axis=0)
     found = RankedBits(mask).inside(low, high)
-    every = expand_ranges(low, high)
     ranges = list(enumerate(zip(low.tolist(), high.tolist(), strict=True)))
-    assert list(zip(*map(np.ndarray.tolist, every), strict=True)) == [
-        (owner, row) for owner, (first, last) in ranges for row in range(first, last)
-    ]
     assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == [
         (owner, row) for owner, (first, last) in ranges for row in range(first, last) if mask[row]
     ]
-
-
-def test_no_ranges_have_no_rows():
-    none = np.zeros(0, dtype=np.int64)
-    assert RankedBits(np.ones(70, dtype=bool)).inside(none, none).row.tolist() == []
-
-
-def test_counts_have_the_shape_of_the_ranges_and_need_no_ranges_at_all():
-    bits = RankedBits(np.ones(100, dtype=bool))
-    low = np.array([[0, 64], [7, 100]])
-    assert bits.count(low, low + np.array([[3, 30], [0, 0]])).tolist() == [[3, 30], [0, 0]]
-    none = np.zeros(0, dtype=np.int64)
-    assert bits.count(none, none).tolist() == []
-
-
-def test_a_set_of_rows_takes_about_a_bit_and_a_half_a_row():
-    assert RankedBits(np.ones(64_000, dtype=bool)).nbytes <= 64_064 * 1.5 / 8
 
 
 def test_of_an_empty_table_nothing_may_be_found():
