@@ -246,7 +246,7 @@ def embed_queries(
     progress: Progress,
 ) -> RowQueries:
     """Embed the queries of a row, each with one instruction."""
-    ((qids, features),) = embed_query_features(
+    qids, features = embed_query_features(
         data,
         model.encoder if isinstance(model, Genius) else model,
         row,

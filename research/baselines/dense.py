@@ -124,7 +124,7 @@ def evaluate_dense(
     dense = checked(dense)
     kinds = dense.kinds
     config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in kinds))
-    encoder, training = embedded.encoder, embedded.features.candidates
+    encoder, training = embedded.encoder, embedded.candidates
     trained: dict[str, Any] = {}
 
     def search_pool(
@@ -204,8 +204,7 @@ class Dense(JsonOption):
             else:
                 encoder = load_encoder(absolute_spec(self.encoder))
                 place = self.out / "training"
-                features = embed_training(TrainingRecords(data), encoder, place, progress=progress)
-                embedded = Embedded(encoder, features)
+                embedded = embed_training(TrainingRecords(data), encoder, place, progress=progress)
             result = evaluate_dense(
                 data,
                 embedded,

@@ -33,7 +33,7 @@ from genius_search.model import Genius
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
-from genius_search.records import candidate_number
+from genius_search.records import candidate_number, query_number
 from genius_search.search.beam import search as beam_search
 from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, Ranking, rank_items
@@ -243,7 +243,7 @@ def _assign_ids(
     with_codes = config.kind == "genius"
     records = TrainingRecords(data)
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
-    pairs = Pairs(records.lines(), *features)
+    pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
     pool = trained.select(np.zeros(0, dtype=np.int64))
     if config.indexing == "yes":
@@ -261,7 +261,7 @@ def _assign_ids(
             candidates=trained if issubclass(kind, Irgen) else everything,
             queries=queries,
             query_numbers=features.queries.ids,
-            query_texts=records.texts(),
+            query_texts={query_number(one.qid): one.text for one in records.queries.values() if one.text},
             pairs=pairs,
             training=settings.training,
             folder=folder / "ids",

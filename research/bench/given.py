@@ -171,12 +171,12 @@ def _read_mbeir(
     queries, right = [], []
     for row in rows:
         most = -(-settings.queries // len(rows))
-        (found,) = embed_queries(
+        qids, features = embed_queries(
             data, encoder, row, folder, max_queries=most, seed=settings.seed, progress=progress
         )
-        judged = read_judgements(row, found.qids)
-        queries.append(embed(found.features))
-        for qid in found.qids:
+        judged = read_judgements(row, qids)
+        queries.append(embed(features))
+        for qid in qids:
             dids = [did for did, relevance in judged[qid].items() if relevance > 0]
             right.append({place[number] for did in dids if (number := candidate_number(did)) in place})
     items = embed(pool.gather(np.arange(len(pool))))

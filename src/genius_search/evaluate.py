@@ -295,7 +295,7 @@ def _encode(
     index: Index, data: MBeir, row: EvaluationRow, config: EvaluationConfig, folder: Path, progress: Progress
 ) -> tuple[list[str], list[EncodedQuery]]:
     """Return ids and vectors of a row's queries, each with its instruction."""
-    ((qids, features),) = embed_queries(
+    qids, features = embed_queries(
         data,
         index.model.encoder,
         row,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from genius_search.config import EncoderConfig, checked, to_json
 from genius_search.data.features import FeatureBatch, Shard
 from genius_search.data.mbeir import Instructions
 from genius_search.data.pairs import Pairs
-from genius_search.encoders.base import Encoder, ImageInput, TextInput
+from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import PADDING, SmallEncoder, SmallNetwork, create_small, load_small
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
@@ -26,10 +25,10 @@ from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.features import (
     Embedded,
-    TrainingFeatures,
+    EncodedShard,
     TrainingRecords,
     embed_training,
-    transform,
+    write_features,
 )
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
@@ -65,23 +64,23 @@ def train_encoder(
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
     config = checked(config)
-    home, prepared_folder = folder / "encoder", folder / "prepared"
+    home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
     stage = Stage(home, kind=KIND, config=to_json(config), inputs={"records": records.fingerprint})
-
-    def embed(encoder: Encoder, target: Path) -> TrainingFeatures:
-        return parallel.in_turn(lambda: embed_training(records, encoder, target, progress=progress))
-
+    if stage.is_finished and not prepared_folder.exists():  # a finished model keeps only the features
+        trained = load_small(home, device=device)
+        return parallel.in_turn(lambda: embed_training(records, trained, features, progress=progress))
     if stage.is_finished:
         encoder = load_small(home, device=device)
-        if not prepared_folder.exists():  # a finished model keeps only the features
-            return Embedded(encoder, embed(encoder, folder / "features"))
     else:
         progress.say("learning the words of the training texts")
         encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
-    prepared = embed(_Preparation(encoder), prepared_folder)
+    preparation = _Preparation(encoder)
+    prepared = parallel.in_turn(
+        lambda: embed_training(records, preparation, prepared_folder, progress=progress)
+    )
     if not stage.is_finished:
         encoder.network.to(device)
-        pairs = Pairs(records.lines(), *prepared)
+        pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
         train(
             encoder.network,
             EncoderStep(encoder, pairs, config, records.data.instructions),
@@ -100,20 +99,20 @@ def train_encoder(
         encoder = load_small(home, device=device)
 
     @torch.no_grad()
-    def embed_prepared() -> TrainingFeatures:
+    def embed_prepared() -> Embedded:
         queries, candidates = (
-            transform(
-                source,
-                folder / "features" / source.manifest.folder.name,
-                change=partial(embed_shard, encoder),
+            write_features(
+                features / source.manifest.folder.name,
+                source.shards(),
+                lambda shard: EncodedShard(embed_shard(encoder, shard), []),
+                encoder,
                 inputs={"records": source.manifest.inputs["records"]},
-                encoder=encoder,
             )
-            for source in prepared
+            for source in (prepared.queries, prepared.candidates)
         )
-        return TrainingFeatures(queries, candidates)
+        return Embedded(encoder, queries, candidates)
 
-    return Embedded(encoder, parallel.in_turn(embed_prepared))
+    return parallel.in_turn(embed_prepared)
 
 
 class EncoderStep:
@@ -125,7 +124,7 @@ class EncoderStep:
         self.network = encoder.network
         self.pairs = pairs
         self.config = config
-        self.word_queries = WordQueries.of(encoder, instructions)
+        self.word_queries = WordQueries(encoder, instructions)
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch."""
@@ -163,7 +162,7 @@ class EncoderStep:
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of predicting the words of images, and that of finding images by phrases."""
         device = self.network.device
-        phrases = Phrases.draw(present, generator)
+        phrases, relevant = draw_phrases(present, generator)
 
         def embed(tokens: Tensor) -> Tensor:
             queries = self.word_queries.write(tokens, generator).to(device)
@@ -171,24 +170,18 @@ class EncoderStep:
 
         of_words = word_loss(images, embed(words[:, None]), present.to(device), temperature=WORD_TEMPERATURE)
         of_phrases = phrase_loss(
-            embed(F.pad(words, (0, 1), value=PADDING)[phrases.words]),
+            embed(F.pad(words, (0, 1), value=PADDING)[phrases]),
             images,
-            phrases.relevant.to(device),
+            relevant.to(device),
             temperature=self.config.temperature,
         )
         return of_words, of_phrases
 
 
-class WordQueries(NamedTuple):
-    """The instructions that go before a word in a query for images, as tokens; one of them is empty."""
+class WordQueries:
+    """Queries of words for images, each behind one of the data set's instructions or none, as tokens."""
 
-    instructions: Int64[Tensor, "instructions tokens"]
-    stop: int
-    """Token of the full stop, with which every query ends."""
-
-    @staticmethod
-    def of(encoder: SmallEncoder, instructions: Instructions) -> WordQueries:
-        """Read the instructions of text queries that want an image."""
+    def __init__(self, encoder: SmallEncoder, instructions: Instructions) -> None:
         texts = [
             format_text(text)
             for key, row in instructions.rows.items()
@@ -196,44 +189,44 @@ class WordQueries(NamedTuple):
             for text in row
         ]
         *rows, stop = encoder.prepare_texts(["", *texts, "."]).long()
-        return WordQueries(torch.stack(rows), int(stop[0]))
+        self._instructions = torch.stack(rows)
+        self._stop = int(stop[0])  # every query ends with a full stop
 
     def write(
         self, words: Int64[Tensor, "queries words"], generator: torch.Generator
     ) -> Int64[Tensor, "queries tokens"]:
         """Return queries of these words, of which there may be fewer, with instructions drawn at random."""
-        chosen = torch.randint(len(self.instructions), words.shape[:1], generator=generator)
-        rows = F.pad(self.instructions[chosen], (0, words.shape[1] + 1))
+        chosen = torch.randint(len(self._instructions), words.shape[:1], generator=generator)
+        rows = F.pad(self._instructions[chosen], (0, words.shape[1] + 1))
         ends = (rows != PADDING).sum(dim=1, keepdim=True)
         rows.scatter_(1, ends + torch.arange(words.shape[1]), words)
         ends = (rows != PADDING).sum(dim=1, keepdim=True)
-        return rows.scatter_(1, ends, self.stop)
+        return rows.scatter_(1, ends, self._stop)
 
 
-class Phrases(NamedTuple):
-    """Some words of images, and the images of the batch that have all of them."""
+def draw_phrases(
+    present: Bool[Tensor, "images words"], generator: torch.Generator
+) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases images"]]:
+    """Draw up to ``NUM_PHRASES`` images and 1 to ``MOST_WORDS`` words of each, in any order.
 
-    words: Int64[Tensor, "phrases most"]
-    """Columns of the batch's words; -1 after the last."""
-    relevant: Bool[Tensor, "phrases images"]
+    A word is drawn in proportion to one over the square root of the number of its images.
 
-    @staticmethod
-    def draw(present: Bool[Tensor, "images words"], generator: torch.Generator) -> Phrases:
-        """Draw up to ``NUM_PHRASES`` images and 1 to ``MOST_WORDS`` words of each, in any order.
-
-        A word is drawn in proportion to one over the square root of the number of its images.
-        """
-        with_words = present.any(dim=1).nonzero().squeeze(1)
-        drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
-        own = present[drawn]
-        # Weighted sampling without replacement (Efraimidis and Spirakis, 2006), in logarithms.
-        keys = torch.rand(own.shape, generator=generator).log() * present.sum(dim=0).sqrt()
-        most = min(MOST_WORDS, own.shape[1])
-        words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
-        sizes = torch.randint(1, MOST_WORDS + 1, (len(drawn), 1), generator=generator)
-        unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
-        relevant = (present.T[words] | unused[:, :, None]).all(dim=1)
-        return Phrases(words.masked_fill(unused, -1), relevant)
+    Returns
+    -------
+    tuple
+        columns of the batch's words, -1 after the last; and the images that have all words of a phrase.
+    """
+    with_words = present.any(dim=1).nonzero().squeeze(1)
+    drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
+    own = present[drawn]
+    # Weighted sampling without replacement (Efraimidis and Spirakis, 2006), in logarithms.
+    keys = torch.rand(own.shape, generator=generator).log() * present.sum(dim=0).sqrt()
+    most = min(MOST_WORDS, own.shape[1])
+    words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
+    sizes = torch.randint(1, MOST_WORDS + 1, (len(drawn), 1), generator=generator)
+    unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
+    relevant = (present.T[words] | unused[:, :, None]).all(dim=1)
+    return words.masked_fill(unused, -1), relevant
 
 
 def words_of_images(

@@ -1,6 +1,6 @@
 """Queries and candidates become features on disk, in chunks; and the training records of a data set.
 
-:func:`embed` is the one way: an interrupted run goes on after its last finished chunk. Above it are the
+:func:`embed` is the one way: an interrupted run goes on after its last finished chunk. Below it are the
 records of a data set in M-BEIR's layout: pools, queries of an evaluation row, and all that training reads.
 """
 
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Shaped
 from PIL import Image
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
@@ -53,24 +51,20 @@ from genius_search.records import (
     Modality,
     Query,
     candidate_number,
-    did_of,
     format_text,
     instructed,
     parse_id,
-    qid_of,
     query_number,
 )
 from genius_search.writing import ArtifactWriter
 
 Item = TypeVar("Item")
-AnyEncoder = TypeVar("AnyEncoder", bound=Encoder)
-InstructionChoice = Literal["hashed", "first", "none", "all"]
+InstructionChoice = Literal["hashed", "first", "none"]
 
 SHARD_ROWS: Final = 8192
 ENCODE_BATCH: Final = 256
 LOOK_UP_BATCH: Final = 2048
 """Batch size of encoders that look features up; without a forward pass it only takes memory."""
-_CODES: Final = {modality: modality.code for modality in Modality} | {None: ABSENT}
 
 
 class FeatureRow(NamedTuple):
@@ -93,14 +87,14 @@ class EncodedShard(NamedTuple):
     left_out: list[LeftOut]
 
 
-class _Encoded(NamedTuple):
-    """Features of one modality (or both jointly), and the row of each key."""
-
-    packed: Shaped[np.ndarray, "items dim"]
-    places: Mapping[Hashable, int]
-
-
 _Batch = list[tuple[FeatureRow, Image.Image | None]]
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield lists of ``size`` items; the last may be shorter."""
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
 
 
 def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> EncodedShard:
@@ -111,108 +105,89 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     BadImage
         An image cannot be read, and ``skip_bad_images`` is false.
     """
-    bad: dict[Path | None, BadImage] | None = {} if skip_bad_images else None
+    has_pixels = encoder.needs_pixels
+    bad: dict[Path | None, BadImage] = {}
+
+    def encode(
+        keys: Sequence[Hashable], run: Callable[[_Batch], AnyArray], *, decode: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Encode a row of each key but None; return the features and the place of each row's."""
+        distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
+        parts = [np.zeros((0, encoder.dim), dtype=np.float16)]
+        places: dict[Hashable, int] = {}
+        for batch in chunks(distinct.items(), ENCODE_BATCH if has_pixels else LOOK_UP_BATCH):
+            own = [row for _, row in batch]
+            pictures = _open_images(own, bad if skip_bad_images else None) if decode else [None] * len(own)
+            good = [place for place, row in enumerate(own) if not (decode and row.image in bad)]
+            places.update((batch[place][0], number) for number, place in enumerate(good, len(places)))
+            if good:
+                parts.append(as_array(run([(own[place], pictures[place]) for place in good])))
+        found = np.array([places.get(key, ABSENT) for key in keys], dtype=np.int64)
+        return np.concatenate(parts[1:] or parts), found
+
+    def image_features(batch: _Batch) -> AnyArray:
+        return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
+
+    def text_features(batch: _Batch) -> AnyArray:
+        return encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch])
+
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
-    looks_up = not encoder.needs_pixels
     if is_joint(encoder):
-        image_keys: list[Hashable] = [None] * len(rows)
-        text_keys: list[Hashable] = [row.key if looks_up else (row.image, row.text or "") for row in rows]
-        image, text = _join([], [], encoder), _encode(rows, text_keys, encoder, _encode_both, bad)
+        image, image_index = encode([None] * len(rows), image_features)
+        text, text_index = encode(
+            [(row.image, row.text or "") if has_pixels else row.key for row in rows],
+            partial(_joint_features, encoder),
+            decode=has_pixels,
+        )
     else:
-        image_keys = [None if row.image is None else (row.key if looks_up else row.image) for row in rows]
-        text_keys = [None if not row.text else (row.key if looks_up else row.text) for row in rows]
-        image = _encode(rows, image_keys, encoder, _encode_images, bad)
-        text = _encode(rows, text_keys, encoder, _encode_texts, bad)
-    errors = [bad.get(row.image) if bad else None for row in rows]
-    kept = [place for place, error in enumerate(errors) if error is None]
-    chosen = rows if len(kept) == len(rows) else [rows[place] for place in kept]
+        images = [(row.image if has_pixels else row.key) if row.image else None for row in rows]
+        texts = [(row.text if has_pixels else row.key) if row.text else None for row in rows]
+        image, image_index = encode(images, image_features, decode=has_pixels)
+        text, text_index = encode(texts, text_features)
+    kept = [place for place, row in enumerate(rows) if row.image not in bad]
+    wanted = [ABSENT if row.wanted is None else row.wanted.code for row in rows]
     shard = Shard(
-        ids=np.array([row.id for row in chosen], dtype=np.int64),
-        variant=np.array([row.variant for row in chosen], dtype=np.int16),
-        modality=np.array([_CODES[row.modality] for row in chosen], dtype=np.int8),
-        wanted=np.array([_CODES[row.wanted] for row in chosen], dtype=np.int8),
-        image_index=np.array([image.places.get(image_keys[place], ABSENT) for place in kept], dtype=np.int64),
-        text_index=np.array([text.places.get(text_keys[place], ABSENT) for place in kept], dtype=np.int64),
-        image=image.packed,
-        text=text.packed,
+        ids=np.array([row.id for row in rows], dtype=np.int64)[kept],
+        variant=np.array([row.variant for row in rows], dtype=np.int16)[kept],
+        modality=np.array([row.modality.code for row in rows], dtype=np.int8)[kept],
+        wanted=np.array(wanted, dtype=np.int8)[kept],
+        image_index=image_index[kept],
+        text_index=text_index[kept],
+        image=image,
+        text=text,
     )
     left_out = [
-        LeftOut(row.id, str(error.file), error.reason)
-        for row, error in zip(rows, errors, strict=True)
-        if error is not None
+        LeftOut(row.id, str(error.file), error.reason) for row in rows if (error := bad.get(row.image))
     ]
     return EncodedShard(shard, left_out)
 
 
-def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Yield lists of ``size`` items; the last may be shorter."""
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk
-
-
-def _encode_images(encoder: Encoder, batch: _Batch) -> AnyArray:
-    return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
-
-
-def _encode_texts(encoder: Encoder, batch: _Batch) -> AnyArray:
-    return encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch])
-
-
-def _encode_both(encoder: JointEncoder, batch: _Batch) -> AnyArray:
+def _joint_features(encoder: JointEncoder, batch: _Batch) -> AnyArray:
     return encoder.joint_features(
         [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
     )
 
 
-def _encode(
-    rows: Sequence[FeatureRow],
-    keys: Sequence[Hashable],
-    encoder: AnyEncoder,
-    encode: Callable[[AnyEncoder, _Batch], AnyArray],
-    bad: dict[Path | None, BadImage] | None,
-) -> _Encoded:
-    """Encode a row of each key but None. Two threads decode the images that the encoder needs.
+def _open_images(
+    rows: Sequence[FeatureRow], bad: dict[Path | None, BadImage] | None
+) -> list[Image.Image | None]:
+    """Decode the images of rows in two threads; unreadable ones go into ``bad``, without it they raise."""
 
-    Unreadable images are collected in ``bad``; without one, the first is an error.
-    """
-    distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
-    decodes = encoder.needs_pixels and encode is not _encode_texts
-    parts: list[np.ndarray] = []
-    good: list[Hashable] = []
+    def decode(row: FeatureRow) -> Image.Image | None:
+        try:
+            return None if row.image is None else open_image(row.image, shortest_side=SHORTEST_SIDE)
+        except BadImage as error:
+            if bad is None:
+                raise BadImage(
+                    error.file,
+                    f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all "
+                    "such images with `genius data check`",
+                ) from None
+            bad[row.image] = error
+            return None
+
     with ThreadPoolExecutor(2) as pool:
-        for batch in chunks(distinct.items(), ENCODE_BATCH if encoder.needs_pixels else LOOK_UP_BATCH):
-            opened = pool.map(_decode, [row.image for _, row in batch]) if decodes else [None] * len(batch)
-            readable: _Batch = []
-            for (key, row), picture in zip(batch, opened, strict=True):
-                if not isinstance(picture, BadImage):
-                    readable.append((row, picture))
-                    good.append(key)
-                elif bad is None:
-                    raise BadImage(
-                        picture.file,
-                        f"{picture.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all "
-                        "such images with `genius data check`",
-                    )
-                else:
-                    bad[row.image] = picture
-            if readable:
-                parts.append(as_array(encode(encoder, readable)))
-    return _join(parts, good, encoder)
-
-
-def _decode(path: Path | None) -> Image.Image | BadImage | None:
-    if path is None:
-        return None
-    try:
-        return open_image(path, shortest_side=SHORTEST_SIDE)
-    except BadImage as error:
-        return error
-
-
-def _join(parts: list[np.ndarray], keys: Iterable[Hashable], encoder: Encoder) -> _Encoded:
-    packed = np.concatenate(parts) if parts else np.zeros((0, encoder.dim), dtype=np.float16)
-    return _Encoded(packed, {key: place for place, key in enumerate(keys)})
+        return list(pool.map(decode, rows))
 
 
 def embed(
@@ -224,7 +199,7 @@ def embed(
     expected: int,
     progress: Progress,
     skip_bad_images: bool = False,
-    shard_rows: int | None = None,
+    shard_rows: int = SHARD_ROWS,
 ) -> Features:
     """Embed rows into ``folder``, or open it if it is already finished with the same inputs.
 
@@ -238,7 +213,7 @@ def embed(
         leave out rows with unreadable images, and list them in :attr:`Features.left_out`; otherwise such an
         image is an error.
     shard_rows
-        rows that are finished together; an interrupted run loses at most those. Default: :data:`SHARD_ROWS`.
+        rows that are finished together; an interrupted run loses at most those.
 
     Raises
     ------
@@ -247,56 +222,46 @@ def embed(
     BadImage
         An image cannot be read.
     """
-    shard_rows = shard_rows or SHARD_ROWS
-    writer = _writer(folder, inputs, encoder, shard_rows)
-    if writer.finished() is not None:
-        return Features.open(folder)
-    progress.begin(f"embed {folder.name}", expected)
-    for number, chunk in enumerate(chunks(rows, shard_rows)):
-        if not has_shard(writer.path, number):
-            encoded = encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
-            write_shard(writer.path, number, encoded.shard, encoded.left_out)
-        progress.advance(min(expected - 1, number * shard_rows + len(chunk)), {})
-    _finish(writer)
-    progress.advance(expected, {})
-    return Features.open(folder)
+
+    def read() -> Iterator[list[FeatureRow]]:
+        progress.begin(f"embed {folder.name}", expected)
+        done = 0
+        for chunk in chunks(rows, shard_rows):
+            yield chunk
+            done += len(chunk)
+            progress.advance(min(expected - 1, done), {})
+        progress.advance(expected, {})
+
+    def encode(chunk: list[FeatureRow]) -> EncodedShard:
+        return encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
+
+    return write_features(folder, read(), encode, encoder, inputs=inputs, shard_rows=shard_rows)
 
 
-def transform(
-    source: Features,
+def write_features(
     folder: Path,
-    *,
-    change: Callable[[Shard], Shard],
-    inputs: Mapping[str, str],
+    parts: Iterable[Item],
+    make: Callable[[Item], EncodedShard],
     encoder: Encoder,
+    *,
+    inputs: Mapping[str, str],
+    shard_rows: int = SHARD_ROWS,
 ) -> Features:
-    """Write the features that :func:`embed` would for ``encoder``, by changing every shard of ``source``.
-
-    ``source`` holds features of the same records by the encoder's first half.
-    """
-    writer = _writer(folder, inputs, encoder, SHARD_ROWS)
-    if writer.finished() is not None:
-        return Features.open(folder)
-    for number, shard in enumerate(source.shards()):
-        if not has_shard(writer.path, number):
-            write_shard(writer.path, number, change(shard), [])
-    _finish(writer)
-    return Features.open(folder)
-
-
-def _writer(folder: Path, inputs: Mapping[str, str], encoder: Encoder, shard_rows: int) -> ArtifactWriter:
-    return ArtifactWriter(
+    """Make a shard of each part, or open the folder if it is finished; shards that are there stay."""
+    writer = ArtifactWriter(
         folder,
         kind=KIND,
         config={"shard_rows": shard_rows},
         inputs={**inputs, "encoder": encoder.fingerprint},
     )
-
-
-def _finish(writer: ArtifactWriter) -> None:
+    if writer.finished() is not None:
+        return Features.open(folder)
+    for number, part in enumerate(parts):
+        if not has_shard(writer.path, number):
+            write_shard(writer.path, number, *make(part))
     rows = num_rows(writer.path)
     if rows == 0:
-        raise BadData(f"nothing to embed into {writer.folder}: there is no record that can be read")
+        raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
     # Shards without any image (or text) have width 0 there, so take the maximum.
     widths = {
         f"{name}_dim": max(
@@ -305,6 +270,7 @@ def _finish(writer: ArtifactWriter) -> None:
         for name in ("image", "text")
     }
     writer.finish(facts={"rows": rows, **widths})
+    return Features.open(folder)
 
 
 def embed_pool(
@@ -317,9 +283,8 @@ def embed_pool(
     progress: Progress,
 ) -> Features:
     """Embed the candidates of pool files, each once. ``fingerprint`` is that of the files, if known."""
-    rows = (candidate_row(data, candidate) for candidate in read_pool(pools))
     return embed(
-        rows,
+        (candidate_row(data, candidate) for candidate in read_pool(pools)),
         encoder,
         folder,
         inputs={"records": fingerprint or fingerprint_of_files(pools)},
@@ -355,21 +320,14 @@ def query_row(
 
 
 def choose_instruction(
-    instructions: Instructions,
-    query: Query,
-    wanted: Modality,
-    choice: Literal["hashed", "first", "none"],
-    *,
-    seed: int,
+    instructions: Instructions, query: Query, wanted: Modality, choice: InstructionChoice, *, seed: int
 ) -> str | None:
     """Choose an instruction for a query, reproducibly.
 
     Deviation 25: UniIR draws it at random.
     """
-    if choice == "none":
-        return None
     offered = instructions_for(instructions, query, wanted)
-    if not offered:
+    if choice == "none" or not offered:
         return None
     if choice == "first":
         return offered[0]
@@ -380,11 +338,6 @@ def choose_instruction(
 def instructions_for(instructions: Instructions, query: Query, wanted: Modality) -> tuple[str, ...]:
     """Return all instructions for a query and its target modality."""
     return instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
-
-
-def instruction_files(data: MBeir) -> list[Path]:
-    """Return the path of the data set's instructions as a list, empty if there are none."""
-    return [data.instructions_file] if data.instructions_file.exists() else []
 
 
 def count_lines(files: Sequence[Path]) -> int:
@@ -398,19 +351,11 @@ def count_lines(files: Sequence[Path]) -> int:
 
 def fingerprint_of_files(files: Sequence[Path]) -> str:
     """Return a fingerprint of files' names and contents, independent of their folder."""
-    return fingerprint_of(digests(files))
+    return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
 
 
-def digests(files: Sequence[Path]) -> list[list[str]]:
-    """Return the name and the SHA-256 of each file."""
-    return [[path.name, file_fingerprint(path)] for path in files]
-
-
-class EmbeddedQueries(NamedTuple):
-    """Features of the queries of one evaluation row."""
-
-    qids: list[str]
-    features: FeatureBatch
+def _instruction_files(data: MBeir) -> list[Path]:
+    return [data.instructions_file] if data.instructions_file.exists() else []
 
 
 def embed_queries(
@@ -423,17 +368,17 @@ def embed_queries(
     max_queries: int = 0,
     seed: int = 0,
     progress: Progress,
-) -> list[EmbeddedQueries]:
-    """Embed the queries of an evaluation row; with ``instructions="all"`` once per instruction.
+) -> tuple[list[str], FeatureBatch]:
+    """Embed the queries of an evaluation row, each with one instruction; return their ids and features.
 
     Features are cached in ``folder``. ``max_queries`` limits the number of queries, which are evenly spaced.
 
     Raises
     ------
     BadData
-        A query occurs twice, or with ``all``, queries have different numbers of instructions.
+        A query occurs twice.
     """
-    target = TASKS[row.task_id][1]
+    wanted = TASKS[row.task_id][1]
     queries = list(read_queries(row.queries))
     if max_queries and max_queries < len(queries):
         queries = [queries[int(place)] for place in np.linspace(0, len(queries) - 1, max_queries)]
@@ -442,116 +387,63 @@ def embed_queries(
         raise BadData(
             f"{row.queries}: query {repeated[0]} occurs twice ({len(repeated)} such); each may occur once"
         )
-    variants: list[Sequence[str | None]]
-    if instructions == "all":
-        offered = [instructions_for(data.instructions, query, target) for query in queries]
-        if len({len(texts) for texts in offered}) > 1:
-            raise BadData(
-                "the queries of a row have different numbers of instructions; choose hashed or first"
-            )
-        variants = [*zip(*offered, strict=True)] or [[None] * len(queries)]
-    else:
-        choose = partial(choose_instruction, data.instructions, choice=instructions, seed=seed)
-        variants = [[choose(query, target) for query in queries]]
     features = embed(
         (
-            query_row(data, query, target, instruction, variant)
-            for variant, texts in enumerate(variants)
-            for query, instruction in zip(queries, texts, strict=True)
+            query_row(
+                data,
+                query,
+                wanted,
+                choose_instruction(data.instructions, query, wanted, instructions, seed=seed),
+                0,
+            )
+            for query in queries
         ),
         encoder,
         folder / f"queries-{fingerprint_of([instructions, seed, max_queries])[:8]}" / row.name,
-        inputs={"records": fingerprint_of_files([row.queries, *instruction_files(data)])},
-        expected=len(queries) * len(variants),
+        inputs={"records": fingerprint_of_files([row.queries, *_instruction_files(data)])},
+        expected=len(queries),
         progress=progress,
     )
-    return [
-        EmbeddedQueries(
-            [query.qid for query in queries], features.gather(np.flatnonzero(features.variant == variant))
-        )
-        for variant in range(len(variants))
-    ]
+    return [query.qid for query in queries], features.gather(np.arange(len(features)))
 
 
-class TrainingFeatures(NamedTuple):
-    """Features of a data set's training queries and training pool."""
+class Embedded(NamedTuple):
+    """The training queries and the training pool of a data set, and the encoder that embedded them."""
 
+    encoder: Encoder
     queries: Features
     candidates: Features
 
 
-class Embedded(NamedTuple):
-    """An encoder and the training records it embedded."""
-
-    encoder: Encoder
-    features: TrainingFeatures
-
-
 class TrainingRecords:
-    """Training queries of a data set, kept as columns: M-BEIR's 1.3 million lines take some 250 MB.
-
-    A file may repeat a query, so that it is drawn more often (M-BEIR's upsampled training file does).
-    """
+    """Training queries of a data set; M-BEIR's 1.3 million lines take some 600 MB."""
 
     def __init__(self, data: MBeir) -> None:
         self.data = data
-        numbers, modalities = array("q"), array("b")
-        positives, ends = array("q"), array("q")
-        self._texts: list[str | None] = []
-        self._images: list[str | None] = []
+        self.lines: list[Query] = []
+        """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
         digests: list[list[str]] = []
         for path in data.training_queries():
             digest = hashlib.sha256()
             for query in read_queries(path, observe=digest.update):
-                numbers.append(query_number(query.qid))
-                modalities.append(query.modality.code)
-                positives.extend(map(candidate_number, query.positives))
-                ends.append(len(positives))
-                self._texts.append(query.text)
-                self._images.append(query.image)
+                self.lines.append(Query(query.qid, query.modality, query.text, query.image, query.positives))
             digests.append([path.name, digest.hexdigest()])
-        self._numbers = np.array(numbers, dtype=np.int64)
-        self._modalities = np.array(modalities, dtype=np.int8)
-        self._positives = np.array(positives, dtype=np.int64)
-        self._starts = np.array([0, *ends], dtype=np.int64)
-        self._digests = digests
-        self._distinct = np.sort(np.unique(self._numbers, return_index=True)[1])
-
-    @cached_property
-    def pool_digests(self) -> list[list[str]]:
-        """Names and SHA-256 of the files of the training pool."""
-        return digests(self.data.training_pools())
-
-    @property
-    def query_fingerprint(self) -> str:
-        """Fingerprint of the training queries and the instructions."""
-        return fingerprint_of([*self._digests, *digests(instruction_files(self.data))])
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of all files that training reads."""
-        return fingerprint_of([*self.pool_digests, *self._digests, *digests(instruction_files(self.data))])
-
-    def lines(self) -> Iterator[Query]:
-        """Yield the query of each line, repeated ones included."""
-        return map(self._query, range(len(self._numbers)))
-
-    def texts(self) -> dict[int, str]:
-        """Return the texts of queries by their numbers."""
-        return {
-            int(self._numbers[line]): text
-            for line in self._distinct.tolist()
-            if (text := self._texts[line]) is not None
-        }
+        self.queries: dict[str, Query] = {}
+        """Each query once, by its id."""
+        for query in self.lines:
+            self.queries.setdefault(query.qid, query)
+        self.pool_fingerprint = fingerprint_of_files(data.training_pools())
+        self.query_fingerprint = fingerprint_of([digests, fingerprint_of_files(_instruction_files(data))])
+        self.fingerprint = fingerprint_of([self.pool_fingerprint, self.query_fingerprint])
 
     def all_texts(self) -> Iterator[str]:
         """Yield all texts that an encoder reads in training; instructions once, not with every query."""
         for candidate in read_pool(self.data.training_pools()):
             if candidate.text:
                 yield format_text(candidate.text)
-        for text in self._texts:
-            if text:
-                yield format_text(text)
+        for query in self.lines:
+            if query.text:
+                yield format_text(query.text)
         for row in self.data.instructions.rows.values():
             # Twice, since a word seen once is spelled in pieces, and instructions go with every query.
             yield from (format_text(text) for text in (*row, *row))
@@ -566,10 +458,9 @@ class TrainingRecords:
         """
         order = np.argsort(candidates.ids, kind="stable")
         modalities = list(Modality)
-        for line in self._distinct.tolist():
-            query = self._query(line)
-            positives = self._positives[self._starts[line] : self._starts[line + 1]]
-            rows, exists = look_up(candidates.ids, order, positives)
+        for query in self.queries.values():
+            numbers = np.array([candidate_number(did) for did in query.positives], dtype=np.int64)
+            rows, exists = look_up(candidates.ids, order, numbers)
             if not exists.all():
                 absent = query.positives[int(np.flatnonzero(~exists)[0])]
                 raise BadData(
@@ -585,31 +476,19 @@ class TrainingRecords:
     def num_rows(self) -> int:
         """Return about how many rows :meth:`rows` yields."""
         counts = [len(texts) for texts in self.data.instructions.rows.values()]
-        usual = max(1, round(sum(counts) / len(counts))) if counts else 1
-        return len(self._distinct) * usual
-
-    def _query(self, line: int) -> Query:
-        positives = self._positives[self._starts[line] : self._starts[line + 1]]
-        return Query(
-            qid=qid_of(int(self._numbers[line])),
-            modality=list(Modality)[self._modalities[line]],
-            text=self._texts[line],
-            image=self._images[line],
-            positives=tuple(map(did_of, positives.tolist())),
-        )
+        return len(self.queries) * max(1, round(sum(counts) / max(1, len(counts))))
 
 
 def embed_training(
     records: TrainingRecords, encoder: Encoder, folder: Path, *, progress: Progress
-) -> TrainingFeatures:
+) -> Embedded:
     """Embed the training pool, and each training query once under each of its instructions."""
-    data = records.data
     candidates = embed_pool(
-        data,
-        data.training_pools(),
+        records.data,
+        records.data.training_pools(),
         encoder,
         folder / "candidates",
-        fingerprint=fingerprint_of(records.pool_digests),
+        fingerprint=records.pool_fingerprint,
         progress=progress,
     )
     queries = embed(
@@ -620,4 +499,4 @@ def embed_training(
         expected=records.num_rows(),
         progress=progress,
     )
-    return TrainingFeatures(queries, candidates)
+    return Embedded(encoder, queries, candidates)

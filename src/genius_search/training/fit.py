@@ -6,7 +6,6 @@ depends on them.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -21,10 +20,9 @@ from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model
 from genius_search.nn import parallel
 from genius_search.progress import Progress, Silent
 from genius_search.training.encoder import train_encoder
-from genius_search.training.features import Embedded, TrainingFeatures, TrainingRecords, embed_training
+from genius_search.training.features import Embedded, TrainingRecords, embed_training
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
-from genius_search.writing import new_folder, put_in_place, sync_tree
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "evaluation")
 """Contents of a model's folder beside ``model.json``."""
@@ -51,8 +49,8 @@ def fit(
     encoder
         ``small`` trains one from scratch; anything else names one that exists.
     folder
-        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``. If it
-        holds a finished model, that one stays as it is until the new one replaces it.
+        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``. A
+        model that is trained again cannot be opened until that is finished.
     config
         by default the preset ``small``, as of `genius fit`.
 
@@ -70,66 +68,16 @@ def fit(
     check_folder(folder)
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
-    work = parallel.in_turn(lambda: _begin(folder))
-    kind, _, place = encoder.partition(":")
-    if place and Path(place).resolve().is_relative_to(folder.resolve()):  # the encoder of the model before
-        encoder = f"{kind}:{work / Path(place).resolve().relative_to(folder.resolve())}"
-    _fit(data, encoder, work, config, progress, device=device, download=download)
-    if work != folder:
-        parallel.in_turn(lambda: _replace(work, folder))
-    return Genius.open(folder, device=device, download=download)
-
-
-def _begin(folder: Path) -> Path:
-    """Return the folder to train in: of a finished model one beside it, with the parts that may stay.
-
-    Files are linked, since a stage never changes a file that is finished.
-    """
-    work = folder.resolve().parent / f".{folder.resolve().name}.next"
-    if not (folder / MODEL_FILE).exists():
-        return folder
-    if not work.exists():
-        ignored = shutil.ignore_patterns(".*", MODEL_FILE)
-        with new_folder(work) as partial:
-            shutil.copytree(folder, partial, copy_function=_link, ignore=ignored, dirs_exist_ok=True)
-    return work
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # the file system knows no links
-        shutil.copy2(source, target)
-
-
-def _replace(work: Path, folder: Path) -> None:
-    """Put a finished model in the place of the one before, in one step; another rank may have done it."""
-    if work.exists():
-        sync_tree(work)
-        put_in_place(work, folder.resolve())
-
-
-def _fit(
-    data: MBeir,
-    encoder: str,
-    folder: Path,
-    config: FitConfig,
-    progress: Progress,
-    *,
-    device: str,
-    download: bool,
-) -> None:
     if encoder == "small":
         records = TrainingRecords(data)
         embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)
-        features = parallel.in_turn(
+        embedded = parallel.in_turn(
             lambda: embed_training(records, opened, folder / "features", progress=progress)
         )
-        embedded = Embedded(opened, features)
-    pairs = Pairs(records.lines(), *embedded.features)
+    pairs = Pairs(records.lines, embedded.queries, embedded.candidates)
     quantizer = train_quantizer(
         pairs, folder / "quantizer", config.quantizer, progress=progress, device=device
     )
@@ -139,6 +87,7 @@ def _fit(
     instructions = known_instructions(data.instructions)
     parallel.in_turn(lambda: Genius.finish(folder, embedded.encoder, quantizer, generator, instructions))
     shutil.rmtree(folder / "prepared", ignore_errors=True)
+    return Genius.open(folder, device=device, download=download)
 
 
 def absolute_spec(spec: str) -> str:
@@ -164,16 +113,14 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
             "leaves them; a model that was imported or pulled has none: name the folder that it "
             "was trained in"
         )
-    features = TrainingFeatures(
-        Features.open(folder / "features" / "queries"), Features.open(folder / "features" / "candidates")
-    )
+    queries, candidates = (Features.open(folder / "features" / name) for name in ("queries", "candidates"))
     spec = read_model_file(folder).encoder.spec_in(folder)
     encoder = load_encoder(spec, download=download, device=device)
-    if encoder.fingerprint != features.candidates.manifest.inputs["encoder"]:
+    if encoder.fingerprint != candidates.manifest.inputs["encoder"]:
         raise ArtifactMismatch(
             f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; embed again"
         )
-    return Embedded(encoder, features)
+    return Embedded(encoder, queries, candidates)
 
 
 def check_folder(folder: Path) -> None:

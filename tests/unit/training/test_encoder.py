@@ -20,8 +20,8 @@ from genius_search.records import Modality, Query, format_text, instructed
 from genius_search.training.encoder import (
     MOST_WORDS,
     EncoderStep,
-    Phrases,
     WordQueries,
+    draw_phrases,
     embed_shard,
     train_encoder,
     words_of_images,
@@ -70,7 +70,7 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
     encoder = load_small(tmp_path / "model" / "encoder")
     records = TrainingRecords(MBeir(trained.data))
     embedded = embed_training(records, encoder, tmp_path / "anew", progress=Silent())
-    for written, anew in zip(result.features, embedded, strict=True):
+    for written, anew in ((result.queries, embedded.queries), (result.candidates, embedded.candidates)):
         rows = np.arange(len(written))
         found, expected = written.gather(rows), anew.gather(rows)
         assert torch.equal(found.has_image, expected.has_image)
@@ -110,9 +110,7 @@ def test_a_word_becomes_a_query_like_those_of_a_search():
     texts = [instructed("find a picture", "kite"), format_text("kite"), "find another"] * 2
     encoder = create_small(SETTINGS.network, texts, seed=0)
     (kite,) = (row[0] for row in encoder.prepare_texts(["kite"]).long())
-    written = WordQueries.of(encoder, instructions).write(
-        kite.repeat(50, 1), torch.Generator().manual_seed(0)
-    )
+    written = WordQueries(encoder, instructions).write(kite.repeat(50, 1), torch.Generator().manual_seed(0))
     expected = [instructed("find a picture", "kite"), "kite."]
     read = {tuple(row[row != 0].tolist()) for row in written}
     assert read == {tuple(row[row != 0].tolist()) for row in encoder.prepare_texts(expected)}
@@ -122,7 +120,7 @@ def test_phrases_are_words_of_an_image_and_fit_all_images_that_have_them():
     random = torch.Generator().manual_seed(3)
     present = torch.rand(30, 9, generator=random) < 0.4
     present[4] = False
-    words, relevant = Phrases.draw(present, random)
+    words, relevant = draw_phrases(present, random)
     assert len(words) == int(present.any(dim=1).sum())
     for row, fits in zip(words.tolist(), relevant.tolist(), strict=True):
         own = [word for word in row if word >= 0]

@@ -14,7 +14,7 @@ from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
 from genius_search.training import features as stage
-from genius_search.training.features import FeatureRow, embed, transform
+from genius_search.training.features import FeatureRow, embed
 
 DIM = 3
 
@@ -50,8 +50,7 @@ class Encoder:
 
 
 @pytest.fixture(autouse=True)
-def small_shards(monkeypatch):
-    monkeypatch.setattr(stage, "SHARD_ROWS", 4)
+def small_batches(monkeypatch):
     monkeypatch.setattr(stage, "ENCODE_BATCH", 2)
 
 
@@ -71,7 +70,14 @@ def image_rows(paths):
 
 def run(rows, encoder, folder, **settings):
     return embed(
-        rows, encoder, folder, inputs={"records": "r"}, expected=len(rows), progress=Silent(), **settings
+        rows,
+        encoder,
+        folder,
+        inputs={"records": "r"},
+        expected=len(rows),
+        progress=Silent(),
+        shard_rows=4,
+        **settings,
     )
 
 
@@ -185,42 +191,6 @@ def test_features_that_are_not_finite_are_refused(tmp_path):
     rows = [FeatureRow(id=0, key=ItemKey("candidate", "nan"), modality=Modality.TEXT, text="?")]
     with pytest.raises(BadData, match="not finite"):
         run(rows, Encoder(), tmp_path / "f")
-
-
-def test_a_transformed_folder_is_what_the_whole_encoder_would_have_written(tmp_path):
-    source = run(text_rows(6), Encoder(), tmp_path / "prepared")
-    calls = []
-
-    def double(shard):
-        calls.append(len(shard.text))
-        return shard._replace(text=shard.text * 2.0)
-
-    def change():
-        return transform(
-            source,
-            tmp_path / "f",
-            change=double,
-            inputs={"records": "r"},
-            encoder=Encoder(),
-        )
-
-    features = change()
-    assert features.gather(np.arange(6)).text[:, 0].tolist() == [0, 2, 4, 6, 8, 10]
-    assert features.ids.tolist() == source.ids.tolist()
-    change()
-    assert calls == [4, 2]
-    assert (
-        embed(
-            text_rows(6),
-            unused := Encoder(),
-            tmp_path / "f",
-            inputs={"records": "r"},
-            expected=6,
-            progress=Silent(),
-        ).manifest.fingerprint
-        == features.manifest.fingerprint
-    )
-    assert unused.seen == []
 
 
 class Joint(Encoder):
