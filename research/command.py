@@ -9,7 +9,6 @@ from typing import Any
 
 import tyro
 
-from genius_search.cli.options import readers
 from genius_search.cli.terminal import print_text
 from genius_search.errors import GeniusError, MissingExtra
 
@@ -33,7 +32,6 @@ def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
         "prog": f"python -m research.{name}",
         "args": words,
         "config": (tyro.conf.FlagCreatePairsOff,),
-        "registry": readers(),
     }
     try:
         if isinstance(kind, dict):

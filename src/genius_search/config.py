@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,7 +19,6 @@ from genius_search.errors import UsageError
 
 Level0 = Literal["learned", "assigned", "classifier", "none"]
 Settings = TypeVar("Settings")
-
 
 Count = Annotated[int, Ge(1)]
 Size = Annotated[int, Ge(1), Le(1 << 20)]
@@ -30,11 +29,16 @@ Share = Annotated[float, Ge(0), Le(1)]
 Momentum = Annotated[float, Ge(0), Lt(1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def settings(kind: type[Settings]) -> type[Settings]:
+    """Make a class a frozen dataclass; :func:`from_json` refuses fields that it does not have."""
+    kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+@settings
 class SmallEncoderConfig:
     """Sizes of the encoder trained from scratch (paper, equation 2, with a light network)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     dim: Size = 128
     """Width of the features."""
@@ -55,11 +59,9 @@ class SmallEncoderConfig:
     """Width of the layers that read pictures."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class TrainingConfig:
     """Training of one stage: AdamW, warm-up, cosine schedule, gradient clipping."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     epochs: Positive = 20.0
     """Passes over the training queries; each draws new positives and instructions."""
@@ -106,11 +108,9 @@ class TrainingConfig:
     """Seconds between checkpoints."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class FusionConfig:
     """Fusion of image and text features into one embedding (paper, section 4.2.1)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     kind: Literal["network", "sum"] = "network"
     """A trained network, or the sum of the normalised features, which needs no training."""
@@ -127,11 +127,9 @@ class FusionConfig:
     which already works well in exact search."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class QuantizerConfig:
     """Quantization of embeddings into IDs (paper, section 4.2.2), and its training (stage 1)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     levels: Annotated[int, Ge(1), Le(64)] = 8
     """Number of semantic levels, coarse to fine; the modality level is extra."""
@@ -203,11 +201,9 @@ class QuantizerConfig:
     """Training settings."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class GeneratorConfig:
     """Decoder that generates IDs (paper, section 4.3; defaults as in T5-small), and training (stage 2)."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     layers: Annotated[int, Ge(1), Le(256)] = 6
     """Number of decoder blocks."""
@@ -258,11 +254,9 @@ class GeneratorConfig:
     """Training settings."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class SearchConfig:
     """Search settings."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     beam: Annotated[Count, Le(10**9)] = 50
     """Beam width: IDs kept at each level (the paper's B)."""
@@ -339,11 +333,9 @@ def usual_search(items: int) -> SearchConfig:
     return dataclasses.replace(USUAL_SEARCH, beam=beam, candidates=candidates)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class EncoderConfig:
     """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     network: SmallEncoderConfig = SmallEncoderConfig()
     """Sizes."""
@@ -362,11 +354,9 @@ class EncoderConfig:
     """Training settings."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings
 class FitConfig:
     """Settings of ``genius fit``; a preset provides them, a TOML file overrides them."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     encoder: EncoderConfig = EncoderConfig()
     """Stage 0; only for the encoder `small`."""
@@ -445,7 +435,6 @@ _SMALL = FitConfig(
 
 PRESETS: Final = {"tiny": _TINY, "small": _SMALL, "paper": FitConfig()}
 """Settings for tests, for laptops, and those of the paper's text."""
-PresetName = Literal["tiny", "small", "paper"]
 
 
 def preset(name: str) -> FitConfig:
@@ -456,26 +445,20 @@ def preset(name: str) -> FitConfig:
 
 
 def checked(config: Settings) -> Settings:
-    """Check that every field of the settings is within its limits, and return them.
-
-    Raises
-    ------
-    UsageError
-        A field is out of range. The message names it.
-    """
-    adapter: TypeAdapter[Settings] = TypeAdapter(type(config))
-    try:
-        return adapter.validate_python(dataclasses.asdict(config))  # type: ignore[call-overload]
-    except ValidationError as error:
-        raise UsageError(_first_problem(error)) from None
+    """Return settings whose fields are all within their limits; :class:`UsageError` names one that is not."""
+    return from_json(type(config), to_json(config))
 
 
 def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
-    """Read settings written by :func:`to_json`, refusing unknown and invalid fields."""
+    """Read settings written by :func:`to_json`; :class:`UsageError` names an unknown or invalid field."""
     try:
         return TypeAdapter(kind).validate_python(dict(value))
     except ValidationError as error:
-        raise UsageError(f"{kind.__name__}: {_first_problem(error)}") from None
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise UsageError(
+            f"{kind.__name__}: setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
+        ) from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -483,53 +466,33 @@ def to_json(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def read_toml(text: str, *, name: str, preset_name: str | None = None) -> FitConfig:
-    """Read settings of ``genius fit``: those of a preset, and what a TOML text says instead.
+def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig:
+    """Read settings of ``genius fit``: those of a preset, and what a TOML file says instead.
 
-    The text has the names of the fields, one table a part::
-
-        preset = "small"
-        [quantizer]
-        levels = 8
-        [quantizer.training]
-        epochs = 20
-
-    Parameters
-    ----------
-    name
-        what errors call the text, such as its file.
-    preset_name
-        the preset to start from; by default the text's own, or ``small``.
-
-    Raises
-    ------
-    UsageError
-        it is no TOML, or a field is unknown or out of range; the message names it.
+    The file has the names of the fields, one table a part, and may name its preset (``preset = "small"``,
+    the default), which ``preset_name`` overrides. Raises :class:`UsageError`.
     """
+    given = {} if file is None else _read(file)
+    usual = preset(preset_name or str(given.pop("preset", "small")))
     try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{name} is not TOML: {error}") from None
-    own = str(given.pop("preset", "small"))
-    try:
-        return from_json(FitConfig, _merge(to_json(preset(preset_name or own)), given))
+        return from_json(FitConfig, _merge(to_json(usual), given))
     except UsageError as error:
-        raise UsageError(f"{name}: {error}; `genius fit --print-config` shows all settings") from None
+        raise UsageError(f"{file}: {error}; `genius fit --print-config` shows all settings") from None
 
 
-def read_search_toml(file: Path, settings: SearchConfig) -> SearchConfig:
-    """Read settings of a search from a TOML file; what it does not say is as in ``settings``.
-
-    Raises
-    ------
-    UsageError
-        it cannot be read, or a field is unknown or out of range.
-    """
+def read_search_toml(file: Path, usual: SearchConfig) -> SearchConfig:
+    """Read settings of a search from a TOML file, which may say some of them; or :class:`UsageError`."""
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-        return from_json(SearchConfig, {**to_json(settings), **given})
-    except (OSError, ValueError) as error:
+        return from_json(SearchConfig, {**to_json(usual), **_read(file)})
+    except UsageError as error:
         raise UsageError(f"{file} cannot be read as settings of a search: {error}") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise UsageError(f"{file} cannot be read as TOML: {error}") from None
 
 
 def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -555,11 +518,3 @@ def _lines(path: str, table: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield f"\n[{path}{name}]"
             yield from _lines(f"{path}{name}.", value)
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    if problem["type"] == "value_error":  # raised by ourselves
-        return str(problem["ctx"]["error"])
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.config import (
+    PRESETS,
     EncoderConfig,
     FitConfig,
     FusionConfig,
     GeneratorConfig,
-    PresetName,
     QuantizerConfig,
     SearchConfig,
     SmallEncoderConfig,
@@ -87,11 +86,9 @@ def test_settings_survive_a_round_trip_through_json(config):
     assert checked(config) == config
 
 
-@pytest.mark.parametrize("name", get_args(PresetName))
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_within_its_limits(name):
-    config = preset(name)
-    assert checked(config) == config
-    assert from_json(FitConfig, json.loads(json.dumps(to_json(config)))) == config
+    assert checked(preset(name)) == preset(name)
 
 
 def test_the_paper_preset_has_the_papers_numbers():
@@ -107,13 +104,15 @@ def test_the_paper_preset_has_the_papers_numbers():
 
 
 @given(config=st.builds(FitConfig, encoder=encoders, quantizer=quantizers, generator=generators))
-def test_settings_survive_a_round_trip_through_toml(config):
-    assert read_toml(to_toml(config), name="settings", preset_name="tiny") == config
+def test_settings_survive_a_round_trip_through_toml(tmp_path_factory, config):
+    file = tmp_path_factory.getbasetemp() / "settings.toml"
+    file.write_text(to_toml(config))
+    assert read_toml(file, preset_name="tiny") == config
 
 
 def test_the_settings_of_the_released_code_can_be_read():
     recipe = Path(__file__).parents[2] / "recipes" / "reference.toml"
-    config = read_toml(recipe.read_text(), name=recipe.name)
+    config = read_toml(recipe)
     assert config.quantizer.gradient == "per-level"
     assert config.generator.training.epochs == 31
     assert config.generator.width == preset("paper").generator.width
@@ -128,43 +127,20 @@ def test_an_unknown_preset_lists_the_known_ones():
     ("kind", "value", "named"),
     [
         (QuantizerConfig, {"levles": 3}, "levles"),
-        (QuantizerConfig, {"training": {"epoch": 3}}, r"training\.epoch"),
-        (QuantizerConfig, {"fusion": {"width": 3}}, r"fusion\.width"),
         (FitConfig, {"generator": {"training": {"x": 1}}}, r"generator\.training\.x"),
-        (EncoderConfig, {"network": {"dims": 3}}, "dims"),
-        (SearchConfig, {"k": 3}, "k"),
-    ],
-)
-def test_an_unknown_setting_is_refused_and_named(kind, value, named):
-    with pytest.raises(UsageError, match=named):
-        from_json(kind, value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "named"),
-    [
+        (EncoderConfig, {"network": {"vocabulary": 5}}, r"network\.vocabulary = 5"),
         (QuantizerConfig, {"levels": 0}, "levels = 0"),
-        (QuantizerConfig, {"codebook_size": 1}, "codebook_size = 1"),
         (QuantizerConfig, {"level0": "guessed"}, "level0 = 'guessed'"),
-        (QuantizerConfig, {"laplace": 0.0}, "laplace"),
-        (TrainingConfig, {"learning_rate": 0.0}, "learning_rate = 0.0"),
         (TrainingConfig, {"learning_rate": float("nan")}, "learning_rate = nan"),
         (TrainingConfig, {"epochs": float("inf")}, "epochs = inf"),
         (TrainingConfig, {"batch_size": 1.5}, "batch_size = 1.5"),
-        (TrainingConfig, {"seed": -1}, "seed = -1"),
         (GeneratorConfig, {"dropout": 1.0}, "dropout = 1.0"),
-        (GeneratorConfig, {"training": {"beta1": 2.0}}, r"training\.beta1 = 2\.0"),
-        (SearchConfig, {"beam": 0}, "beam = 0"),
+        (SearchConfig, {"k": 3}, "k = 3"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_and_named(kind, value, named):
+def test_a_setting_that_cannot_be_is_refused_and_named(kind, value, named):
     with pytest.raises(UsageError, match=named):
         from_json(kind, value)
-
-
-def test_a_small_encoder_that_is_too_small_is_refused():
-    with pytest.raises(UsageError, match=r"network\.vocabulary = 5"):
-        from_json(EncoderConfig, {"network": {"vocabulary": 5}})
 
 
 def test_checking_names_the_setting_that_is_out_of_range():

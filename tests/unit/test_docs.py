@@ -79,13 +79,13 @@ def anchors(path):
 
 PARSE = """
 import contextlib, io, json, sys
-from genius_search.cli import all_commands, find, run
+from genius_search.cli import COMMANDS, find, run
 
-for kind in map(find, all_commands()):
+for kind in map(find, COMMANDS):
     kind.run = lambda self: 0
 problems = []
 for words in json.load(sys.stdin):
-    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in all_commands()), None)
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     said = io.StringIO("" if name else "no such command")
     if name:
         with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
@@ -135,10 +135,10 @@ def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parse
 
 OPTIONS = """
 import contextlib, io, json, re, sys
-from genius_search.cli import all_commands, run
+from genius_search.cli import COMMANDS, run
 
 options = set()
-for name in all_commands():
+for name in COMMANDS:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         run(name, ["--help"])

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from genius_search.cli.index import report_added
 from genius_search.cli.options import (
-    Conditions,
     DeviceOptions,
+    Embeddings,
     JsonOption,
-    ModalityOption,
     OptionalFolder,
     Words,
     command,
 )
-from genius_search.cli.terminal import TerminalProgress, print_json, print_table, print_text
-from genius_search.errors import plural
+from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.errors import UsageError, need_packages, plural
 
 if TYPE_CHECKING:
     from genius_search.cluster.searcher import Searcher
@@ -33,36 +30,40 @@ class AddressOption:
     """A command that may use a Ray cluster."""
 
     address: Words = None
-    """HOST:PORT of a Ray cluster's head; local starts Ray on this machine. Default: this process alone."""
+    """For a cluster: HOST:PORT of the head of a Ray cluster; local starts Ray on this machine. Default: this
+    process alone."""
 
     def connected(self) -> AbstractContextManager[None]:
         """Connect to the Ray cluster, if one was given."""
         if self.address is None:
             return nullcontext()
-        from genius_search.errors import need_packages
-
         need_packages("--address needs", "ray")
         from genius_search.cluster.serve import connect
 
         return connect(self.address)
 
 
-@command
-class OpenCluster(AddressOption, DeviceOptions):
-    """A command that searches or changes a cluster."""
+def is_cluster(folder: Path) -> bool:
+    """Return whether a folder holds an index in shards."""
+    from genius_search.index.store import CLUSTER
 
-    cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
-    """Folder of the cluster."""
+    return (folder / CLUSTER).exists()
 
-    def open(self) -> Searcher:
-        """Open the shards here, or those that `genius cluster serve` placed on the Ray cluster."""
-        if self.address is None:
+
+@contextmanager
+def open_cluster(
+    folder: Path, ray: AddressOption, *, device: str = "cpu", download: bool = False
+) -> Iterator[Searcher]:
+    """Open the shards here, or those that `genius cluster serve` placed on the Ray cluster."""
+    with ray.connected():
+        if ray.address is None:
             from genius_search.cluster.searcher import Searcher
 
-            return Searcher.open(self.cluster, device=self.device, download=self.download)
-        from genius_search.cluster.serve import connect_searcher
+            yield Searcher.open(folder, device=device, download=download)
+        else:
+            from genius_search.cluster.serve import connect_searcher
 
-        return connect_searcher(self.cluster)
+            yield connect_searcher(folder)
 
 
 @command
@@ -73,7 +74,7 @@ class Build(AddressOption, DeviceOptions, JsonOption):
     an interruption: only what is missing is done.
     """
 
-    pool: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
+    pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
     """A folder of pictures and texts, or a .jsonl file of candidates."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
@@ -88,15 +89,14 @@ class Build(AddressOption, DeviceOptions, JsonOption):
     encoder: Words = None
     """Instead of a model: encoder as of `genius index create`; codebooks are fitted to a sample."""
 
-    embeddings: Literal["none", "fused", "raw"] | None = None
+    embeddings: Embeddings = None
     """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused."""
 
     def run(self) -> None:
-        """Build the cluster."""
         from genius_search.cluster.build import Settings, build_cluster, run_here, run_on_ray
 
         settings = Settings(
-            pool=str(Path(self.pool).resolve()),
+            pool=str(self.pool.resolve()),
             model=None if self.model is None else str(self.model),
             encoder=self.encoder,
             shards=self.shards,
@@ -111,25 +111,25 @@ class Build(AddressOption, DeviceOptions, JsonOption):
                 f"{built.items:,} items in {plural(built.shards, 'shard')}, {built.left_out:,} left out, as "
                 f"{self.out / 'left-out.jsonl'} lists"
             )
-            progress.say(f'next: genius cluster search {shlex.quote(str(self.out))} "what you look for"')
+            progress.say_next("genius", "search", self.out, "what you look for")
         if self.json:
             print_json(built.model_dump())
 
 
 @command
-class Serve(OpenCluster):
+class Serve(AddressOption):
     """Keep copies of a cluster's shards open on a Ray cluster, which starts them again if they die.
 
     They stay until `serve shutdown`. Every machine sees the folder under the same path.
     """
 
+    cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
+    """Folder of the cluster."""
+
     copies: int = 2
     """Copies of each shard, no two of them on the same machine."""
 
     def run(self) -> None:
-        """Place the shards."""
-        from genius_search.errors import UsageError
-
         if self.address is None:
             raise UsageError("--address: the shards are served on a Ray cluster; say where its head is")
         with self.connected():
@@ -137,77 +137,3 @@ class Serve(OpenCluster):
 
             deploy(self.cluster, copies=self.copies)
         print(f"{self.cluster} is served; search it with the same --address", file=sys.stderr)
-
-
-@command
-class Search(OpenCluster, JsonOption):
-    """Search a cluster with a text, an image, or both. Exit status 3 if nothing is found."""
-
-    text: Annotated[
-        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT]", help_behavior_hint="")
-    ] = None
-    """Text of the query, in quotes."""
-
-    image: OptionalFolder = None
-    """Image of the query; alone, or together with the text."""
-
-    modality: ModalityOption = None
-    """Search only items of this modality."""
-
-    where: Conditions = ()
-    """Search only items whose fields meet a condition; as in `genius search`."""
-
-    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
-    """Number of hits."""
-
-    def run(self) -> int:
-        """Search and print the hits."""
-        with self.connected():
-            hits = self.open().search(
-                self.text, image=self.image, modality=self.modality, where=self.where, k=self.k
-            )
-        if self.json:
-            print_json({"hits": [dataclasses.asdict(hit) for hit in hits]})
-        else:
-            rows = [
-                [str(hit.rank), f"{hit.score:.4f}", hit.id, " ".join((hit.text or hit.image or "").split())]
-                for hit in hits
-            ]
-            print_table(["rank", "score", "item", "text or picture"], rows, left=("item",), fill=True)
-        return 0 if hits else 3
-
-
-@command
-class Add(OpenCluster, JsonOption):
-    """Add items to a cluster, each to the shard of its id; unchanged items are skipped."""
-
-    pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
-    """A folder of pictures and texts, one such file, or a .jsonl file of candidates."""
-
-    def run(self) -> None:
-        """Add the items."""
-        from genius_search.index.adding import open_pool
-
-        with self.connected(), TerminalProgress() as progress:
-            added = self.open().add(open_pool(self.pool, captions=True))
-            report_added(progress, added, as_json=self.json)
-
-
-@command
-class Delete(OpenCluster, JsonOption):
-    """Delete items from a cluster by their ids. Exit status 3 if it had none of them."""
-
-    ids: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ID [ID ...]")]
-    """Ids of the items, as searches print them."""
-
-    def run(self) -> int:
-        """Delete the items."""
-        with self.connected():
-            done = self.open().delete(self.ids)
-        if self.json:
-            print_json(done._asdict())
-        else:
-            for missing in done.missing:
-                print_text(f"not in the cluster: {missing}", error=True)
-            print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
-        return 0 if done.deleted else 3

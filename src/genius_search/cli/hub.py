@@ -10,8 +10,8 @@ from typing import Annotated
 
 import tyro
 
-from genius_search.cli.options import JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, format_bytes, print_json
+from genius_search.cli.options import JsonOption, OptionalFolder, Words, command
+from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.errors import ArtifactMissing, UsageError
 
 
@@ -29,27 +29,24 @@ class Pull(JsonOption):
     out: OptionalFolder = None
     """Folder to fetch to; default: the hub library's cache, where the name finds it."""
 
-    revision: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    revision: Words = None
     """Branch, tag or commit; default: the main branch."""
 
     def run(self) -> None:
-        """Fetch the files."""
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         from genius_search import hub
+        from genius_search.index.publish import check_images
         from genius_search.index.store import CURRENT
 
         if not sys.stderr.isatty():
             disable_progress_bars()
         folder = hub.pull(self.name, out=self.out, revision=self.revision)
         if (folder / CURRENT).exists():
-            from genius_search.index.publish import check_images
-
             check_images(folder)
         with TerminalProgress() as progress:
             progress.say(f"it is in {folder}")
-            if self.name in hub.CHECKPOINTS:
-                checkpoint = hub.CHECKPOINTS[self.name]
+            if checkpoint := hub.CHECKPOINTS.get(self.name):
                 places = (shlex.quote(str(folder / path)) for path in checkpoint.files)
                 progress.say(f"next: {checkpoint.next_command.format(*places)}")
         if self.json:
@@ -76,14 +73,15 @@ class Push(JsonOption):
     license: str = "unknown"
     """Licence, by the hub's short name, such as mit or cc-by-4.0."""
 
-    model: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    model: Words = None
     """For an index: the name of its model on the hub."""
 
     yes: bool = False
     """Do not ask for confirmation."""
 
     def run(self) -> None:
-        """Publish the folder."""
+        from rich.filesize import decimal
+
         from genius_search import hub
         from genius_search.index.publish import OBSOLETE, save_index
         from genius_search.index.store import CURRENT
@@ -101,9 +99,8 @@ class Push(JsonOption):
                 progress.say("Note: the items' texts, fields and ids are published, but not their pictures")
             else:
                 save_model(self.folder, copy, name=self.repository, license=self.license)
-            files = sorted(file for file in copy.rglob("*") if file.is_file())
-            for file in files:
-                progress.say(f"  {format_bytes(file.stat().st_size):>10}  {file.relative_to(copy)}")
+            for file in sorted(file for file in copy.rglob("*") if file.is_file()):
+                progress.say(f"  {decimal(file.stat().st_size):>10}  {file.relative_to(copy)}")
             self._confirm()
             address = hub.push(
                 copy,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
 
 from genius_search.errors import BadData
 
@@ -16,39 +16,21 @@ if TYPE_CHECKING:
 
     from genius_search.index.index import Index
 
+
+def optional(metavar: str) -> Any:
+    """Return what makes an option without a default readable in help: ``--name METAVAR``, and no ``None``."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
 DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
-OptionalFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
-OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-Words = Annotated[str | None, tyro.conf.arg(metavar="WORDS", help_behavior_hint="")]
-Conditions = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")]
-ModalityOption = Annotated[
-    Literal["image", "text", "image-text"] | None, tyro.conf.arg(help_behavior_hint="")
-]
-RouterOption = Annotated[Literal["generator", "geometry"] | None, tyro.conf.arg(help_behavior_hint="")]
+OptionalFolder = Annotated[Path | None, optional("FOLDER")]
+OptionalFile = Annotated[Path | None, optional("FILE")]
+OptionalInt = Annotated[int | None, optional("INT")]
+Words = Annotated[str | None, optional("WORDS")]
+Router = Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")]
+Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
 
-
-def readers() -> ConstructorRegistry:
-    """Return how optional flags are read."""
-    registry = ConstructorRegistry()
-
-    @registry.primitive_rule
-    def read_optional(given: PrimitiveTypeInfo) -> Any:
-        """Read the other type: None, the default, is not a choice."""
-        kinds = get_args(given.type)
-        if len(kinds) != 2 or kinds[1] is not type(None):
-            return None
-        spec: Any = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], given.markers))
-        return dataclasses.replace(
-            spec,
-            is_instance=lambda value: value is None or spec.is_instance(value),
-            str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
-        )
-
-    return registry
-
-
-LISTED_LAST: Final = ("model", "wait", "seed", "device", "download", "dry_run", "json")
+LISTED_LAST: Final = ("address", "model", "wait", "seed", "device", "download", "json")
 """Optional flags that help lists after a command's own."""
 
 CommandClass = TypeVar("CommandClass")
@@ -57,15 +39,14 @@ CommandClass = TypeVar("CommandClass")
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def command(kind: type[CommandClass]) -> type[CommandClass]:
     """Make a class a frozen dataclass of flags, those of :data:`LISTED_LAST` at the end."""
-    made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
-    fields: dict[str, dataclasses.Field[Any]] = made.__dataclass_fields__  # type: ignore[attr-defined]
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
 
-    def place(name: str) -> int:
-        is_optional = fields[name].default is not dataclasses.MISSING
-        return LISTED_LAST.index(name) + 1 if is_optional and name in LISTED_LAST else 0
+    def place(field: dataclasses.Field[Any]) -> int:
+        is_late = field.name in LISTED_LAST and field.default is not dataclasses.MISSING
+        return LISTED_LAST.index(field.name) + 1 if is_late else 0
 
-    made.__dataclass_fields__ = {name: fields[name] for name in sorted(fields, key=place)}  # type: ignore[attr-defined]
-    return made
+    made.__dataclass_fields__ = {field.name: field for field in sorted(dataclasses.fields(made), key=place)}
+    return kind
 
 
 @command
@@ -121,10 +102,8 @@ class WaitOption:
 class QueryOptions:
     """A query and its conditions."""
 
-    text: Annotated[
-        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT]", help_behavior_hint="")
-    ] = None
-    """Text of the query, in quotes."""
+    text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
+    """Text of the query."""
 
     image: OptionalFile = None
     """Image of the query; alone, or together with the text."""
@@ -132,21 +111,29 @@ class QueryOptions:
     instruction: Words = None
     """Instruction that says in words what kind of result is wanted."""
 
-    modality: ModalityOption = None
+    modality: Annotated[
+        Literal["image", "text", "image-text"] | None, optional("{image,text,image-text}")
+    ] = None
     """Search only items of this modality."""
 
+    where: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")] = ()
+    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella'."""
 
-def split_names(text: str) -> tuple[str, ...]:
-    """Split a list of names at its commas.
+    def query(self) -> dict[str, Any]:
+        """Return the options as arguments of a search."""
+        return {
+            "text": " ".join(self.text) or None,
+            "image": self.image,
+            "instruction": self.instruction,
+            "modality": self.modality,
+            "where": self.where,
+        }
 
-    >>> split_names("a, b,")
-    ('a', 'b')
-    """
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
-
-def read_vectors(file: Path) -> np.ndarray:
-    """Map a .npy file of vectors; raise :class:`BadData` if it is none."""
+def read_vectors(file: Path | None) -> np.ndarray | None:
+    """Map a .npy file of vectors, if there is one; raise :class:`BadData` if it is none."""
+    if file is None:
+        return None
     import numpy as np
 
     try:
@@ -156,10 +143,11 @@ def read_vectors(file: Path) -> np.ndarray:
 
 
 def read_ids(file: Path | None) -> list[str] | None:
-    """Read ids, one on each line; None without a file."""
+    """Read ids, one on each line, if there is a file; ``-`` is stdin."""
     if file is None:
         return None
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise BadData(f"{file} cannot be read as a text file of ids: {error}") from None
+    return text.removesuffix("\n").split("\n")

@@ -1,4 +1,4 @@
-"""``genius search``: search an index."""
+"""``genius search`` and ``genius explain``: what an index finds, and the way of an item through a search."""
 
 from __future__ import annotations
 
@@ -7,32 +7,36 @@ import hashlib
 import io
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
+from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
-    Conditions,
     JsonOption,
     OpenIndexOptions,
     OptionalFile,
     OptionalInt,
     QueryOptions,
-    RouterOption,
+    Router,
     Words,
     command,
+    optional,
     read_vectors,
 )
-from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table
+from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
 from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
+    from genius_search.index.explain import Explanation
     from genius_search.index.hits import SearchHit
     from genius_search.index.index import Index
 
-Rerank = Literal["none", "codes", "embeddings"]
+NUM_ALTERNATIVES: Final = 3
+"""Other codes shown at each level of an explanation."""
 
 
 def is_folder_of_files(folder: Path) -> bool:
@@ -52,8 +56,8 @@ def cached_index(folder: Path) -> Path:
 
 
 @command
-class Search(QueryOptions, OpenIndexOptions, JsonOption):
-    """Search an index, or a folder of pictures and texts, with a text, an image, or both.
+class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
+    """Search an index, a cluster, or a folder of pictures and texts, with a text, an image, or both.
 
     A folder is indexed in the user's cache when it is first searched, and brought up to date at each search.
     Exit status 3 if nothing is found.
@@ -61,9 +65,6 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
 
     vector: OptionalFile = None
     """Search with the vector in a .npy file, a feature of the index's encoder."""
-
-    where: Conditions = ()
-    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella'."""
 
     match: Words = None
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
@@ -77,10 +78,12 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     beam: OptionalInt = None
     """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
 
-    rerank: Annotated[Rerank | None, tyro.conf.arg(help_behavior_hint="")] = None
+    rerank: Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")] = (
+        None
+    )
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
-    router: RouterOption = None
+    router: Router = None
     """With --rerank: what finds candidates. Default: geometry."""
 
     candidates: OptionalInt = None
@@ -89,74 +92,59 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
     config: OptionalFile = None
     """TOML file with other settings, by the names of the fields of genius_search.SearchConfig."""
 
-    codes: bool = False
-    """Show the ID of each hit too."""
-
     files_only: bool = False
-    """Print only the path of each hit's file."""
+    """Print only the path of each hit's file; of a text in an index, its id."""
 
     def run(self) -> int:
-        """Search and print the hits."""
-        from genius_search.config import SearchConfig, checked, read_search_toml
+        if self.json and self.files_only:
+            raise UsageError("--json prints all of a hit; leave out --files-only")
+        vectors = read_vectors(self.vector)
+        options = {
+            **self.query(),
+            "vector": None if vectors is None else vectors.squeeze(),
+            "match": self.match,
+            "hybrid": self.hybrid,
+            "k": self.k,
+        }
+        if is_cluster(self.index):
+            if self.config or any(value is not None for value in self._given().values()):
+                raise UsageError(
+                    f"{self.index} is a cluster; its shards have their own settings, so give none"
+                )
+            with open_cluster(self.index, self, device=self.device, download=self.download) as searcher:
+                return self._show(searcher.search(**options), {})
+        index = self._index_of_folder() if is_folder_of_files(self.index) else self.open_index()
+        config = self._settings(index)
+        hits = index.search(**options, config=config)
+        settings = {
+            "beam": max(config.beam, self.k),
+            "candidates": config.candidates,
+            "rerank": config.rerank,
+            "router": "generator" if index.model.uses_generator(config) else "geometry",
+        }
+        about = {"index": str(index.folder), "settings": settings, "good_match": index.good_match(hits)}
+        return self._show(hits, about)
 
-        flags = {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
-        given = {name: value for name, value in flags.items() if value is not None}
-        checked(SearchConfig(**given))
-        if self.text and not self.index.exists():
-            from genius_search.data.folder import is_file
-            from genius_search.index.store import CURRENT
-
-            if is_file(Path(self.text, CURRENT)):
-                raise UsageError(f"no index at {self.index}; did you swap INDEX and TEXT?")
-        index = self._open_index()
-        config = index.settings
-        if self.config is not None:
-            config = read_search_toml(self.config, config)
-        config = dataclasses.replace(config, **given)
-        self._check_effects(config, has_generator=index.model.has_generator)
-        hits = index.search(
-            self.text,
-            image=self.image,
-            vector=None if self.vector is None else read_vectors(self.vector).squeeze(),
-            instruction=self.instruction,
-            modality=self.modality,
-            where=self.where,
-            match=self.match,
-            hybrid=self.hybrid,
-            k=self.k,
-            config=config,
-        )
-        is_good = index.good_match(hits)
+    def _show(self, hits: Sequence[SearchHit], about: dict[str, Any]) -> int:
+        """Print hits; return the exit status."""
         if self.json:
-            print_json(
-                {
-                    "index": str(index.folder),
-                    "settings": {
-                        "beam": max(config.beam, self.k),
-                        "candidates": config.candidates,
-                        "rerank": config.rerank,
-                        "router": "generator" if index.model.uses_generator(config) else "geometry",
-                    },
-                    "good_match": is_good,
-                    "hits": [dataclasses.asdict(hit) for hit in hits],
-                }
-            )
+            print_json({**about, "hits": [dataclasses.asdict(hit) for hit in hits]})
         elif not hits:
-            is_absent = self.modality not in (None, *index.snapshot.count_by_modality())
-            why = f": this index has no items of the modality {self.modality}" if is_absent else ""
-            print(f"nothing found{why}", file=sys.stderr)
+            print("nothing found", file=sys.stderr)
         elif self.files_only:
-            self._print_files(hits)
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
+            home = self.index.resolve() if is_folder_of_files(self.index) else Path()
+            for file in (hit.image or str(home / hit.id) for hit in hits):
+                print(escape_controls(file) if sys.stdout.isatty() else file)
         else:
-            self._print_hits(hits)
-        if hits and is_good is False:
+            print_hits(hits)
+        if hits and about.get("good_match") is False:
             print("no good match: the first hit is probably wrong", file=sys.stderr)
         return 0 if hits else 3
 
-    def _open_index(self) -> Index:
-        """Open the index, or the one of a folder of pictures and texts."""
-        if not is_folder_of_files(self.index):
-            return self.open_index()
+    def _index_of_folder(self) -> Index:
+        """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
         from genius_search.cli.index import choose_encoder, report_added
         from genius_search.index.index import Index
         from genius_search.index.store import CURRENT
@@ -166,68 +154,125 @@ class Search(QueryOptions, OpenIndexOptions, JsonOption):
             if (place / CURRENT).exists():
                 index = Index.open(place, device=self.device, download=self.download)
                 index.sync(self.index, progress=progress)
-            else:
-                if inside := sorted(self.index.glob(f"*.index/{CURRENT}")):
-                    raise UsageError(f"{self.index} is no index; did you mean {inside[0].parent}?")
-                encoder, download = choose_encoder(self.index, captions=True, download=self.download)
-                progress.say(f"indexing {self.index} once; the index is kept in {place}")
-                index, added = Index.create(
-                    place,
-                    pool=self.index,
-                    encoder=encoder,
-                    device=self.device,
-                    download=download,
-                    progress=progress,
-                )
-                report_added(progress, added, as_json=False)
+                return index
+            if inside := sorted(self.index.glob(f"*.index/{CURRENT}")):
+                raise UsageError(f"{self.index} is no index; did you mean {inside[0].parent}?")
+            encoder, download = choose_encoder(self.index, captions=True, download=self.download)
+            progress.say(f"indexing {self.index} once; the index is kept in {place}")
+            index, added = Index.create(
+                place,
+                pool=self.index,
+                encoder=encoder,
+                device=self.device,
+                download=download,
+                progress=progress,
+            )
+            report_added(progress, added, as_json=False)
         return index
 
-    def _check_effects(self, config: SearchConfig, *, has_generator: bool) -> None:
-        """Refuse flags that would have no effect."""
-        if self.json and self.files_only:
-            raise UsageError("--json prints all of a hit; leave out --files-only")
-        if self.candidates and config.rerank == "none":
-            raise UsageError("--candidates needs --rerank codes or embeddings, which rank the candidates")
-        if self.router == "generator" and not has_generator:
+    def _given(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
+
+    def _settings(self, index: Index) -> SearchConfig:
+        """Return the settings of the index, changed by the file and the flags."""
+        from genius_search.config import checked, read_search_toml
+
+        given = {name: value for name, value in self._given().items() if value is not None}
+        usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)
+        config = checked(dataclasses.replace(usual, **given))
+        if self.router == "generator" and not index.model.has_generator:
             raise UsageError(
                 f"--router generator: the model of {self.index} has no generator; `genius fit` trains one"
             )
-        if self.router == "geometry" and (config.rerank == "none" or config.generator_weight):
+        if self.router == "geometry" and index.model.uses_generator(config):
             raise UsageError(
                 "--router geometry does without the generator, whose log-probabilities --rerank none and "
                 "generator_weight need"
             )
+        return config
 
-    def _file_of(self, hit: SearchHit) -> Path | None:
-        """Return the file of a hit, which a text of an index does not have."""
-        if hit.image is not None:
-            return Path(hit.image)
-        return self.index.resolve() / hit.id if is_folder_of_files(self.index) else None
 
-    def _print_files(self, hits: list[SearchHit]) -> None:
-        files = [file for file in map(self._file_of, hits) if file is not None]
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
-        for file in files:
-            path = escape_controls(str(file)) if sys.stdout.isatty() else str(file)
-            print(path)
-        if len(files) < len(hits):
-            without = plural(len(hits) - len(files), "hit")
-            print(f"{without} left out: an index does not know the files of texts", file=sys.stderr)
+def print_hits(hits: Sequence[SearchHit]) -> None:
+    """Print hits as a table; ids are never cut, so that they can be copied."""
+    has_probability = any(hit.probability is not None for hit in hits)
+    rows = []
+    for hit in hits:
+        words = " ".join((hit.text or "").split())
+        content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
+        scores = [str(hit.rank), f"{hit.score:.4f}"]
+        if has_probability:
+            scores.append("" if hit.probability is None else f"{hit.probability:.2f}")
+        rows.append([*scores, hit.id, " ".join(filter(None, content))])
+    columns = ["rank", "score", *(["probability"] if has_probability else []), "item", "text or picture"]
+    print_table(columns, rows, left=("item",), fill=True)
 
-    def _print_hits(self, hits: list[SearchHit]) -> None:
-        """Print hits as a table; ids are never cut, so that they can be copied."""
-        is_cut = sys.stdout.isatty()
-        columns = ["rank", "score", "probability", "item", "text or picture"]
-        rows = []
-        for hit in hits:
-            probability = "" if hit.probability is None else f"{hit.probability:.2f}"
-            words = " ".join((hit.text or "").split())
-            content = (words or hit.image or "") if is_cut else " ".join(filter(None, (hit.image, words)))
-            rows.append([str(hit.rank), f"{hit.score:.4f}", probability, hit.id, content])
-            if self.codes:
-                rows.append([*[""] * 4, " · ".join(map(str, hit.codes))])
-        if all(hit.probability is None for hit in hits):
-            for row in (columns, *rows):
-                del row[2]
-        print_table(columns, rows, left=("item",), fill=True)
+
+@command
+class Explain(QueryOptions, OpenIndexOptions, JsonOption):
+    """Explain why a search finds an item, or does not: its way through the codes, level by level.
+
+    Settings are those of the index, as in `genius search`.
+    """
+
+    item: Annotated[str, tyro.conf.arg(metavar="ID")]
+    """Id of the item to follow."""
+
+    beam: OptionalInt = None
+    """IDs kept at each level; default: the index's own setting."""
+
+    router: Router = None
+    """What the search is led by; default: the index's own setting."""
+
+    def run(self) -> None:
+        index = self.open_index()
+        config = dataclasses.replace(index.settings, router=self.router or index.settings.router)
+        found = index.explain(self.item, **self.query(), beam=self.beam, config=config)
+        if self.json:
+            print_json(_plain(dataclasses.asdict(found)))
+        else:
+            _print_explanation(found)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: items become objects with their fields."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if hasattr(value, "_asdict"):
+        return {name: getattr(value, name) for name in ("id", "modality", "text", "image", "fields")}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _print_explanation(found: Explanation) -> None:
+    item = found.item
+    is_generated = all(step.probability is not None for step in found.levels)
+    print_text(f"{item.id}  {' '.join((item.text or item.image or '').split())}".rstrip())
+    rows = []
+    for step in found.levels:
+        others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
+        described = [
+            f"{one.code}{'' if one.probability is None else f' {one.probability:.3f}'} "
+            f"({plural(one.items, 'item')})"
+            for one in others
+        ]
+        rows.append(
+            [
+                step.name.removeprefix("level "),
+                str(step.code),
+                *([] if step.probability is None else [f"{step.probability:.3f}"]),
+                f"{step.rank:,} of {step.num_siblings:,}",
+                f"{step.items:,}",
+                "; ".join(described),
+            ]
+        )
+    others_are = "more probable, or next" if is_generated else "nearer to the query, or next"
+    probability = ["probability"] if is_generated else []
+    print_table(["level", "code", *probability, "rank", "items", others_are], rows, fill=True)
+    if not found.is_allowed:
+        print("The search may not find it: it has another modality, or a condition excludes it.")
+    elif found.rank is not None:
+        print(f"Found: rank {found.rank:,} of {found.touched:,} ranked items, score {found.score:.4f}.")
+    else:
+        print(
+            f"Not found: it is not among the {found.touched:,} items that the search ranked with a beam of "
+            f"{found.beam:,}; a wider --beam may reach it."
+        )

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
 
+from genius_search.cli.options import OptionalFile, OptionalFolder, command
 from genius_search.errors import UsageError, need_packages, plural
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
 
-LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
+LOCAL_ADDRESSES: Final = ("127.0.0.1", "localhost", "::1")
 """Addresses that other machines cannot reach."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@command
 class Serve:
     """Answer searches of indexes over HTTP, with a page for browsers.
 
@@ -29,23 +30,22 @@ class Serve:
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX [INDEX ...]")]
     """Folders of indexes. Each is named like its folder, without .index."""
 
-    model: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    model: OptionalFolder = None
     """Where their model is now, if it moved."""
 
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on; any that other machines can reach requires --keys. 0.0.0.0 means all."""
 
-    port: Annotated[int, tyro.conf.arg(metavar="NUMBER")] = 8000
+    port: int = 8000
     """Port to listen on; 0 picks a free one."""
 
-    keys: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    keys: OptionalFile = None
     """API keys; requests without one are refused."""
 
     device: str = "cpu"
     """Device of the model: cpu or cuda."""
 
     def run(self) -> None:
-        """Serve until interrupted."""
         began = time.monotonic()
         if not self.indexes:
             raise UsageError("no index: name the folders of one or more")
@@ -66,19 +66,16 @@ class Serve:
         try:
             bound = bind(self.host, self.port)  # before anything is loaded: it may be taken
         except OSError as error:
-            raise UsageError(
-                f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"
-            ) from None
+            reason = error.strerror or error
+            raise UsageError(f"cannot listen on {self.host} port {self.port}: {reason}") from None
         with bound:
-            indexes = _open_indexes(self)
-
+            indexes = open_indexes(self.indexes, self.model, device=self.device)
             host, port = bound.getsockname()[:2]
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
             def announce() -> None:
-                address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-                names = ", ".join(
-                    f"{name} ({plural(index.snapshot.num_alive, 'item')})" for name, index in indexes.items()
-                )
+                sizes = {name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()}
+                names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
                 seconds = time.monotonic() - began
                 print(
                     f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True
@@ -87,7 +84,25 @@ class Serve:
             serve(create_app(Service(indexes), keys=keys), bound, announce)
 
 
-@dataclass(frozen=True, kw_only=True)
+def open_indexes(folders: Sequence[Path], model: Path | None, *, device: str) -> dict[str, Index]:
+    """Open indexes by name; those of one model share it."""
+    from genius_search.index.index import Index
+    from genius_search.index.store import read_manifest
+    from genius_search.model import Genius
+
+    indexes: dict[str, Index] = {}
+    models: dict[str, Genius] = {}
+    for folder in folders:
+        name = folder.resolve().name.removesuffix(".index")
+        if name in indexes:
+            raise UsageError(f"two indexes are named {name}; rename the folder of one")
+        fingerprint = read_manifest(folder).model_fingerprint
+        indexes[name] = Index.open(folder, model=models.get(fingerprint, model), device=device)
+        models[fingerprint] = indexes[name].model
+    return indexes
+
+
+@command
 class AddKey:
     """Create an API key for `genius serve --keys`. It is printed once; only its hash is stored.
 
@@ -104,27 +119,7 @@ class AddKey:
     """What it permits: searching and looking, or also adding and deleting items."""
 
     def run(self) -> None:
-        """Create the key and print it."""
         from genius_search.serve.keys import add_key
 
         print(add_key(self.file, name=self.name, scope=self.scope))
         print(f"{self.file} has its hash; the key itself is stored nowhere", file=sys.stderr)
-
-
-def _open_indexes(command: Serve) -> dict[str, Index]:
-    """Open the indexes by name; those of one model share it."""
-    from genius_search.index.index import Index
-    from genius_search.index.store import read_manifest
-    from genius_search.model import Genius
-
-    indexes: dict[str, Index] = {}
-    models: dict[str, Genius] = {}
-    for folder in command.indexes:
-        name = folder.resolve().name.removesuffix(".index")
-        if name in indexes:
-            raise UsageError(f"two indexes are named {name}; rename the folder of one")
-        fingerprint = read_manifest(folder).model_fingerprint
-        index = Index.open(folder, model=models.get(fingerprint, command.model), device=command.device)
-        indexes[name] = index
-        models[fingerprint] = index.model
-    return indexes

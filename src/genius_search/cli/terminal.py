@@ -5,23 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+# Help is quick only where rich is imported when something is drawn.
 
 QUIET_SECONDS: Final = 15.0
 """Seconds between lines of progress when stderr is not a terminal."""
@@ -43,8 +33,8 @@ class TerminalProgress:
     """Progress bars on a terminal, occasional lines elsewhere. NO_COLOR is respected."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, quiet=quiet)
-        self._bars: Progress | None = None
+        self._is_quiet = quiet
+        self._bar: Any = None
         self._stage = ""
         self._total = 0
         self._done = -1
@@ -63,40 +53,45 @@ class TerminalProgress:
         self.close()
         self._stage, self._total, self._done, self._latest = stage, total, -1, {}
         self._began = self._printed = time.monotonic()
-        if self._console.is_terminal:
-            self._bars = Progress(
-                TextColumn("{task.description:<18}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[measures]}"),
-                console=self._console,
-            )
-            self._bars.start()
-            self._bars.add_task(stage, total=total, measures="")
+        if self._is_quiet or not sys.stderr.isatty():
+            return
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description:<18}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[measures]}"),
+            console=Console(stderr=True),
+        )
+        self._bar.start()
+        self._bar.add_task(stage, total=total, measures="")
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
         """Show that ``done`` steps are done, with the latest measures."""
         self._latest.update({name: measures[name] for name in MEASURES if name in measures})
         text = "  ".join(f"{name} {value:.4g}" for name, value in self._latest.items())
         now = time.monotonic()
-        if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], completed=done, measures=text)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, measures=text)
             if done >= self._total:
                 self.close()
         elif done != self._done and (done >= self._total or now - self._printed >= QUIET_SECONDS):
             self._printed, self._done = now, done
             spent = now - self._began
-            left = (
-                f", about {spent / done * (self._total - done):.0f} s left" if 0 < done < self._total else ""
-            )
-            self.say(f"{self._stage}: {done}/{self._total} in {spent:.1f} s{left}  {text}")
+            left = spent / done * (self._total - done) if done else 0.0
+            expected = f", about {left:.0f} s left" if left else ""
+            self.say(f"{self._stage}: {done}/{self._total} in {spent:.1f} s{expected}  {text}")
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""
-        shown = escape_controls(message)
-        self._console.print(shown, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        if self._bar is not None:
+            self._bar.console.print(escape_controls(message), markup=False, highlight=False, soft_wrap=True)
+        elif not self._is_quiet:
+            print_text(message, error=True)
 
     def say_next(self, *words: object) -> None:
         """Print the command to run next, so that it can be pasted into a shell."""
@@ -104,9 +99,9 @@ class TerminalProgress:
 
     def close(self) -> None:
         """Remove the bar, so that nothing is printed over it."""
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 def print_text(text: str, *, error: bool = False) -> None:
@@ -131,53 +126,31 @@ def print_table(
     left
         Headings of the columns that are aligned left; the others are aligned right.
     fill
-        Let the last column, aligned left, take the rest of a terminal's line, and cut it there. In a file or
-        a pipe, nothing is cut.
+        Align the last column left, and cut it at the end of a terminal's line. In a file or a pipe, nothing
+        is cut.
     """
-    rows = [tuple(map(escape_controls, row)) for row in rows]
-    console = Console()
-    if fill and not console.is_terminal:
-        widths = (max(map(cell_len, column)) + 2 for column in zip(columns, *rows, strict=True))
-        console = Console(width=sum(widths))
-    table = Table(box=None, padding=(0, 2, 0, 0), expand=fill, show_header=any(columns))
-    for place, heading in enumerate(columns):
-        if fill and place == len(columns) - 1:
-            table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1)
-        else:
-            width = max(map(len, [heading, *(row[place] for row in rows)]))
-            table.add_column(
-                heading, justify="left" if heading in left else "right", no_wrap=True, min_width=width
-            )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    with console.capture() as captured:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    from rich.cells import cell_len, set_cell_size
+
+    headed = [columns, *rows] if any(columns) else list(rows)
+    lines = [list(map(escape_controls, row)) for row in headed]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    is_left = [name in left or (fill and name == columns[-1]) for name in columns]
+    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths)
+    for cells in lines:
+        if fill and sys.stdout.isatty() and cell_len(cells[-1]) > room:
+            cells[-1] = set_cell_size(cells[-1], max(room - 1, 0)) + "…"
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+        padded = [a + b if first else b + a for a, b, first in zip(cells, padding, is_left, strict=True)]
+        print("  ".join(padded).rstrip())
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:
     """Print a line for each fact, or one JSON document."""
     if as_json:
         print_json(facts)
-        return
-    table = Table(show_header=False, box=None)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name.replace("_", " "), Text(escape_controls(_format(value))))
-    Console().print(table)
-
-
-def format_bytes(count: int) -> str:
-    """Format a number of bytes.
-
-    >>> format_bytes(5_130_000_000)
-    '5.13 GB'
-    """
-    for unit, power in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= power:
-            return f"{count / power:.2f} {unit}"
-    return f"{count} bytes"
+    else:
+        rows = [(name.replace("_", " "), _format(value)) for name, value in facts.items()]
+        print_table(("", ""), rows, left=("",))
 
 
 def _format(value: object) -> str:

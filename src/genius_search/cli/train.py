@@ -1,4 +1,4 @@
-"""``genius fit``: from records, or from an index, to a model."""
+"""``genius fit``, ``calibrate``, ``evaluate`` and ``data check``: what data sets are used for."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
 
 from genius_search.cli.options import (
+    DataArgument,
     DeviceOptions,
+    JsonOption,
+    OpenIndexOptions,
     OptionalFile,
     OptionalFolder,
-    OptionalInt,
     WaitOption,
+    Words,
     command,
+    optional,
 )
-from genius_search.cli.terminal import TerminalProgress, print_table
-from genius_search.config import FitConfig, PresetName, read_toml, to_toml
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table, print_text
 from genius_search.errors import BadData, GeniusError, UsageError, plural
+
+if TYPE_CHECKING:
+    from genius_search.config import FitConfig
+
+SHOWN: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
+"""Measures of the table of an evaluation."""
 
 
 @contextmanager
@@ -49,13 +58,11 @@ class Fit(DeviceOptions, WaitOption):
     settings, only the stages that depend on them are trained again.
     """
 
-    data: Annotated[
-        Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")
-    ] = None
+    data: Annotated[Path | None, tyro.conf.Positional, optional("[DATA]")] = None
     """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}; by
     default the captions of its pictures."""
 
-    encoder: Annotated[str | None, tyro.conf.arg(metavar="SPEC", help_behavior_hint="")] = None
+    encoder: Words = None
     """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER."""
 
     out: OptionalFolder = None
@@ -67,7 +74,7 @@ class Fit(DeviceOptions, WaitOption):
     force: bool = False
     """With --index, replace the model even if the new one finds no more."""
 
-    preset: Annotated[PresetName | None, tyro.conf.arg(help_behavior_hint="")] = None
+    preset: Annotated[Literal["tiny", "small", "paper"] | None, optional("{tiny,small,paper}")] = None
     """Settings to start from: tiny for tests, small for laptops (the default), paper."""
 
     config: OptionalFile = None
@@ -76,59 +83,41 @@ class Fit(DeviceOptions, WaitOption):
     print_config: bool = False
     """Print all settings as TOML, for --config, and do nothing."""
 
-    seed: OptionalInt = None
-    """Seed of all stages."""
-
     def run(self) -> None:
-        """Train all stages."""
-        settings = self._settings()
+        from genius_search.config import read_toml, to_toml
+
+        settings = read_toml(self.config, preset_name=self.preset)
         if self.print_config:
             sys.stdout.write(to_toml(settings))
-            return
-        if self.data is not None and not self.data.exists():
+        elif self.data is not None and not self.data.exists():
             raise BadData(f"{self.data}: there is no such file or folder")
-        if self.index is not None:
+        elif self.index is not None:
             if self.out is not None or self.encoder is not None:
                 raise UsageError(
                     "--index trains on an index, which has an encoder: leave out --encoder and --out"
                 )
             self._fit_index(self.index, settings)
-            return
-        if self.data is None or self.out is None or self.encoder is None:
+        elif self.data is None or self.out is None or self.encoder is None:
             raise UsageError("give a data set with --encoder and --out, or an index with --index")
+        else:
+            self._fit_data(self.data, self.encoder, self.out, settings)
+
+    def _fit_data(self, data: Path, encoder: str, out: Path, settings: FitConfig) -> None:
         from genius_search.data.mbeir import MBeir
         from genius_search.training.fit import fit
 
         with report_progress() as progress:
             model = fit(
-                MBeir(self.data),
-                self.encoder,
-                self.out,
+                MBeir(data),
+                encoder,
+                out,
                 settings,
                 progress=progress,
                 device=self.device,
                 download=self.download,
             )
-            progress.say(f"model {model.fingerprint[:12]} is in {self.out}")
-            progress.say_next("genius", "evaluate", self.data, "--model", self.out)
-
-    def _settings(self) -> FitConfig:
-        """Return the settings of preset, file and seed."""
-        text = ""
-        if self.config is not None:
-            try:
-                text = self.config.read_text()
-            except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(f"{self.config} cannot be read: {error}") from None
-        settings = read_toml(text, name=str(self.config), preset_name=self.preset)
-        if self.seed is None:
-            return settings
-        stages = {
-            name: dataclasses.replace(stage, training=dataclasses.replace(stage.training, seed=self.seed))
-            for name in ("encoder", "quantizer", "generator")
-            for stage in [getattr(settings, name)]
-        }
-        return dataclasses.replace(settings, **stages)
+            progress.say(f"model {model.fingerprint[:12]} is in {out}")
+            progress.say_next("genius", "evaluate", data, "--model", out)
 
     def _fit_index(self, folder: Path, settings: FitConfig) -> None:
         from genius_search.index.index import Index
@@ -151,13 +140,154 @@ class Fit(DeviceOptions, WaitOption):
         left_out = (
             f", {fitted.left_out:,} left out because the index lacks their items" if fitted.left_out else ""
         )
+        done = (
+            f"{folder} has the new model."
+            if fitted.kept
+            else "The new model finds no more, so the index is as it was; --force replaces its model all the "
+            "same."
+        )
         print(
             f"{plural(fitted.pairs, 'pair')}{left_out}; the table is of {fitted.measured:,} that were not "
-            "trained on. "
-            + (
-                f"{folder} has the new model."
-                if fitted.kept
-                else "The new model finds no more, so the index is as it was; --force replaces its model "
-                "all the same."
-            )
+            f"trained on. {done}"
         )
+
+
+@command
+class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
+    """Calibrate an index with queries of a data set, so that hits have the probability of being right.
+
+    The items of the index must be candidates of the data set, with their ids. First the weight of
+    densities (density_weight) is chosen that finds the most answers, and stored as the index's default.
+    A search can then say that it has no good match. Half of the queries are used to fit, the other half to
+    measure. Calibrate again when the index has grown much.
+    """
+
+    data: Annotated[Path, tyro.conf.arg(metavar="DATA")]
+    """Folder of the data set, in M-BEIR's layout."""
+
+    split: str = "val"
+    """Split of the data set."""
+
+    precision: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.8
+    """Share of good matches that should be right; sets the threshold of a good match."""
+
+    def run(self) -> None:
+        from genius_search.data.mbeir import MBeir
+        from genius_search.index.calibrate import ABSENT, calibrate, measure_hubness
+
+        data = MBeir(self.data)
+        with TerminalProgress() as progress:
+            index = self.open_index()
+            hubness = measure_hubness(index, data, split=self.split, progress=progress)
+            index.keep_hubness(hubness, wait_seconds=self.wait)
+            fitted = calibrate(index, data, split=self.split, precision=self.precision, progress=progress)
+            index.keep_calibration(fitted, wait_seconds=self.wait)
+        if self.json:
+            print_json({**dataclasses.asdict(fitted), "hubness": dataclasses.asdict(hubness)})
+            return
+        recalls = ", ".join(f"{recall:.3f} with {weight}" for weight, recall in hubness.recalls.items())
+        print(f"Weight of densities: {hubness.weight:g} (R@5 of {hubness.queries:,} queries: {recalls}).")
+        print(
+            f"{fitted.queries:,} other queries of {fitted.data}, each with and without its answers among "
+            f"{fitted.items:,} items ({ABSENT:.0%} without): the first hits have a probability of "
+            f"{fitted.promised:.2f} on average, and {fitted.right:.2f} of them are right."
+        )
+        if fitted.threshold is None:
+            print(
+                f"No probability is high enough for {fitted.precision:.0%} right first hits, so no match is "
+                "ever called good; try a lower --precision."
+            )
+        else:
+            print(
+                f"A first hit is a good match from {fitted.threshold:.2f} on: {fitted.good:.0%} of the "
+                f"queries have one, and {fitted.good_and_right:.0%} of those are right; "
+                f"{fitted.refused:.0%} of the queries without an answer have none."
+            )
+
+
+@command
+class Evaluate(DeviceOptions, JsonOption):
+    """Evaluate an index or a model with the queries of a data set, beside exact search.
+
+    R@k is M-BEIR's: the share of queries with any right answer among the first k. The items of the index must
+    be candidates of the data set, with their ids; of a model, the union of the data set's pools is indexed
+    first.
+    """
+
+    data: DataArgument
+    """Folder of the data set, in M-BEIR's layout."""
+
+    index: OptionalFolder = None
+    """Folder of the index."""
+
+    model: OptionalFolder = None
+    """Folder of a model, instead of an index."""
+
+    out: OptionalFolder = None
+    """With --model: folder of the index that is made; default: one in evaluation/ in the
+    model's folder."""
+
+    split: str = "test"
+    """Split of the data set."""
+
+    rows: str = "all"
+    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
+
+    max_queries: int = 0
+    """Queries of each row at most, spread evenly; 0 means all."""
+
+    def run(self) -> None:
+        from genius_search.data.mbeir import MBeir
+        from genius_search.evaluate import EvaluationConfig, evaluate_index, evaluate_model
+        from genius_search.index.index import Index
+        from genius_search.model import Genius
+
+        if (self.index is None) == (self.model is None):
+            raise UsageError("give either --index or --model")
+        rows = () if self.rows == "all" else tuple(self.rows.replace(" ", "").split(","))
+        config = EvaluationConfig(split=self.split, rows=rows, max_queries=self.max_queries)
+        with TerminalProgress() as progress:
+            data = MBeir(self.data)
+            if self.index is not None:
+                index = Index.open(self.index, device=self.device, download=self.download)
+                found = evaluate_index(index, data, config, progress=progress)
+            elif self.model is not None:
+                model = Genius.open(self.model, device=self.device, download=self.download)
+                folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
+                found = evaluate_model(model, data, folder, config, progress=progress)
+            if found.left_out:
+                progress.say(f"{found.left_out:,} queries are left out: their answers are not in the index")
+        if self.json:
+            print_json(found.to_json())
+            return
+        lines = []
+        for one in found.rows:
+            numbers = (f"{one.measures[name]:.3f}" for name in SHOWN)
+            lines.append((one.row, one.method, f"{one.queries:,}", *numbers, f"{one.touched:,.0f}"))
+        columns = ("row", "method", "queries", *SHOWN, "scored")
+        print_table(columns, lines, left=columns[:2])
+
+
+@command
+class Check(JsonOption):
+    """Check a data set in M-BEIR's layout before hours are spent on it. Exit status 6 on errors."""
+
+    data: DataArgument
+    """Folder of the data set."""
+
+    skip_images: bool = False
+    """Do not look at images."""
+
+    def run(self) -> int:
+        from genius_search.data.check import check
+
+        report = check(self.data, images=not self.skip_images)
+        if self.json:
+            print_json({"ok": report.ok, **dataclasses.asdict(report)})
+        else:
+            rows = [(file, f"{count:,}") for file, count in report.records.items()]
+            print_table(("file", "records"), rows, left=("file",))
+            for one in report.findings:
+                print_text(f"{one.severity}: {one.kind}: {one.count}: {'; '.join(one.examples)}")
+            print("no errors" if report.ok else "there are errors")
+        return 0 if report.ok else 6

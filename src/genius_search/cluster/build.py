@@ -94,7 +94,7 @@ def build_cluster(
     if not (folder / BUILD).exists() and folder.exists() and any(folder.iterdir()):
         raise UsageError(
             f"{folder} holds a cluster or other things already; choose another folder, or add to the cluster "
-            "with `genius cluster add`"
+            "with `genius index add`"
         )
     with writing_lock(folder / BUILD, wait_seconds=1.0):
         if not (folder / CLUSTER).exists():

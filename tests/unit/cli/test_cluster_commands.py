@@ -25,12 +25,12 @@ def built(trained, tmp_path_factory) -> Path:
 
 
 def test_a_cluster_is_searched(built, capsys):
-    hits = run_json(capsys, "cluster", "search", built, "text 3", "--where", "name>note 2", "-k", "3")["hits"]
+    hits = run_json(capsys, "search", built, "text", "3", "--where", "name>note 2", "-k", "3")["hits"]
     assert len(hits) == 3
     assert all(hit["fields"]["name"] > "note 2" for hit in hits)
-    out, _ = run(capsys, "cluster", "search", built, "text 3", "-k", "12")
+    out, _ = run(capsys, "search", built, "text 3", "-k", "12")
     assert "note 7.txt" in out
-    run(capsys, "cluster", "search", built, "text 3", "--modality", "image", status=3)
+    run(capsys, "search", built, "text 3", "--modality", "image", status=3)
 
 
 def test_items_are_added_and_deleted(built, tmp_path, capsys):
@@ -38,22 +38,26 @@ def test_items_are_added_and_deleted(built, tmp_path, capsys):
     (tmp_path / "more").mkdir()
     for number in range(9):
         (tmp_path / "more" / f"more {number}.txt").write_text(f"more {number}")
-    assert run_json(capsys, "cluster", "add", folder, tmp_path / "more")["added"] == 9
-    assert run_json(capsys, "cluster", "add", folder, tmp_path / "more")["unchanged"] == 9
-    found = run_json(capsys, "cluster", "delete", folder, "more 1.txt", "note 2.txt", "nothing")
+    assert run_json(capsys, "index", "add", folder, tmp_path / "more")["added"] == 9
+    assert run_json(capsys, "index", "add", folder, tmp_path / "more")["unchanged"] == 9
+    found = run_json(capsys, "index", "delete", folder, "more 1.txt", "note 2.txt", "nothing")
     assert (found["deleted"], found["missing"]) == (2, ["nothing"])
-    run(capsys, "cluster", "delete", folder, "nothing", status=3)
-    shards = [run_json(capsys, "index", "verify", folder / "shards" / f"00000{n}") for n in range(2)]
+    run(capsys, "index", "delete", folder, "nothing", status=3)
+    shards = [run_json(capsys, "index", "info", folder / "shards" / f"00000{n}") for n in range(2)]
     assert sum(one["items"] for one in shards) == 19
 
 
-def test_other_commands_say_what_takes_a_cluster(built, tmp_path, capsys):
-    _, err = run(capsys, "index", "info", built, status=4)
-    assert "genius cluster" in err
-    _, err = run(capsys, "cluster", "search", tmp_path, "text", status=4)
-    assert "genius cluster build" in err
-    _, err = run(capsys, "cluster", "serve", built, status=2)
-    assert "--address" in err
-    words = ("cluster", "build", built.parent / "notes", "--out", tmp_path / "Y", "--shards", "2")
-    _, err = run(capsys, *words, status=2)
-    assert "model" in err
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("index", "info", "{built}"), 4, "cluster"),
+        (("search", "{built}", "text", "--beam", "5"), 2, "own settings"),
+        (("index", "add", "{built}", "{notes}", "--sync"), 2, "--sync"),
+        (("cluster", "serve", "{built}"), 2, "--address"),
+        (("cluster", "build", "{notes}", "--out", "{new}", "--shards", "2"), 2, "model"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_said(built, tmp_path, capsys, words, status, said):
+    places = {"built": built, "notes": built.parent / "notes", "new": tmp_path / "Y"}
+    _, err = run(capsys, *(word.format(**places) for word in words), status=status)
+    assert said in err

@@ -105,8 +105,7 @@ def test_nothing_found_is_exit_status_3(trained, tmp_path, capsys):
     (tmp_path / "texts" / "a.txt").write_text("a kite")
     run(capsys, "index", "create", tmp_path / "i", "--model", trained.model, "--pool", tmp_path / "texts")
     words = ("search", tmp_path / "i", "a kite", "--modality", "image")
-    said = "nothing found: this index has no items of the modality image\n"
-    assert run(capsys, *words, status=3) == ("", said)
+    assert run(capsys, *words, status=3) == ("", "nothing found\n")
     assert run_json(capsys, *words, status=3)["hits"] == []
 
 
@@ -120,8 +119,8 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         assert "--model" in run(capsys, *words, status=4)[1]
         run(capsys, *words, "--model", tmp_path / "there")
     run(capsys, "index", "delete", tmp_path / "i", "milk.txt")
-    for name in ("info", "compact", "verify"):  # these need no model
-        run(capsys, "index", name, tmp_path / "i")
+    for words in (("info",), ("compact",), ("info", "--verify")):  # these need no model
+        run(capsys, "index", words[0], tmp_path / "i", *words[1:])
 
 
 @pytest.mark.parametrize(
@@ -129,8 +128,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
     [
         (("search", "{index}"), 2),
         (("search", "{index}", "x", "-k", "0"), 2),
-        (("search", "{index}", "a", "kite"), 2),
-        (("search", "a kite", "{index}"), 2),
+        (("search", "a kite", "{index}"), 4),
         (("search", "{index}/..", "x"), 2),
         (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
@@ -139,7 +137,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("index", "delete", "{new}", "x"), 4),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
         (("index", "compact", "{new}"), 4),
-        (("index", "verify", "{model}"), 4),
+        (("index", "info", "{model}", "--verify"), 4),
         (("search", "{photos}", "x"), 5),
         (("search", "{index}", "x", "--model", "{photos}"), 4),
         (("search", "{index}", "--image", "{photos}/torn.png"), 6),
@@ -167,10 +165,9 @@ def test_errors_are_one_line_on_stderr_and_an_exit_status(
     assert err.count("\n") == 1
 
 
-def test_a_folder_of_damaged_pictures_is_refused_before_an_encoder_is_suggested(index, tmp_path, capsys):
+def test_a_pool_of_damaged_pictures_is_refused(index, tmp_path, capsys):
     (tmp_path / "torn.png").write_bytes(b"torn")
     (tmp_path / "empty.png").touch()
-    assert "can be read" in run(capsys, "search", tmp_path, "x", status=6)[1]
     _, err = run(capsys, "index", "add", index, tmp_path, status=6)
     assert "left out 2 files" in err
     assert all(f"{tmp_path / name}: " in err for name in ("torn.png", "empty.png"))

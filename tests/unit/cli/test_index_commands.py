@@ -75,7 +75,7 @@ def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, mon
 
 def test_verify_reports_what_it_read(index, capsys):
     run(capsys, "index", "delete", index, "1:1")
-    found = run_json(capsys, "index", "verify", index)
+    found = run_json(capsys, "index", "info", index, "--verify")
     files = [file for file in index.rglob("*") if file.is_file() and not file.name.startswith(".")]
     assert found == {
         "segments": 1,
@@ -84,24 +84,17 @@ def test_verify_reports_what_it_read(index, capsys):
         "files": len(files),
         "bytes": sum(file.stat().st_size for file in files),
     }
-    out, err = run(capsys, "index", "verify", index)
-    assert "segments" in out
-    assert err == ""
 
 
-@pytest.mark.parametrize("name", ["ids.npy", "items.sqlite", "embeddings.npy", "embedding_scales.npy"])
+@pytest.mark.parametrize("name", ["ids.npy", "items.sqlite", "embeddings.npy"])
 def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, name):
     (path,) = index.rglob(name)
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    out, err = run(capsys, "index", "verify", index, status=4)
+    out, err = run(capsys, "index", "info", index, "--verify", status=4)
     assert out == ""
-    assert "000001" in err
     assert name in err
-    assert err.startswith("genius: ")
     assert err.count("\n") == 1
-    path.write_bytes(whole)
-    run(capsys, "index", "verify", index)
 
 
 def test_files_of_a_killed_writer_are_shown_by_info_and_removed_by_compact(index, capsys):
@@ -111,13 +104,6 @@ def test_files_of_a_killed_writer_are_shown_by_info_and_removed_by_compact(index
     assert run_json(capsys, "index", "info", index)["work_bytes"] == 1000
     run(capsys, "index", "compact", index)
     assert not (index / ".work").exists()
-
-
-@pytest.mark.parametrize("flag", ["-k", "--candidates"])
-def test_a_far_too_large_number_is_refused(whole, capsys, flag):
-    _, err = run(capsys, "search", whole, "a kite", flag, str(10**9 + 1), status=2)
-    assert flag.strip("-") in err
-    assert str(10**9) in err
 
 
 def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
@@ -159,20 +145,11 @@ def test_a_change_during_another_waits_or_is_refused(index, capsys):
 @pytest.mark.parametrize(
     ("flags", "advice"),
     [
-        (["--candidates", 100, "--rerank", "none"], "--rerank codes or embeddings"),
         (["--router", "geometry", "--rerank", "none"], "does without the generator"),
+        (["-k", 10**9 + 1], str(10**9)),
+        (["--candidates", 10**9 + 1], str(10**9)),
     ],
 )
-def test_flags_without_effect_are_refused(index, capsys, flags, advice):
+def test_settings_that_cannot_be_are_refused(index, capsys, flags, advice):
     _, err = run(capsys, "search", index, "a star", *flags, status=2)
     assert advice in err
-
-
-def test_a_table_of_hits_shows_whole_ids_and_codes_when_asked(index, capsys):
-    (hit,) = run_json(capsys, "search", index, "a star", "-k", "1")["hits"]
-    out, _ = run(capsys, "search", index, "a star", "-k", "1")
-    assert hit["id"] in out
-    assert f"{hit['score']:.4f}" in out
-    assert "·" not in out
-    out, _ = run(capsys, "search", index, "a star", "-k", "1", "--codes")
-    assert " · ".join(str(code) for code in hit["codes"]) in out

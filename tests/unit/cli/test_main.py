@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from genius_search import __version__, cli, errors
-from genius_search.cli import COMMANDS, all_commands, main
+from genius_search.cli import COMMANDS, main
 from genius_search.config import preset, read_toml
 
 TWO_SCREENS = 60
@@ -31,22 +31,15 @@ def fails_with(monkeypatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "find", lambda name: Failing)
 
 
-def test_an_error_cannot_steer_the_terminal(monkeypatch, capsys):
-    fails_with(monkeypatch, errors.UsageError("there is no item 'kite\x1b[2J'"))
-    assert main(["search"]) == 2
-    assert capsys.readouterr().err == "genius: there is no item 'kite\\u001b[2J'\n"
-
-
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []])
 def test_help_lists_the_commands_of_the_product_on_stdout(words, capsys):
     assert main(words) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    for name in (name for commands in COMMANDS.values() for name in commands):
-        assert f"  genius {name} " in printed.out
+    assert all(f"  genius {name} " in printed.out for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", all_commands())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_help_fits_two_screens(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as left:
@@ -55,39 +48,25 @@ def test_every_help_fits_two_screens(name, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert printed.err == ""
     assert f"genius {name}" in printed.out
-    first_line = (cli.find(name).__doc__ or "").splitlines()[0]
-    assert first_line.split()[0] in printed.out
+    assert "None" not in printed.out
     assert len(printed.out.splitlines()) <= TWO_SCREENS
-
-
-def test_a_missing_package_names_the_extra_that_installs_it(monkeypatch, capsys):
-    fails_with(monkeypatch, ModuleNotFoundError("No module named 'ir_measures'", name="ir_measures"))
-    assert main(["search"]) == 2
-    assert "pip install 'genius-search[evaluate]'" in capsys.readouterr().err
-
-
-def test_a_group_without_a_command_is_a_usage_error(capsys):
-    assert main(["index"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "genius index create" in printed.err
 
 
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
         (["serach"], "search"),
-        (["evalute", "x"], "evaluate"),
         (["serch", "notes.index"], "search"),
         (["index", "creat"], "index create"),
         (["create"], "index create"),
+        (["index"], "index info"),
     ],
 )
 def test_an_unknown_command_names_the_nearest(words, meant, capsys):
     assert main(words) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert f"did you mean `genius {meant}`?" in printed.err
+    assert f"`genius {meant}`" in printed.err
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
@@ -101,7 +80,7 @@ def test_the_version_is_printed(flag, capsys):
     [
         (["search"], "INDEX"),
         (["search", "x", "--nonsense"], "--nonsense"),
-        (["search", "x", "--router", "none"], "('generator', 'geometry')"),
+        (["search", "x", "--router", "none"], "'generator', 'geometry'"),
     ],
 )
 def test_flags_that_cannot_be_read_are_usage_errors(words, said, capsys, monkeypatch):
@@ -116,12 +95,11 @@ def test_flags_that_cannot_be_read_are_usage_errors(words, said, capsys, monkeyp
 
 def test_settings_of_fit_are_printed_as_toml_and_read_again(tmp_path, capsys):
     (tmp_path / "own.toml").write_text('preset = "tiny"\nquantizer.levels = 5\n')
-    assert main(["fit", "--config", str(tmp_path / "own.toml"), "--seed", "7", "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    found = read_toml(printed, name="printed")
+    assert main(["fit", "--config", str(tmp_path / "own.toml"), "--print-config"]) == 0
+    (tmp_path / "printed.toml").write_text(capsys.readouterr().out)
+    found = read_toml(tmp_path / "printed.toml")
     assert found.quantizer.levels == 5
     assert found.generator.layers == preset("tiny").generator.layers
-    assert {part.training.seed for part in (found.encoder, found.quantizer, found.generator)} == {7}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +118,7 @@ def test_a_file_of_settings_that_cannot_be_used_is_an_error_that_says_why(tmp_pa
 
 ERRORS = [
     (errors.UsageError("no"), 2),
+    (errors.MissingExtra("no"), 2),
     (errors.ArtifactMissing("no"), 4),
     (errors.NetworkNeeded("no"), 5),
     (errors.BadRecord(Path("file"), 1, "no"), 6),
@@ -156,9 +135,16 @@ def test_an_error_is_one_line_on_stderr_and_its_own_exit_status(error, status, m
     assert printed.err == f"genius: {error}\n"
 
 
-def test_a_bug_is_never_caught(monkeypatch):
-    fails_with(monkeypatch, ZeroDivisionError("a bug"))
-    with pytest.raises(ZeroDivisionError):
+def test_a_missing_package_names_the_extra_that_installs_it(monkeypatch, capsys):
+    fails_with(monkeypatch, ModuleNotFoundError("No module named 'ir_measures'", name="ir_measures"))
+    assert main(["search"]) == 2
+    assert "pip install 'genius-search[evaluate]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), ModuleNotFoundError("a bug", name="genius_x")])
+def test_a_bug_is_never_caught(bug, monkeypatch):
+    fails_with(monkeypatch, bug)
+    with pytest.raises(type(bug)):
         main(["search"])
 
 

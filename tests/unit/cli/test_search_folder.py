@@ -1,4 +1,4 @@
-"""`genius search FOLDER`: a folder of files is indexed in the user's cache; `genius index sync` and Index.sync."""
+"""`genius search FOLDER`: a folder of files is indexed in the user's cache; `genius index add --sync`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_
     assert (added.added, added.unchanged, deleted) == (1, 2, 1)
     assert set(index.snapshot.ids()) == {"bread.txt", "train.txt", "cycle.txt"}
     (notes / "cycle.txt").unlink()
-    main(["index", "sync", str(tmp_path / "i"), str(notes), "--json"])
+    main(["index", "add", str(tmp_path / "i"), str(notes), "--sync", "--json"])
     assert json.loads(capsys.readouterr().out) == {
         "added": 0,
         "replaced": 0,
