@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from pydantic import ConfigDict
 from torch.nn import functional as F
 
-from genius_search.config import Natural, SearchConfig, checked
+from genius_search.config import SearchConfig
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
@@ -73,8 +71,6 @@ def measure(qrels: Qrels, rankings: Mapping[str, Sequence[str]], *, ks: Sequence
     ------
     BadData
         There is no query, the queries differ, or one has no right answer.
-    UsageError
-        A depth is below 1.
     MissingExtra
         ir-measures is not installed (extra ``evaluate``).
     """
@@ -82,9 +78,16 @@ def measure(qrels: Qrels, rankings: Mapping[str, Sequence[str]], *, ks: Sequence
     import ir_measures  # noqa: PLC0415  optional
     from ir_measures import RR, R, Rprec, Success, nDCG  # noqa: PLC0415
 
-    if not ks or min(ks) < 1:
-        raise UsageError(f"ks is {list(ks)}, expected one or more numbers from 1 up")
-    _check_queries(qrels, rankings)
+    if not qrels:
+        raise BadData("there is nothing to measure: the qrels hold no query")
+    unanswerable = [qid for qid, judged in qrels.items() if max(judged.values(), default=0) < 1]
+    for qids, problem in (
+        (qrels.keys() - rankings.keys(), "have no ranking; give an empty one for each"),
+        (rankings.keys() - qrels.keys(), "have a ranking and no qrels; are they of one split?"),
+        (unanswerable, "have no right answer in the qrels; drop them"),
+    ):
+        if qids:
+            raise BadData(f"{len(qids)} queries {problem}: {first_few(sorted(qids))}")
     names = {
         **{Success @ k: f"R@{k}" for k in ks},
         **{R @ k: f"recall@{k}" for k in (*ks, RECALL_DEPTH)},
@@ -100,54 +103,18 @@ def measure(qrels: Qrels, rankings: Mapping[str, Sequence[str]], *, ks: Sequence
     judged = {qid: dict(answers) for qid, answers in qrels.items()}
     for metric in ir_measures.iter_calc(list(names), judged, by_rank):
         per_query[metric.query_id][names[metric.measure]] = float(metric.value)
-    means = {
-        name: math.fsum(values[name] for values in per_query.values()) / len(per_query)
-        for name in names.values()
-    }
+    means = {name: _mean(values[name] for values in per_query.values()) for name in names.values()}
     return Measures(len(per_query), means, per_query)
 
 
-def _check_queries(qrels: Qrels, rankings: Mapping[str, Sequence[str]]) -> None:
-    if not qrels:
-        raise BadData("there is nothing to measure: the qrels hold no query")
-    unanswerable = [qid for qid, judged in qrels.items() if max(judged.values(), default=0) < 1]
-    for qids, problem in (
-        ([qid for qid in qrels if qid not in rankings], "have no ranking; give an empty one for each"),
-        (
-            [qid for qid in rankings if qid not in qrels],
-            "have a ranking and no qrels; are they of one split?",
-        ),
-        (unanswerable, "have no right answer in the qrels; drop them"),
-    ):
-        if qids:
-            raise BadData(f"{len(qids)} queries {problem}: {first_few(qids)}")
+def _mean(values: Iterable[float]) -> float:
+    given = list(values)
+    return math.fsum(given) / len(given)
 
 
 def first_few(ids: Sequence[str]) -> str:
     """Return the first few ids, for an error message."""
     return ", ".join(ids[:NUM_NAMED]) + (", …" if len(ids) > NUM_NAMED else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """Which queries are asked."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    split: str = "test"
-    """Split of the data set."""
-
-    rows: tuple[str, ...] = ()
-    """Rows of the data set, as in its file names (``mscoco_task0``); none means all."""
-
-    instructions: Literal["hashed", "first", "none"] = "hashed"
-    """Instruction of each query: one of the data set's, chosen by a hash; the first; or none."""
-
-    max_queries: Natural = 0
-    """Queries of each row at most, spread evenly; 0 means all."""
-
-    seed: Natural = 0
-    """Seed of the choice of instructions."""
 
 
 class Evaluated(NamedTuple):
@@ -185,7 +152,13 @@ class Evaluation(NamedTuple):
 
 
 def evaluate_index(
-    index: Index, data: MBeir, config: EvaluationConfig | None = None, *, progress: Progress
+    index: Index,
+    data: MBeir,
+    *,
+    split: str = "test",
+    rows: Sequence[str] = (),
+    max_queries: int = 0,
+    progress: Progress,
 ) -> Evaluation:
     """Evaluate an index whose items are candidates of a data set, with their ids.
 
@@ -195,62 +168,67 @@ def evaluate_index(
 
     >>> evaluate_index(Index.open("i"), MBeir("data"), progress=Silent())  # doctest: +SKIP
 
+    Parameters
+    ----------
+    rows
+        rows of the data set, as in its file names (``mscoco_task0``); none means all.
+    max_queries
+        queries of each row at most, spread evenly; 0 means all.
+
     Raises
     ------
     BadData
         The data set lacks something, or no query has a right answer in the index.
     """
-    config = checked(config or EvaluationConfig())
+    if max_queries < 0:
+        raise UsageError(f"max_queries is {max_queries}, expected 0 or more")
     methods = methods_of(index)
-    rows: list[Evaluated] = []
+    results: list[Evaluated] = []
     left_out = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for row in data.rows(config.split, names=config.rows):
-            qids, queries = _encode(index, data, row, config, Path(folder), progress)
-            qrels = _known(index, read_judgements(row, qids))
-            left_out += len(qids) - len(qrels)
-            kept = [query for qid, query in zip(qids, queries, strict=True) if qid in qrels]
-            if not kept:
-                continue
-            progress.begin(f"evaluate {row.name}", len(kept) * len(methods))
-            for number, (method, settings) in enumerate(methods.items()):
-                rankings, touched = [], 0.0
-                for start in range(0, len(kept), BATCH):
-                    batch = [
-                        query._replace(number=place)
-                        for place, query in enumerate(kept[start : start + BATCH])
-                    ]
-                    found = search_encoded(index.model, index.snapshot, batch, settings)
-                    rankings += [[hit.id for hit in one.hits] for one in found]
-                    touched += sum(one.touched for one in found)
-                    progress.advance(number * len(kept) + start + len(batch), {})
-                measured = measure(qrels, dict(zip(qrels, rankings, strict=True)))
-                rows.append(
-                    Evaluated(
-                        row.name,
-                        task_name(row.task_id),
-                        method,
-                        measured.queries,
-                        measured.means,
-                        touched / len(kept),
-                    )
-                )
-    if not rows:
+    for row in data.rows(split, names=tuple(rows)):
+        qids, queries = _encode(index, data, row, max_queries, progress)
+        qrels = _known(index, read_judgements(row, qids))
+        left_out += len(qids) - len(qrels)
+        kept = [query for qid, query in zip(qids, queries, strict=True) if qid in qrels]
+        if not kept:
+            continue
+        progress.begin(f"evaluate {row.name}", len(kept) * len(methods))
+        for number, (method, settings) in enumerate(methods.items()):
+            rankings, touched = [], 0.0
+            for start in range(0, len(kept), BATCH):
+                batch = [
+                    query._replace(number=place) for place, query in enumerate(kept[start : start + BATCH])
+                ]
+                found = search_encoded(index.model, index.snapshot, batch, settings)
+                rankings += [[hit.id for hit in one.hits] for one in found]
+                touched += sum(one.touched for one in found)
+                progress.advance(number * len(kept) + start + len(batch), {})
+            means = measure(qrels, dict(zip(qrels, rankings, strict=True))).means
+            task = task_name(row.task_id)
+            results.append(Evaluated(row.name, task, method, len(kept), means, touched / len(kept)))
+    if not results:
         raise BadData(
-            f"none of the {left_out} queries of {data.root} (split {config.split}) has a right answer in "
+            f"none of the {left_out} queries of {data.root} (split {split}) has a right answer in "
             f"{index.folder}: its items need the ids of the data set's candidates; `genius index create "
             "INDEX --pool FILE` with a pool's .jsonl file of this data set makes such an index"
         )
-    return Evaluation([*rows, *_averages(rows)], index.info().items, left_out)
+    return Evaluation([*results, *_averages(results)], index.info().items, left_out)
 
 
 def evaluate_model(
-    model: Genius, data: MBeir, folder: Path, config: EvaluationConfig | None = None, *, progress: Progress
+    model: Genius,
+    data: MBeir,
+    folder: Path,
+    *,
+    split: str = "test",
+    rows: Sequence[str] = (),
+    max_queries: int = 0,
+    progress: Progress,
 ) -> Evaluation:
     """Evaluate a model on the union of a split's pools: make an index of it in ``folder``, and evaluate that.
 
     The index stores fused embeddings, for exact search. One that is there already is used if it is the same
-    model's.
+    model's. Parameters as of :func:`evaluate_index`.
 
     Raises
     ------
@@ -259,18 +237,17 @@ def evaluate_model(
     ArtifactMismatch
         The index in the folder is another model's.
     """
-    config = checked(config or EvaluationConfig())
-    pools = data.global_pool(config.split)
+    pools = data.global_pool(split)
     if len(pools) != 1:
         raise BadData(
-            f"{data.root}: the pool of split {config.split} is {len(pools)} files; make an index of them "
+            f"{data.root}: the pool of split {split} is {len(pools)} files; make an index of them "
             "with `genius index create` and `genius index add`, and evaluate that with --index"
         )
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)
     else:
         index, _ = Index.create(folder, model=model, pool=pools[0], embeddings="fused", progress=progress)
-    return evaluate_index(index, data, config, progress=progress)
+    return evaluate_index(index, data, split=split, rows=rows, max_queries=max_queries, progress=progress)
 
 
 def methods_of(index: Index) -> dict[str, SearchConfig]:
@@ -292,33 +269,20 @@ def methods_of(index: Index) -> dict[str, SearchConfig]:
 
 
 def _encode(
-    index: Index, data: MBeir, row: EvaluationRow, config: EvaluationConfig, folder: Path, progress: Progress
+    index: Index, data: MBeir, row: EvaluationRow, max_queries: int, progress: Progress
 ) -> tuple[list[str], list[EncodedQuery]]:
-    """Return ids and vectors of a row's queries, each with its instruction."""
-    qids, features = embed_queries(
-        data,
-        index.model.encoder,
-        row,
-        folder,
-        instructions=config.instructions,
-        max_queries=config.max_queries,
-        seed=config.seed,
-        progress=progress,
-    )
-    fused = index.model.embed(features).numpy()
-    is_raw = index.snapshot.manifest.embeddings == "raw"
-    evidence = F.normalize(features.total(), dim=-1).numpy() if is_raw else fused
-    return qids, [
-        EncodedQuery(
-            SearchRequest(text=qid, k=DEPTH, hybrid=False),
-            0,
-            0,
-            frozenset(),
-            None,
-            fused[place].astype(np.float32),
-            evidence[place].astype(np.float32),
+    """Return ids and vectors of a row's queries, each with one of its instructions."""
+    with tempfile.TemporaryDirectory() as folder:
+        qids, features = embed_queries(
+            data, index.model.encoder, row, Path(folder), max_queries=max_queries, progress=progress
         )
-        for place, qid in enumerate(qids)
+    fused = index.model.embed(features).numpy().astype(np.float32)
+    is_raw = index.snapshot.manifest.embeddings == "raw"
+    evidence = F.normalize(features.total(), dim=-1).numpy().astype(np.float32) if is_raw else fused
+    requests = [SearchRequest(text=qid, k=DEPTH, hybrid=False) for qid in qids]
+    return qids, [
+        EncodedQuery(request, 0, 0, frozenset(), None, *vectors)
+        for request, *vectors in zip(requests, fused, evidence, strict=True)
     ]
 
 
@@ -341,11 +305,9 @@ def _averages(rows: Sequence[Evaluated]) -> list[Evaluated]:
     """Return the mean of each method over several rows, every row counting the same."""
     averages = []
     for method in dict.fromkeys(one.method for one in rows):
-        own = [one for one in rows if one.method == method]
-        if len(own) > 1:
-            means = {
-                name: math.fsum(one.measures[name] for one in own) / len(own) for name in own[0].measures
-            }
-            touched = math.fsum(one.touched for one in own) / len(own)
-            averages.append(Evaluated(AVERAGE, "", method, sum(one.queries for one in own), means, touched))
+        same = [one for one in rows if one.method == method]
+        if len(same) > 1:
+            means = {name: _mean(one.measures[name] for one in same) for name in same[0].measures}
+            queries, touched = sum(one.queries for one in same), _mean(one.touched for one in same)
+            averages.append(Evaluated(AVERAGE, "", method, queries, means, touched))
     return averages

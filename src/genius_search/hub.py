@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: PLC0415  huggingface_hub is slow to import
 import hashlib
 import re
 import shutil
@@ -111,16 +112,15 @@ def pull(
     NetworkNeeded
         The hub cannot be reached, or the connection broke.
     """
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  slow to import
+    from huggingface_hub import snapshot_download
 
     checkpoint = CHECKPOINTS.get(name)
-    repository = name.removeprefix(DATASETS) if checkpoint is None else checkpoint.repository
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
         raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
     with translate_errors(name):
         return Path(
             snapshot_download(
-                repository,
+                name.removeprefix(DATASETS) if checkpoint is None else checkpoint.repository,
                 repo_type=repo_type or ("dataset" if name.startswith(DATASETS) else "model"),
                 revision=revision,
                 local_dir=out,
@@ -132,8 +132,8 @@ def pull(
 
 def find(name: str, *, repo_type: RepoType = "model", revision: str | None = None) -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
-    from huggingface_hub import snapshot_download  # noqa: PLC0415  as above
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(
@@ -192,24 +192,12 @@ def push(
 ) -> str:
     """Upload a folder as one commit, make the repository if there is none, and return its address.
 
-    Parameters
-    ----------
-    obsolete
-        Patterns of files in the repository that are removed unless the folder has them. They stay in the
-        repository's history.
-
-    Raises
-    ------
-    NetworkNeeded
-        The hub cannot be reached, or the upload broke off.
-    ArtifactMissing
-        You may not write there.
-    UsageError
-        The repository's name is not of the form owner/name.
+    ``obsolete`` are patterns of files in the repository that are removed unless the folder has them. They
+    stay in the repository's history. Raises like :func:`pull`.
     """
     if not is_name(repository):
         raise UsageError(f"{repository!r} is not a repository's name; give owner/name")
-    from huggingface_hub import HfApi  # noqa: PLC0415  as above
+    from huggingface_hub import HfApi
 
     api = HfApi(token=token)
     with translate_errors(repository):
@@ -227,13 +215,15 @@ def push(
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
     """Turn the errors of huggingface_hub about a repository into ours."""
-    from huggingface_hub import errors  # noqa: PLC0415  as above
+    from huggingface_hub import errors
 
     login = "`hf auth login`, or set HF_TOKEN"
     try:
         yield
     except errors.HFValidationError as error:
         raise UsageError(f"{name!r} is not a repository's name; give owner/name ({error})") from None
+    except errors.LocalTokenNotFoundError:
+        raise UsageError(f"{name} needs a token: {login}") from None
     except errors.RevisionNotFoundError:
         raise ArtifactMissing(f"{name} has no such revision; give a branch, a tag or a commit") from None
     except errors.RepositoryNotFoundError:
@@ -241,8 +231,6 @@ def translate_errors(name: str) -> Iterator[None]:
             f"the hub has no repository {name}: check the spelling; if it is private or has terms to accept, "
             f"{login}"
         ) from None
-    except errors.LocalTokenNotFoundError:
-        raise UsageError(f"{name} needs a token: {login}") from None
     except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
             raise ArtifactMissing(f"the hub does not permit this with {name}: {login}") from None
@@ -261,23 +249,11 @@ def card(
     facts: Mapping[str, object],
     license: str,  # noqa: A002  the hub's word
 ) -> str:
-    """Return the README.md of what is published.
+    """Return the README.md of what is published: metadata, text in Markdown, and a table of facts.
 
-    Parameters
-    ----------
-    text
-        Description and use, in Markdown.
-    head
-        Entries of the hub's metadata.
-    facts
-        Rows of a table.
-
-    Raises
-    ------
-    UsageError
-        The licence cannot be the hub's short name of one.
+    Raises :class:`UsageError` if the licence cannot be the hub's short name of one.
     """
-    from huggingface_hub import CardData  # noqa: PLC0415  as above
+    from huggingface_hub import CardData
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", license):
         raise UsageError(f"the licence is {license!r}, expected its short name on the hub, such as mit")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
@@ -238,23 +238,28 @@ class Evaluate(DeviceOptions, JsonOption):
 
     def run(self) -> None:
         from genius_search.data.mbeir import MBeir
-        from genius_search.evaluate import EvaluationConfig, evaluate_index, evaluate_model
+        from genius_search.evaluate import evaluate_index, evaluate_model
         from genius_search.index.index import Index
         from genius_search.model import Genius
 
         if (self.index is None) == (self.model is None):
             raise UsageError("give either --index or --model")
-        rows = () if self.rows == "all" else tuple(self.rows.replace(" ", "").split(","))
-        config = EvaluationConfig(split=self.split, rows=rows, max_queries=self.max_queries)
+        rows = () if self.rows == "all" else self.rows.replace(" ", "").split(",")
         with TerminalProgress() as progress:
             data = MBeir(self.data)
+            options: Any = {
+                "split": self.split,
+                "rows": rows,
+                "max_queries": self.max_queries,
+                "progress": progress,
+            }
             if self.index is not None:
                 index = Index.open(self.index, device=self.device, download=self.download)
-                found = evaluate_index(index, data, config, progress=progress)
+                found = evaluate_index(index, data, **options)
             elif self.model is not None:
                 model = Genius.open(self.model, device=self.device, download=self.download)
                 folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
-                found = evaluate_model(model, data, folder, config, progress=progress)
+                found = evaluate_model(model, data, folder, **options)
             if found.left_out:
                 progress.say(f"{found.left_out:,} queries are left out: their answers are not in the index")
         if self.json:
