@@ -58,11 +58,12 @@ class Serve:
             )
         need_packages("serving needs", "fastapi", "granian", "prometheus_fastapi_instrumentator")
         from genius_search.serve.app import create_app
-        from genius_search.serve.keys import Keys
+        from genius_search.serve.keys import read_keys
         from genius_search.serve.server import bind, serve
         from genius_search.serve.service import Service
 
-        keys = None if self.keys is None else Keys(self.keys)
+        if self.keys is not None:
+            read_keys(self.keys)  # a mistake in them is an error before anything is loaded
         try:
             bound = bind(self.host, self.port)  # before anything is loaded: it may be taken
         except OSError as error:
@@ -70,6 +71,8 @@ class Serve:
             raise UsageError(f"cannot listen on {self.host} port {self.port}: {reason}") from None
         with bound:
             indexes = open_indexes(self.indexes, self.model, device=self.device)
+            service = Service(indexes)
+            service.warm_up()
             host, port = bound.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -81,7 +84,7 @@ class Serve:
                     f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True
                 )
 
-            serve(create_app(Service(indexes), keys=keys), bound, announce)
+            serve(create_app(service, keys=self.keys), bound, announce)
 
 
 def open_indexes(folders: Sequence[Path], model: Path | None, *, device: str) -> dict[str, Index]:

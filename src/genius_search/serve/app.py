@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import pathlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from email.message import Message
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -18,24 +18,32 @@ from prometheus_client import CollectorRegistry
 from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from genius_search import __version__
-from genius_search.data.images import image_type
+from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.serve import schemas
-from genius_search.serve.describe import describe_index, show
+from genius_search.serve.describe import describe_index, describe_settings, show
 from genius_search.serve.guard import Guard
-from genius_search.serve.keys import Keys
-from genius_search.serve.pictures import draw_thumbnail
-from genius_search.serve.problems import MEDIA_TYPE, TITLES, Problem, respond
-from genius_search.serve.schemas import JSON_BYTES, MAX_ITEMS, SEARCH_BYTES, THUMBNAIL, RequestBody
-from genius_search.serve.service import Service
+from genius_search.serve.schemas import (
+    JSON_BYTES,
+    MAX_ITEMS,
+    PROBLEM_TYPE,
+    SEARCH_BYTES,
+    THUMBNAIL,
+    Problem,
+    RequestBody,
+    respond,
+)
+from genius_search.serve.service import PATIENCE_SECONDS, Service, search_config, search_request
 
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=RequestBody)
@@ -47,11 +55,18 @@ PAGE_HEADERS: Final = {
     # A new version is seen at once; an unchanged file costs a few bytes.
     "Cache-Control": "no-cache",
 }
+PICTURE_HEADERS: Final = {"Cache-Control": "private, no-cache"}
 SMALL_BYTES: Final = 16 << 10
 """Bodies up to this size are parsed at once, larger ones in a thread."""
+ANSWER_BYTES: Final = 8 << 20
+"""Size of the hits of one answer."""
 NEIGHBOURS: Final = 12
 """Maximum number of items shown that share codes with an explained item."""
-BODIES: Final = (schemas.SearchBody, schemas.ExplainBody, schemas.NewItems)
+PART_NAME: Final = re.compile(
+    rb'^content-disposition:.*?;[ \t]*name="?([^";\r\n]+)', re.IGNORECASE | re.MULTILINE
+)
+THUMBNAILS_KEPT: Final = 512
+QUALITY: Final = 85
 
 
 class Page(StaticFiles):
@@ -89,20 +104,18 @@ def resolve(request: Request, name: str | None) -> str:
 async def read_body(request: Request, kind: type[Body]) -> tuple[Body, Mapping[str, memoryview]]:
     """Return the body of a request, and the parts of multipart/form-data beside its part ``json``."""
     content_type, body = request.headers.get("content-type", ""), await request.body()
-    if len(body) <= SMALL_BYTES:
-        return _parse(content_type, body, kind)
-    return await get_service(request).parsers.run(lambda: _parse(content_type, body, kind))
 
+    def parse() -> tuple[Body, Mapping[str, memoryview]]:
+        if content_type.lower().startswith("application/json"):
+            return kind.model_validate_json(body), {}
+        parts = split_parts(content_type, body)
+        most = JSON_BYTES if kind is schemas.NewItems else SEARCH_BYTES
+        source = parts.pop("json", memoryview(b"{}"))
+        if len(source) > most:
+            raise Problem(413, f"json: this part has more than {most:,} bytes; send less at once")
+        return kind.model_validate_json(bytes(source)), parts
 
-def _parse(content_type: str, body: bytes, kind: type[Body]) -> tuple[Body, Mapping[str, memoryview]]:
-    if content_type.lower().startswith("application/json"):
-        return kind.model_validate_json(body), {}
-    parts = split_parts(content_type, body)
-    most = JSON_BYTES if kind is schemas.NewItems else SEARCH_BYTES
-    source = bytes(parts.pop("json", memoryview(b"{}"))[: most + 1])
-    if len(source) > most:
-        raise Problem(413, f"json: this part has more than {most:,} bytes; send less at once")
-    return kind.model_validate_json(source), parts
+    return parse() if len(body) <= SMALL_BYTES else await get_service(request).parsers.run(parse)
 
 
 def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
@@ -115,24 +128,20 @@ def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
     Problem
         It has another form, or too many parts.
     """
-    head = Message()
-    head["Content-Type"] = content_type
-    boundary = re.escape(head.get_boundary("").encode("ascii", "replace"))
-    marks = list(islice(re.finditer(rb"(?:\A|\r\n)--" + boundary, body), MAX_ITEMS + 3))
-    if not boundary or len(marks) > MAX_ITEMS + 2:
-        raise Problem(400, f"multipart/form-data needs a boundary, and has at most {MAX_ITEMS + 1:,} parts")
+    boundary = re.search(r'boundary="?([^";,\s]{1,70})', content_type, re.IGNORECASE)
+    if boundary is None:
+        raise Problem(400, "multipart/form-data needs a boundary")
+    edge = rb"(?:\A|\r\n)--" + re.escape(boundary[1].encode("ascii", "replace"))
+    marks = list(islice(re.finditer(edge, body), MAX_ITEMS + 3))
+    if len(marks) > MAX_ITEMS + 2:
+        raise Problem(400, f"multipart/form-data has at most {MAX_ITEMS + 1:,} parts")
     parts: dict[str, memoryview] = {}
     for mark, following in pairwise(marks):
         end = body.find(b"\r\n\r\n", mark.end(), following.start())
-        part = Message()
-        for line in body[mark.end() : min(end, mark.end() + 2_000)].decode("utf-8", "replace").split("\r\n"):
-            field, _, value = line.partition(":")
-            if field.lower() == "content-disposition":
-                part[field] = value.strip()
-        name = part.get_param("name", header="Content-Disposition")
-        if end < 0 or not isinstance(name, str):
+        name = PART_NAME.search(body, mark.end(), min(end, mark.end() + 2_000))
+        if end < 0 or name is None:
             raise Problem(400, "a part of multipart/form-data has no name")
-        parts[name] = memoryview(body)[end + 4 : following.start()]
+        parts[name[1].decode("utf-8", "replace")] = memoryview(body)[end + 4 : following.start()]
     return parts
 
 
@@ -140,13 +149,6 @@ IndexQuery = Annotated[
     schemas.IndexName | None, Query(alias="index", description="Required if there are several.")
 ]
 IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
-Offset = Annotated[int, Query(ge=0, le=10**9)]
-Limit = Annotated[int, Query(ge=1, le=100)]
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Document the errors of a route."""
-    return {status: {"description": TITLES[status], "model": schemas.ProblemDetails} for status in statuses}
 
 
 def takes(kind: type[RequestBody]) -> dict[str, Any]:
@@ -161,34 +163,73 @@ def takes(kind: type[RequestBody]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-BODY: Final = problems(408, 411, 413, 415)
-router = APIRouter(responses=problems(400, 401, 403, 404, 422, 429, 500, 503))
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {
+        "description": "An error.",
+        "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
+    }
+}
+router = APIRouter(responses=ERRORS)
 
 
-@router.post(
-    "/v1/search",
-    response_model=schemas.SearchResult,
-    responses=BODY | problems(504),
-    openapi_extra=takes(schemas.SearchBody),
-)
+@router.post("/v1/search", response_model=schemas.SearchResult, openapi_extra=takes(schemas.SearchBody))
 async def search(request: Request) -> Response:
     """Find the best items for a query."""
     body, pictures = await read_body(request, schemas.SearchBody)
-    state = request.state
-    name = resolve(request, body.index)
-    found = await get_service(request).search(name, body, pictures, state.request_id, state.began)
+    service, name, began = get_service(request), resolve(request, body.index), request.state.began
+    deadline = began + body.deadline_ms / 1000
+
+    def work() -> bytes:
+        index, started = service.indexes[name], time.monotonic()
+        query, config = search_request(body, pictures, deadline), search_config(index, body)
+        hits = index.search_many([query], config=config)[0]
+        result = {
+            "request_id": request.state.request_id,
+            "index": name,
+            "took_ms": {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)},
+            "settings": describe_settings(index, config, query.beam, query.k),
+            "good_match": index.good_match(hits),
+        }
+        return to_json(result)[:-1] + b',"hits":[' + b",".join(hits_as_json(hits, name)) + b"]}"
+
+    found = await service.threads_for(body, pictures).run(work, deadline=deadline)
     return Response(found, media_type="application/json")
 
 
-@router.post("/v1/explain", responses=BODY | problems(504), openapi_extra=takes(schemas.ExplainBody))
+def hits_as_json(hits: Sequence[SearchHit], index: str) -> list[bytes]:
+    """Return hits as JSON; raise :class:`Problem` if they are too large together."""
+    shown, size = [], 0
+    for hit in hits:
+        shown.append(to_json(show(hit, index)))
+        size += len(shown[-1])
+        if size > ANSWER_BYTES:
+            raise Problem(
+                413, f"these hits have more than {ANSWER_BYTES:,} bytes together; ask for a smaller k"
+            )
+    return shown
+
+
+@router.post("/v1/explain", openapi_extra=takes(schemas.ExplainBody))
 async def explain(request: Request) -> dict[str, Any]:
     """Follow the ID of an item level by level: the rank of each code, and its alternatives.
 
     The fields are those of `genius_search.index.explain.Explanation`, and `neighbours`.
     """
     body, pictures = await read_body(request, schemas.ExplainBody)
-    name = resolve(request, body.index)
-    explained = await get_service(request).explain(name, body, pictures, request.state.began, NEIGHBOURS)
+    service, name = get_service(request), resolve(request, body.index)
+    deadline = request.state.began + body.deadline_ms / 1000
+
+    def work() -> dict[str, Any]:
+        index = service.indexes[name]
+        query, config = search_request(body, pictures, deadline), search_config(index, body)
+        explanation = index.explain_request(body.id, query, config=config)
+        shared = [level.level for level in explanation.levels if level.items > 1]
+        prefix = explanation.codes[: shared[-1] + 1] if shared else ()
+        near = index.tree(prefix, examples=NEIGHBOURS + 1, most_children=0).examples
+        others = [item for item in near if item.id != body.id][:NEIGHBOURS]
+        return {**show(explanation, name), "neighbours": show(others, name)}
+
+    explained = await service.slow.run(work, deadline=deadline)
     return {"request_id": request.state.request_id, "index": name, **explained}
 
 
@@ -202,41 +243,10 @@ async def look_up(request: Request, index: str | None, read: Callable[[Index, st
 async def codes(
     request: Request,
     index: IndexQuery = None,
-    prefix: Annotated[
-        str,
-        Query(
-            max_length=500,
-            pattern=r"^( *[0-9]{1,5} *(, *[0-9]{1,5} *)*)?$",
-            examples=["1,17"],
-            description="Codes, separated by commas; empty: all items.",
-        ),
-    ] = "",
+    prefix: Annotated[tuple[int, ...], Query(max_length=64, description="Codes; none: all items.")] = (),
 ) -> dict[str, Any]:
     """Count the items, list the codes that follow, and say how evenly they divide the items."""
-    wanted = [int(code) for code in prefix.split(",")] if prefix else []
-
-    def read(index: Index, name: str) -> dict[str, Any]:
-        node: dict[str, Any] = show(index.tree(wanted), name)
-        node["examples"] = show(index.tree(wanted, examples=NEIGHBOURS, most_children=0).examples, name)
-        return node
-
-    return await look_up(request, index, read)
-
-
-@router.get("/v1/codes/duplicates")
-async def duplicates(
-    request: Request,
-    index: IndexQuery = None,
-    levels: Annotated[int, Query(ge=0, le=64, description="How many of the last codes may differ.")] = 0,
-    offset: Offset = 0,
-    limit: Limit = 20,
-) -> dict[str, Any]:
-    """List groups of items that share their ID, or all but its last codes, largest first."""
-    return await look_up(
-        request,
-        index,
-        lambda index, name: show(index.near_duplicates(levels, offset=offset, limit=limit), name),
-    )
+    return await look_up(request, index, lambda index, name: show(index.tree(prefix), name))
 
 
 @router.get("/v1/items", response_model=schemas.Item)
@@ -261,29 +271,38 @@ def find_picture(index: Index, item_id: str) -> pathlib.Path:
     return pathlib.Path(image)
 
 
-@router.get(
-    "/v1/items/picture",
-    response_class=Response,
-    responses={
-        200: {"content": {"image/jpeg": {}}, "description": "The picture."},
-        304: {"description": "Unchanged (If-None-Match)."},
-    },
-)
+@router.get("/v1/items/picture", response_class=Response)
 async def get_picture(
     request: Request,
     item_id: IdQuery,
     index: IndexQuery = None,
-    size: Annotated[int, Query(ge=16, le=1_024)] = THUMBNAIL,
+    size: Annotated[int, Query(ge=16, le=1_024, description="Its longer side.")] = THUMBNAIL,
 ) -> Response:
     """Draw the picture anew, without EXIF or anything else of the file."""
     known = request.headers.get("if-none-match", "")
-    tag, jpeg = await look_up(
-        request, index, lambda index, _: draw_thumbnail(find_picture(index, item_id), size, known)
-    )
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-    if not jpeg:
-        return Response(status_code=304, headers=headers)
-    return Response(jpeg, headers=headers, media_type="image/jpeg")
+
+    def read(index: Index, _: str) -> Response:
+        path = find_picture(index, item_id)
+        try:
+            status = path.stat()
+            version = (str(path), status.st_size, status.st_mtime_ns, size)
+            headers = {"ETag": f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"'}
+            if headers["ETag"] in known:
+                return Response(status_code=304, headers=PICTURE_HEADERS | headers)
+            jpeg = draw_thumbnail(*version)
+        except (OSError, BadImage):
+            raise Problem(404, "the picture of this item is gone or cannot be read") from None
+        return Response(jpeg, headers=PICTURE_HEADERS | headers, media_type="image/jpeg")
+
+    return await look_up(request, index, read)
+
+
+@functools.lru_cache(THUMBNAILS_KEPT)
+def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
+    """Return a picture as JPEG, at most ``size`` pixels on its longer side."""
+    picture = open_image(pathlib.Path(path), shortest_side=size)
+    picture.thumbnail((size, size))
+    return encode_jpeg(picture, quality=QUALITY)
 
 
 @router.get("/v1/items/original", response_class=FileResponse)
@@ -298,16 +317,13 @@ async def get_original(request: Request, item_id: IdQuery, index: IndexQuery = N
             raise Problem(404, "the picture of this item is gone or cannot be read") from None
 
     path, kind = await look_up(request, index, read)
+    name = pathlib.PurePosixPath(item_id).name
     return FileResponse(
-        path,
-        media_type=kind,
-        filename=pathlib.PurePosixPath(item_id).name,
-        content_disposition_type="inline",
-        headers={"Cache-Control": "private, no-cache"},
+        path, media_type=kind, filename=name, content_disposition_type="inline", headers=PICTURE_HEADERS
     )
 
 
-@router.post("/v1/items", responses=BODY | problems(507), openapi_extra=takes(schemas.NewItems))
+@router.post("/v1/items", openapi_extra=takes(schemas.NewItems))
 async def add_items(request: Request, index: IndexQuery = None) -> schemas.Added:
     """Add items; one whose id is known replaces the other. On return they are on the disk and searchable."""
     name = resolve(request, index)
@@ -318,58 +334,69 @@ async def add_items(request: Request, index: IndexQuery = None) -> schemas.Added
         raise Problem(
             422,
             f"no item could be used; the first, {first.id[:80]!r}: {first.reason}",
-            left_out=[item.model_dump() for item in added.left_out],
+            left_out=added.left_out,
         )
     return added
 
 
-@router.delete("/v1/items", responses=problems(507))
+@router.delete("/v1/items")
 async def delete_items(
     request: Request,
     ids: Annotated[list[schemas.ItemId], Query(alias="id", min_length=1, max_length=1_000)],
     index: IndexQuery = None,
 ) -> schemas.Deleted:
     """Delete items; on return no search finds them."""
-    deleted = await get_service(request).delete(resolve(request, index), ids)
-    return schemas.Deleted(**deleted._asdict())
+    deleted = await get_service(request).change(
+        resolve(request, index), lambda index: index.delete(ids, wait_seconds=PATIENCE_SECONDS)
+    )
+    return schemas.Deleted(deleted=deleted.deleted, missing=deleted.missing)
 
 
 @router.get("/v1/indexes")
 async def get_indexes(request: Request) -> schemas.Indexes:
     """Describe every index as far as a search needs it."""
-    may_write = request.state.may_write
 
     def read(index: Index, name: str) -> schemas.IndexInfo:
-        return describe_index(name, index, writable=may_write)
+        return describe_index(name, index, writable=request.state.may_write)
 
     names = get_service(request).indexes
     return schemas.Indexes(indexes=[await look_up(request, name, read) for name in names])
 
 
 @router.get("/healthz")
-async def healthz() -> schemas.Health:
-    """Respond with 200 while the process is alive."""
-    return schemas.Health()
+async def healthz() -> dict[str, str]:
+    """Respond with 200 while requests are answered."""
+    return {"status": "ok"}
 
 
-@router.get("/readyz")
-async def readyz(request: Request) -> schemas.Health:
-    """Respond with 503 while the server starts or shuts down."""
-    if not get_service(request).is_ready:
-        raise Problem(503, "the server is starting or shutting down")
-    return schemas.Health()
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI description, with errors, keys, and the bodies that routes read by themselves."""
+    schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    bodies = (schemas.SearchBody, schemas.ExplainBody, schemas.NewItems, schemas.ProblemDetails)
+    template = "#/components/schemas/{model}"
+    _, models = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
+    schema["components"]["schemas"] |= models["$defs"]
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    schema["security"] = [{"key": []}, {}]
+    return schema
 
 
-def build_api() -> FastAPI:
-    """Build the routes, without a service."""
+def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI:
+    """Build the application of a service.
+
+    Parameters
+    ----------
+    keys
+        File of API keys. Without one, only requests from this machine are accepted.
+    """
     app = FastAPI(
         title="GENIUS",
         version=__version__,
         summary="Generative multimodal search over your own items.",
-        lifespan=_lifespan,
         docs_url=None,  # their scripts would come from other sites
         redoc_url=None,
     )
+    app.state.service = service
     app.include_router(router)
     page = Page(directory=PAGE)
     app.mount("/assets", GZipMiddleware(page))
@@ -380,60 +407,18 @@ def build_api() -> FastAPI:
 
     Instrumentator(should_group_status_codes=False, registry=CollectorRegistry()).instrument(app).expose(app)
     app.openapi = functools.cache(lambda: _openapi(app))  # type: ignore[method-assign]  # FastAPI's way
-    return app
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI description, with bodies, keys, and the media type of errors."""
-    schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            for status, response in operation["responses"].items():
-                if status >= "400":
-                    response["content"] = {MEDIA_TYPE: next(iter(response["content"].values()))}
-    template = "#/components/schemas/{model}"
-    _, bodies = models_json_schema([(body, "validation") for body in BODIES], ref_template=template)
-    schema["components"]["schemas"] |= bodies["$defs"]
-    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    schema["security"] = [{"key": []}, {}]
-    return schema
-
-
-def create_app(service: Service, *, keys: Keys | None = None) -> FastAPI:
-    """Build the application; it starts and stops the service.
-
-    Parameters
-    ----------
-    keys
-        API keys. Without them, only requests from this machine are accepted.
-    """
-    folders = {
-        str(place): name
-        for name, index in service.indexes.items()
-        for folder in (index.folder, index.model.folder)
-        for place in (folder, folder.resolve())
-    }
 
     def redact(text: str) -> str:
         """Replace paths of folders on this server by the names of their indexes."""
-        for folder in sorted(folders, key=len, reverse=True):  # longer ones contain shorter ones
-            text = text.replace(folder, folders[folder])
+        for name, index in service.indexes.items():
+            for folder in (index.folder, index.model.folder):
+                text = text.replace(str(folder.resolve()), name).replace(str(folder), name)
         return text
 
-    async def refuse(request: Request, error: Exception) -> JSONResponse:
+    async def refuse(request: Request, error: Exception) -> Response:
         return respond(error, request.state.request_id, redact)
 
-    app = build_api()
-    app.state.service = service
     for kind in (HTTPException, RequestValidationError, ValidationError, GeniusError, OSError):
         app.add_exception_handler(kind, refuse)
     app.add_middleware(Guard, keys=keys, redact=redact)
     return app
-
-
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    service: Service = app.state.service
-    await service.start()
-    yield
-    await service.stop()

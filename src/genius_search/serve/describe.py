@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from genius_search.config import SearchConfig
@@ -18,14 +18,7 @@ from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
-from genius_search.serve.schemas import (
-    FIELDS_DEPTH,
-    THUMBNAIL,
-    FieldInfo,
-    IndexInfo,
-    Instruction,
-    SearchSettings,
-)
+from genius_search.serve.schemas import FIELDS_DEPTH, THUMBNAIL, FieldInfo, IndexInfo, SearchSettings
 
 SAMPLE: Final = 500
 """Approximate number of items per segment whose fields are examined."""
@@ -34,8 +27,6 @@ MAX_EXAMPLES: Final = 5
 EXAMPLE_CHARACTERS: Final = 80
 _UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
-FieldKind: TypeAlias = Literal["number", "text", "truth", "list"]
-
 
 def show(value: Any, index: str) -> Any:
     """Return what a result of the Python API contains as JSON; pictures of items have addresses here."""
@@ -43,7 +34,8 @@ def show(value: Any, index: str) -> Any:
         case SearchHit() | Item():
             names = ("id", "modality", "text") if isinstance(value, Item) else _names(value)
             shown = {name: clean_json(getattr(value, name)) for name in names}
-            return {**shown, "image": None if value.image is None else _address(value.id, index)}
+            query = urlencode({"index": index, "id": value.id, "size": THUMBNAIL})
+            return shown | {"image": None if value.image is None else f"/v1/items/picture?{query}"}
         case tuple() | list():
             return [show(inner, index) for inner in value]
         case _ if dataclasses.is_dataclass(value):
@@ -73,10 +65,6 @@ def _names(value: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(value)]
 
 
-def _address(item_id: str, index: str) -> str:
-    return "/v1/items/picture?" + urlencode({"index": index, "id": item_id, "size": THUMBNAIL})
-
-
 def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
     """Describe an index to a client."""
     snapshot, model = index.snapshot, index.model
@@ -87,12 +75,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
         levels=list(model.sizes),
         fields=_describe_fields(snapshot),
-        instructions=[
-            Instruction(
-                text=known.text, modality=Modality.parse(known.candidate), query=Modality.parse(known.query)
-            )
-            for known in model.instructions
-        ],
+        instructions=list(dict.fromkeys(known.text for known in model.instructions)),
         reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",
         calibrated=index.calibration is not None,
@@ -115,31 +98,27 @@ def describe_settings(
 
 def _describe_fields(snapshot: Snapshot) -> list[FieldInfo]:
     """Describe the fields of a sample of the items, the frequent ones first."""
-    kinds: dict[str, Counter[FieldKind]] = defaultdict(Counter)
+    counts: Counter[str] = Counter()
     examples: dict[str, dict[str, Any]] = defaultdict(dict)
     for segment in snapshot.segments:
         count = segment.table.num_items
         for item in segment.items.get(range(0, count, max(1, count // SAMPLE))):
             for name, value in _flatten(clean_json(item.fields)):
-                kind = _kind(value)
-                if kind is None:
-                    continue
-                kinds[name][kind] += 1
-                some = examples[name]
-                if kind != "list" and len(some) < MAX_EXAMPLES and len(str(value)) <= EXAMPLE_CHARACTERS:
-                    some.setdefault(str(value), value)
-    names = sorted(kinds, key=lambda name: -kinds[name].total())[:MAX_FIELDS]
+                counts[name] += 1
+                is_short = not isinstance(value, list) and len(str(value)) <= EXAMPLE_CHARACTERS
+                if is_short and len(examples[name]) < MAX_EXAMPLES:
+                    examples[name].setdefault(str(value), value)
     return [
-        FieldInfo(name=name, kind=kinds[name].most_common(1)[0][0], examples=[*examples[name].values()])
-        for name in names
+        FieldInfo(name=name, examples=[*examples[name].values()])
+        for name, _ in counts.most_common(MAX_FIELDS)
     ]
 
 
 def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield fields under the names that conditions use: inner ones after a dot, unusual ones in quotes."""
     for name, value in fields.items():
-        if '"' in name and "'" in name:
-            continue  # cannot be written in a condition
+        if value is None or ('"' in name and "'" in name):
+            continue  # nothing to compare with, or cannot be written in a condition
         quote = "'" if '"' in name else '"'
         is_plain = _UNQUOTED.fullmatch(name) and (prefix or name not in COLUMNS)
         spelt = prefix + (name if is_plain else f"{quote}{name}{quote}")
@@ -147,17 +126,3 @@ def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _flatten(value, f"{spelt}.")
         else:
             yield spelt, value
-
-
-def _kind(value: object) -> FieldKind | None:
-    match value:
-        case bool():
-            return "truth"
-        case int() | float():
-            return "number"
-        case str():
-            return "text"
-        case list():
-            return "list"
-        case _:
-            return None

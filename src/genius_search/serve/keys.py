@@ -2,14 +2,13 @@
 
 A line is a name, a scope (``read``, or ``write``, which includes reading) and the SHA-256 of the key. A key
 has 32 random bytes, so a slow hash would protect nothing. To revoke a key, delete its line: the file is read
-again whenever it changes.
+for every request.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from pathlib import Path
@@ -36,35 +35,14 @@ class Key(NamedTuple):
     sha256: str
 
 
-class Keys:
-    """API keys of a file, which is read again when it changes.
+def read_keys(file: Path) -> list[Key]:
+    """Read a file of keys; empty lines and lines that start with # are skipped.
 
     Raises
     ------
     BadData
         The file cannot be read, or a line is malformed.
     """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._stamp = _stamp(file)
-        self._keys = read_keys(file)
-
-    def find(self, key: str) -> Key | None:
-        """Return the entry of a key, or None if the key is unknown.
-
-        Every entry is compared, in constant time, so the duration reveals nothing.
-        """
-        while (stamp := _stamp(self._file)) != self._stamp:  # again if it changes while it is read
-            self._keys = read_keys(self._file)
-            self._stamp = stamp
-        digest = _hash(key)
-        matches = [entry for entry in self._keys if hmac.compare_digest(entry.sha256, digest)]
-        return matches[0] if matches else None
-
-
-def read_keys(file: Path) -> list[Key]:
-    """Read a file of keys; empty lines and lines that start with # are skipped."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -81,6 +59,16 @@ def read_keys(file: Path) -> list[Key]:
             )
         keys.append(Key(words[0], cast("Scope", words[1]), words[2]))
     return keys
+
+
+def find_key(file: Path, key: str) -> Key | None:
+    """Return the entry of a key, or None if the key is unknown.
+
+    Every entry is compared, in constant time, so the duration reveals nothing.
+    """
+    digest = _hash(key)
+    matches = [entry for entry in read_keys(file) if hmac.compare_digest(entry.sha256, digest)]
+    return matches[0] if matches else None
 
 
 def add_key(file: Path, *, name: str, scope: Scope) -> str:
@@ -109,11 +97,3 @@ def add_key(file: Path, *, name: str, scope: Scope) -> str:
 
 def _hash(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(file)  # noqa: PTH116  on every request, so without building a Path
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

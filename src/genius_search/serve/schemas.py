@@ -1,22 +1,28 @@
-"""Request and response bodies of the HTTP API.
+"""Request and response bodies of the HTTP API, and its errors as problem details (RFC 9457).
 
-Field names are those of the Python API. Anything beyond the limits is refused before it costs much.
+Field names are those of the Python API. Anything beyond the limits is refused before it costs much. Errors
+that a client can correct are explained; those of the server are logged with the request's id, and hidden.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+import json
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    WrapValidator,
-)
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
+from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
+from genius_search.index.hits import SearchHit
+from genius_search.index.snapshot import UnknownItem
+from genius_search.index.writer import DISK_FULL, HeldByAnother, NotWritable
 from genius_search.records import Modality
+from genius_search.search.tree import UnknownPrefix
 
 JSON_BYTES: Final = 256 << 10
 """Size of JSON that adds items, in a body of its own or as the part ``json`` of one with pictures."""
@@ -53,7 +59,6 @@ Picture = Annotated[
         description="Name of the part of multipart/form-data that is the picture. URLs are not fetched.",
     ),
 ]
-PictureAddress = Annotated[str | None, Field(description="Address of its picture on this server.")]
 Condition = Annotated[str, Field(max_length=2_000)]
 Rerank = Literal["none", "codes", "embeddings"]
 Router = Literal["generator", "geometry"]
@@ -63,10 +68,6 @@ class RequestBody(BaseModel):
     """Base of request bodies; unknown fields and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ResponseBody(BaseModel):
-    """Base of response bodies."""
 
 
 class SearchPart(RequestBody):
@@ -126,10 +127,6 @@ class SearchBody(RequestBody):
         description="Deadline; if it passes, the response is 504.",
     )
 
-    def picture_names(self) -> set[str]:
-        """Return the names of all pictures."""
-        return {image for image in (self.image, *(part.image for part in self.parts)) if image is not None}
-
 
 class ExplainBody(SearchBody):
     """A search, and an item whose rank is to be explained."""
@@ -146,41 +143,20 @@ class NewItem(RequestBody):
     fields: dict[str, JsonValue] | None = Field(None, description="Fields to filter by.")
 
 
-def explain_invalid(error: ValidationError) -> str:
-    """Return what is wrong with an item, in a sentence."""
-    if error.error_count() > MAX_ERRORS:  # listing all would take seconds
-        return f"it has {error.error_count():,} invalid fields or values"
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    return f"{name}: {first['msg']}"[:300].removeprefix(": ")
-
-
-def _leave_out_invalid(value: Any, read: Any) -> Any:  # a ValidatorFunctionWrapHandler, unknown to beartype
-    try:
-        return read(value)
-    except ValidationError as error:
-        name = value.get("id") if isinstance(value, dict) else None
-        shown = name[:500] if isinstance(name, str) else ""
-        return LeftOut(id=shown, reason=explain_invalid(error))
-
-
 class NewItems(RequestBody):
     """Items to add."""
 
-    # An invalid item is read as LeftOut, so that the others can be added.
-    items: list[Annotated[NewItem, WrapValidator(_leave_out_invalid)]] = Field(
-        min_length=1, max_length=MAX_ITEMS
-    )
+    items: list[NewItem] = Field(min_length=1, max_length=MAX_ITEMS)
 
 
-class Timing(ResponseBody):
+class Timing(BaseModel):
     """Duration of a search in milliseconds."""
 
     queue: float = Field(description="Until a thread was free.")
     search: float
 
 
-class SearchSettings(ResponseBody):
+class SearchSettings(BaseModel):
     """Settings of a search."""
 
     beam: int
@@ -189,36 +165,18 @@ class SearchSettings(ResponseBody):
     router: Router
 
 
-class ItemSummary(ResponseBody):
-    """An item without its fields."""
+class Item(BaseModel):
+    """An item."""
 
     id: str
     modality: Modality
     text: str | None
-    image: PictureAddress
-
-
-class Item(ItemSummary):
-    """An item."""
-
+    image: str | None = Field(description="Address of its picture on this server.")
     fields: dict[str, JsonValue]
     codes: list[int] = Field(description="Its ID: the code of its modality, then one per level.")
 
 
-class Hit(Item):
-    """An item that was found."""
-
-    rank: int
-    score: float
-    log_probabilities: list[float] = Field(
-        description="Log-probability of each code that the generator decoded; empty if distances led."
-    )
-    probability: float | None = Field(
-        description="Probability that it matches; null if the index is not calibrated."
-    )
-
-
-class SearchResult(ResponseBody):
+class SearchResult(BaseModel):
     """Hits of a search, best first."""
 
     request_id: str
@@ -226,17 +184,17 @@ class SearchResult(ResponseBody):
     took_ms: Timing
     settings: SearchSettings
     good_match: bool | None = Field(description="Whether the first hit likely matches; null if unknown.")
-    hits: list[Hit]
+    hits: list[SearchHit] = Field(description="`image` is the address of the picture on this server.")
 
 
-class LeftOut(ResponseBody):
+class LeftOut(BaseModel):
     """An item that could not be used."""
 
     id: str
     reason: str
 
 
-class Added(ResponseBody):
+class Added(BaseModel):
     """Outcome of adding items. Those not left out are on the disk and searchable."""
 
     added: int
@@ -246,30 +204,21 @@ class Added(ResponseBody):
     ids: list[str] = Field(description="Ids of all items, in the order given.")
 
 
-class Deleted(ResponseBody):
+class Deleted(BaseModel):
     """Outcome of deleting items."""
 
     deleted: int
     missing: list[str] = Field(description="Ids that the index does not have.")
 
 
-class FieldInfo(ResponseBody):
+class FieldInfo(BaseModel):
     """A field of the items, found in a sample of them."""
 
     name: str = Field(description="Name as written in a condition.", examples=["price", "product.colour"])
-    kind: Literal["number", "text", "truth", "list"]
     examples: list[JsonValue]
 
 
-class Instruction(ResponseBody):
-    """An instruction that the model was trained with."""
-
-    text: str
-    modality: Modality = Field(description="Modality of the wanted items.")
-    query: Modality = Field(description="Modality of the queries it was trained with.")
-
-
-class IndexInfo(ResponseBody):
+class IndexInfo(BaseModel):
     """Description of an index for clients."""
 
     name: str
@@ -277,7 +226,7 @@ class IndexInfo(ResponseBody):
     modalities: dict[Modality, int]
     levels: list[int] = Field(description="Number of codes at each level of an ID.")
     fields: list[FieldInfo]
-    instructions: list[Instruction]
+    instructions: list[str] = Field(description="Those that the model was trained with.")
     reads_images: bool = Field(description="Whether queries and items can have images.")
     stores_embeddings: bool = Field(description="Whether hits can be re-ranked by embeddings.")
     calibrated: bool = Field(description="Whether hits come with a probability.")
@@ -285,27 +234,116 @@ class IndexInfo(ResponseBody):
     settings: SearchSettings = Field(description="Defaults of a search.")
 
 
-class Indexes(ResponseBody):
+class Indexes(BaseModel):
     """The indexes of this server."""
 
     indexes: list[IndexInfo]
 
 
-class Health(ResponseBody):
-    """State of the server."""
+class FieldError(BaseModel):
+    """An invalid field of a request."""
 
-    status: Literal["ok"] = "ok"
+    field: str
+    problem: str
 
 
-class ProblemDetails(ResponseBody):
-    """An error (RFC 9457)."""
+class ProblemDetails(BaseModel):
+    """An error (RFC 9457); its kind is the status."""
 
-    type: str = Field(description="Kind of error.", examples=["urn:genius:not-found"])
     title: str
     status: int
     detail: str = Field(description="What was given, what was expected, what to do.")
     request_id: str = Field(description="Also in the header X-Request-ID and in the server's log.")
-    errors: list[dict[str, str]] | None = Field(
-        None, description="Fields of the request that are invalid: field and problem."
-    )
+    errors: list[FieldError] | None = Field(None, description="Fields of the request that are invalid.")
     left_out: list[LeftOut] | None = Field(None, description="Items that could not be used.")
+
+
+PROBLEM_TYPE: Final = "application/problem+json"
+HIDDEN: Final = "the server failed; its log has the details under this request_id"
+STATUS: Final[Mapping[type[GeniusError], int]] = {
+    DeadlinePassed: 504,
+    UnknownItem: 404,
+    UnknownPrefix: 404,
+    HeldByAnother: 429,
+    NotWritable: 503,
+    UsageError: 422,
+    BadData: 422,
+}
+"""Errors of the Python API that a client can do something about."""
+RETRY_SECONDS: Final = 1
+
+Redact: TypeAlias = Callable[[str], str]
+"""Removes from a message what clients must not see."""
+
+log = logging.getLogger("genius_search.serve")
+
+
+class Problem(HTTPException):
+    """An error response; ``more`` are further members of :class:`ProblemDetails`."""
+
+    def __init__(self, status: int, detail: str, **more: object) -> None:
+        super().__init__(status, detail)
+        self.more = more
+
+
+def too_much(detail: str = "too much is sent or asked at once; try again") -> Problem:
+    """Return the error of a client that has to wait."""
+    return Problem(429, detail)
+
+
+def respond(error: Exception, request_id: str, redact: Redact) -> Response:
+    """Return the response to an error; unexpected errors are logged and hidden."""
+    problem = _problem_of(error)
+    if problem is None or isinstance(error, NotWritable | OSError):
+        log.error("request %s failed", request_id, exc_info=error)
+    problem = problem or Problem(500, HIDDEN)
+    status = problem.status_code
+    details = ProblemDetails(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=redact(problem.detail),
+        request_id=request_id,
+        **problem.more,  # type: ignore[arg-type]
+    )
+    headers = {
+        401: {"WWW-Authenticate": "Bearer"},
+        429: {"Retry-After": str(RETRY_SECONDS)},
+    }.get(status)
+    # Lone surrogates of a request cannot be encoded.
+    body = json.dumps(details.model_dump(exclude_none=True), ensure_ascii=False).encode("utf-8", "replace")
+    return Response(body, status, headers, PROBLEM_TYPE)
+
+
+def _problem_of(error: Exception) -> Problem | None:
+    match error:
+        case Problem():
+            return error
+        case HTTPException():
+            return Problem(error.status_code, error.detail)
+        case RequestValidationError() | ValidationError():
+            fields = _invalid_fields(error)
+            detail = f"{fields[0].field}: {fields[0].problem}".removeprefix(": ")
+            return Problem(422, detail, errors=fields)
+        case OSError() if error.errno in DISK_FULL:
+            return Problem(
+                507, "the server's disk is full; nothing was changed, try again when there is room"
+            )
+        case GeniusError():
+            status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
+            return None if status is None else Problem(status, str(error))
+        case _:
+            return None
+
+
+def _invalid_fields(error: RequestValidationError | ValidationError) -> list[FieldError]:
+    """Return what is wrong with which fields, without their values; of very many errors only their number."""
+    if isinstance(error, ValidationError):
+        if error.error_count() > MAX_ERRORS:  # listing all would take seconds
+            problem = f"there are {error.error_count():,} invalid fields or values"
+            return [FieldError(field="", problem=problem)]
+        errors = [(one["loc"], one["msg"]) for one in error.errors(include_url=False, include_input=False)]
+    else:
+        errors = [(one["loc"][1:], one["msg"]) for one in error.errors()]
+    return [
+        FieldError(field=".".join(map(str, place))[:200], problem=message[:300]) for place, message in errors
+    ]

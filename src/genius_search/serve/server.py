@@ -69,10 +69,8 @@ def max_files() -> int:
     except ImportError:
         return 2 * CONNECTIONS
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2 * CONNECTIONS if allowed == resource.RLIM_INFINITY else allowed
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return 2 * CONNECTIONS if most == resource.RLIM_INFINITY else most
 
 
 def serve(app: Any, bound: socket.socket, announce: Callable[[], None]) -> NoReturn:
@@ -81,9 +79,8 @@ def serve(app: Any, bound: socket.socket, announce: Callable[[], None]) -> NoRet
     Parameters
     ----------
     announce
-        called when the service answers.
+        called when clients can connect.
     """
-    address = bound.getsockname()[:2]
 
     async def run() -> None:
         server = _BoundServer(app, bound)
@@ -96,25 +93,11 @@ def serve(app: Any, bound: socket.socket, announce: Callable[[], None]) -> NoRet
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError):  # Windows
                 asyncio.get_running_loop().add_signal_handler(number, end)
-        serving = asyncio.create_task(server.serve())
-        announcing = asyncio.create_task(_announce(address, announce))
-        await serving
-        announcing.cancel()
+        bound.listen(BACKLOG)
+        announce()
+        await server.serve()
 
     asyncio.run(run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(0)  # Python would take objects from granian's threads, which can abort
-
-
-async def _announce(address: tuple[str, int], announce: Callable[[], None]) -> None:
-    """Call a function as soon as connections are accepted."""
-    while True:
-        try:
-            _, writer = await asyncio.open_connection(*address)
-        except OSError:
-            await asyncio.sleep(0.02)
-        else:
-            writer.close()
-            announce()
-            return

@@ -12,29 +12,24 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
-import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import torch
-from pydantic_core import to_json
+from PIL import Image, PngImagePlugin
 
 from genius_search.config import SearchConfig
+from genius_search.data.images import MAX_EXIF_BYTES, SHORTEST_SIDE, read_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
-from genius_search.index.adding import ItemOutcome
-from genius_search.index.adding import NewItem as GivenItem
+from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
 from genius_search.index.requests import SearchPart, SearchRequest
-from genius_search.index.writer import Deleted
 from genius_search.serve import schemas
-from genius_search.serve.describe import describe_settings, show
-from genius_search.serve.pictures import decode
-from genius_search.serve.problems import Problem
-from genius_search.serve.schemas import FIELDS_BYTES, FIELDS_DEPTH, LeftOut, NewItem
+from genius_search.serve.schemas import FIELDS_BYTES, FIELDS_DEPTH, LeftOut, Problem, log, too_much
 
 Result = TypeVar("Result")
 
@@ -47,30 +42,34 @@ SLOW_THREADS: Final = 2
 LOOK_UP_THREADS: Final = 2
 """For items, thumbnails and codes."""
 MAX_WAITING: Final = 256
+"""Requests that wait for the threads of a kind."""
 MAX_DEAD_SHARE: Final = 0.2
 """Share of deleted items that triggers compaction: at most four items are rewritten per deleted one."""
 PATIENCE_SECONDS: Final = 10.0
 """Longest wait for another process that is changing the index."""
-ANSWER_BYTES: Final = 8 << 20
-"""Size of the hits of one answer."""
-
-log = logging.getLogger("genius_search.serve")
+# Of texts in a picture; 64 MB by default, each up to four times in memory.
+PngImagePlugin.MAX_TEXT_MEMORY = 4 << 20
 
 
-class Threads:
-    """A few threads, and those who wait for one in the order of their coming.
+def _load_small_exif(
+    exif: Image.Exif, data: bytes, load: Callable[[Image.Exif, bytes], None] = Image.Exif.load
+) -> None:
+    load(exif, data if len(data) <= MAX_EXIF_BYTES else b"")
 
-    Parameters
-    ----------
-    count
-        things that run at the same time. A thread is free when its work is done, also if nobody waits for
-        the result any more.
+
+# Pillow reads some tags already when it opens a JPEG.
+Image.Exif.load = _load_small_exif  # type: ignore[assignment, method-assign]
+
+
+class Threads(ThreadPoolExecutor):
+    """A few threads; who waits for one gets it in the order of coming.
+
+    A thread is free when its work is done, also if nobody waits for the result any more.
     """
 
     def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
-        self._threads = ThreadPoolExecutor(count)
-        self._waiting = 0
+        super().__init__(count)
+        self._num_waiting = 0
 
     async def run(self, work: Callable[[], Result], *, deadline: float = math.inf) -> Result:
         """Return the result of a function that runs in a thread.
@@ -87,38 +86,22 @@ class Threads:
         DeadlinePassed
             The deadline has passed. A function that was still waiting is not run.
         """
-        if self._waiting >= MAX_WAITING:
-            raise Problem(
-                429, f"{MAX_WAITING} requests are waiting, the maximum; try again", retry_after_seconds=1
-            )
-        loop = asyncio.get_running_loop()
-        seconds = None if deadline == math.inf else deadline - time.monotonic()
-        self._waiting += 1
-        is_waiting = True
+        if self._num_waiting >= MAX_WAITING:
+            raise too_much(f"{MAX_WAITING} requests are waiting, the maximum; try again")
+        self._num_waiting += 1
         try:
-            async with asyncio.timeout(seconds):
-                await self._free.acquire()
-                self._waiting -= 1
-                is_waiting = False
-                running = loop.run_in_executor(self._threads, _contain, work)
-                running.add_done_callback(lambda _: self._free.release())
-                return await asyncio.shield(running)
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.get_running_loop().run_in_executor(self, work)
         except TimeoutError:
             raise DeadlinePassed(
                 "no answer within the time allowed; allow more, or try again when the service is less busy"
             ) from None
+        except BaseException as error:
+            if isinstance(error, Exception | asyncio.CancelledError):
+                raise
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # a panic of a library in Rust
         finally:
-            self._waiting -= is_waiting
-
-
-def _contain(work: Callable[[], Result]) -> Result:
-    """Call a function; what is no ordinary exception, such as a panic of a library in Rust, becomes one."""
-    try:
-        return work()
-    except Exception:
-        raise
-    except BaseException as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            self._num_waiting -= 1
 
 
 class Service:
@@ -132,197 +115,130 @@ class Service:
 
     def __init__(self, indexes: Mapping[str, Index]) -> None:
         self.indexes = dict(indexes)
-        self.is_ready = False
-        """True once every index has answered a first search, until the service stops."""
         self.parsers = Threads(1)
         """More would not be faster, but keep Python from the searches."""
         self.look_ups = Threads(LOOK_UP_THREADS)
         self._searches = Threads(SEARCH_THREADS)
         self._pictures = Threads(PICTURE_THREADS)
-        self._slow = Threads(SLOW_THREADS)
+        self.slow = Threads(SLOW_THREADS)
         self._writable = {name: index.reopen() for name, index in self.indexes.items()}
         self._writers = {name: Threads(1) for name in self.indexes}
-        self._compacting: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self) -> None:
-        """Warm up every index with one search."""
+    def warm_up(self) -> None:
+        """Search every index once, so that no client waits for what is loaded on first use."""
         torch.set_num_threads(1)
-        first = SearchRequest(text="a first search", k=1)
         for index in self.indexes.values():
             with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
-                await self._searches.run(functools.partial(index.search_many, [first]))
-        self.is_ready = True
+                index.search("a first search", k=1)
 
-    async def stop(self) -> None:
-        """Wait for changes that have begun."""
-        self.is_ready = False
-        await asyncio.gather(*(writer.run(lambda: None) for writer in self._writers.values()))
-
-    async def search(
-        self,
-        name: str,
-        body: schemas.SearchBody,
-        pictures: Mapping[str, memoryview],
-        request_id: str,
-        began: float,
-    ) -> bytes:
-        """Search an index; return a :class:`~genius_search.serve.schemas.SearchResult` as JSON.
-
-        Parameters
-        ----------
-        began
-            when the request came, on the clock of :func:`time.monotonic`.
-        """
-        deadline = began + body.deadline_ms / 1000
-
-        def work() -> bytes:
-            index, started = self.indexes[name], time.monotonic()
-            request = _search_request(body, pictures, deadline)
-            config = _search_config(index, body)
-            hits = index.search_many([request], config=config)[0]
-            ended = time.monotonic()
-            result = {
-                "request_id": request_id,
-                "index": name,
-                "took_ms": {"queue": 1000 * (started - began), "search": 1000 * (ended - started)},
-                "settings": describe_settings(index, config, request.beam, request.k),
-                "good_match": index.good_match(hits),
-            }
-            return to_json(result)[:-1] + b',"hits":[' + b",".join(_within_limit(hits, name)) + b"]}"
-
-        is_slow = body.where or body.match or body.combine == "any"
-        threads = self._pictures if pictures else self._slow if is_slow else self._searches
-        return await threads.run(work, deadline=deadline)
-
-    async def explain(
-        self,
-        name: str,
-        body: schemas.ExplainBody,
-        pictures: Mapping[str, memoryview],
-        began: float,
-        neighbours: int,
-    ) -> dict[str, Any]:
-        """Explain why a search finds an item, or does not; with items that share most of its codes."""
-        deadline = began + body.deadline_ms / 1000
-
-        def work() -> dict[str, Any]:
-            index = self.indexes[name]
-            request = _search_request(body, pictures, deadline)
-            explanation = index.explain_request(body.id, request, config=_search_config(index, body))
-            shared = [level.level for level in explanation.levels if level.items > 1]
-            prefix = explanation.codes[: shared[-1] + 1] if shared else ()
-            near = index.tree(prefix, examples=neighbours + 1, most_children=0).examples
-            others = [item for item in near if item.id != body.id][:neighbours]
-            return {**show(explanation, name), "neighbours": show(others, name)}
-
-        return await self._slow.run(work, deadline=deadline)
+    def threads_for(self, body: schemas.SearchBody, pictures: Mapping[str, memoryview]) -> Threads:
+        """Return the threads for a search, so that slow ones delay no others."""
+        if pictures:
+            return self._pictures
+        return self.slow if body.where or body.match or body.combine == "any" else self._searches
 
     async def add(
-        self, name: str, items: Sequence[NewItem | LeftOut], pictures: Mapping[str, memoryview]
+        self, name: str, items: Sequence[schemas.NewItem], pictures: Mapping[str, memoryview]
     ) -> schemas.Added:
         """Add items; report unusable ones with their reasons. On return, all others are on the disk."""
         checked = await self._pictures.run(
-            lambda: [_check_item(item, pictures, n) for n, item in enumerate(items)]
+            lambda: [_check_item(item, pictures, n) for n, item in enumerate(items, start=1)]
         )
-        new = [item for item in checked if isinstance(item, GivenItem)]
-        outcomes: list[ItemOutcome] = []
-        if new:
-            outcomes = await self._change(
-                name, lambda index: index.add_items(new, wait_seconds=PATIENCE_SECONDS)
-            )
-        rest = iter(outcomes)
+        new = [item for item in checked if isinstance(item, NewItem)]
+        outcomes = iter(
+            await self.change(name, lambda index: index.add_items(new, wait_seconds=PATIENCE_SECONDS))
+            if new
+            else ()
+        )
         left_out, counts = [], {"added": 0, "replaced": 0, "unchanged": 0}
         for item in checked:
             if isinstance(item, LeftOut):
                 left_out.append(item)
-            elif (outcome := next(rest)).status == "left out":
+            elif (outcome := next(outcomes)).status == "left out":
                 left_out.append(LeftOut(id=outcome.id, reason=outcome.reason or ""))
             else:
                 counts[outcome.status] += 1
         return schemas.Added(**counts, left_out=left_out, ids=[item.id for item in checked])
 
-    async def delete(self, name: str, ids: Sequence[str]) -> Deleted:
-        """Delete items; on return no search finds them."""
-        return await self._change(name, lambda index: index.delete(ids, wait_seconds=PATIENCE_SECONDS))
-
-    async def _change(self, name: str, change: Callable[[Index], Result]) -> Result:
+    async def change(self, name: str, change: Callable[[Index], Result]) -> Result:
         """Change an index after those who came before; compact it afterwards if it needs that."""
         index, writer = self._writable[name], self._writers[name]
 
         def compact() -> None:
-            snapshot = index.snapshot
-            num_dead = sum(len(segment.dead) for segment in snapshot.segments)
-            if num_dead > MAX_DEAD_SHARE * (snapshot.num_alive + num_dead):
-                index.compact(wait_seconds=PATIENCE_SECONDS)
-
-        async def compact_later() -> None:
             try:
-                await writer.run(compact)
-            except Exception:  # a background task: log instead of raising
+                snapshot = index.snapshot
+                num_dead = sum(len(segment.dead) for segment in snapshot.segments)
+                if num_dead > MAX_DEAD_SHARE * (snapshot.num_alive + num_dead):
+                    index.compact(wait_seconds=PATIENCE_SECONDS)
+            except Exception:  # noqa: BLE001  nobody waits for this
                 log.exception("%s could not be compacted", name)
 
         result = await writer.run(lambda: change(index))
-        if name not in self._compacting or self._compacting[name].done():
-            self._compacting[name] = asyncio.create_task(compact_later())
+        writer.submit(compact)
         return result
 
 
-def _search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
-    """Return the settings of an index, overridden by those of a request.
-
-    Raises
-    ------
-    Problem
-        A setting is impossible or would have no effect.
-    """
-    usual = index.settings
+def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
+    """Return the settings of an index, overridden by those of a request."""
+    given = {name: getattr(body, name) for name in ("rerank", "router", "candidates")}
     config = dataclasses.replace(
-        usual,
-        rerank=body.rerank or usual.rerank,
-        router=body.router or usual.router,
-        candidates=usual.candidates if body.candidates is None else body.candidates,
+        index.settings, **{name: value for name, value in given.items() if value is not None}
     )
-    if config.rerank == "embeddings" and index.snapshot.manifest.embeddings == "none":
-        raise Problem(422, "rerank: this index stores no embeddings; use codes or none")
-    if body.candidates and config.rerank == "none":
-        raise Problem(422, "candidates: needs re-ranking; set rerank to codes or embeddings")
-    if body.router == "geometry" and config.rerank == "none":
-        raise Problem(422, "router: geometry needs re-ranking; set rerank to codes or embeddings")
     if body.router == "generator" and not index.model.has_generator:
         raise Problem(422, "router: this index has no generator; leave router out")
     return config
 
 
-def _search_request(
+def search_request(
     body: schemas.SearchBody, pictures: Mapping[str, memoryview], deadline: float
 ) -> SearchRequest:
     """Convert the body of a search, decoding its pictures."""
-    images = {name: decode(_find_picture(pictures, name)) for name in body.picture_names()}
+
+    @functools.cache
+    def image(name: str | None) -> Image.Image | None:
+        return None if name is None else decode(_find_picture(pictures, name))
+
+    parts = [
+        SearchPart(text=part.text, image=image(part.image), id=part.id, weight=part.weight)
+        for part in body.parts
+    ]
+    names = ("text", "combine", "instruction", "modality", "where", "match", "hybrid", "k", "beam")
     request = SearchRequest(
-        text=body.text,
-        image=images[body.image] if body.image else None,
-        parts=tuple(
-            SearchPart(
-                text=part.text,
-                image=images[part.image] if part.image else None,
-                id=part.id,
-                weight=part.weight,
-            )
-            for part in body.parts
-        ),
-        combine=body.combine,
-        instruction=body.instruction,
-        modality=body.modality,
-        where=body.where,
-        match=body.match,
-        hybrid=body.hybrid,
-        k=body.k,
-        beam=body.beam,
+        **{name: getattr(body, name) for name in names},
+        image=image(body.image),
+        parts=tuple(parts),
         deadline=deadline,
     )
     if any(condition.column == "image" for condition in request.filter.conditions):
         raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
     return request
+
+
+def decode(data: bytes) -> Image.Image:
+    """Decode a picture of a request, no larger than the encoder needs.
+
+    Raises
+    ------
+    Problem
+        It has too many bytes, or is an AVIF: such a file may contain pictures of any size, whatever its
+        header says, and their decoder cannot be told a limit.
+    BadImage
+        It is no picture, is damaged, or has too many pixels.
+    """
+    if len(data) > schemas.PICTURE_BYTES:
+        raise Problem(413, f"image: it has more than {schemas.PICTURE_BYTES:,} bytes; send a smaller one")
+    if _is_avif(data):
+        raise Problem(422, "image: AVIF is not accepted here; save the picture as JPEG")
+    try:
+        return read_image(data, name="image", max_pixels=schemas.PICTURE_PIXELS, shortest_side=SHORTEST_SIDE)
+    except BadImage as error:  # its traceback leads back to it, and would keep the picture in memory
+        raise error.with_traceback(None) from None
+
+
+def _is_avif(data: bytes) -> bool:
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data), formats=["AVIF"]):
+        return True  # only its header was read
+    return False
 
 
 def _find_picture(pictures: Mapping[str, memoryview], name: str) -> bytes:
@@ -335,26 +251,9 @@ def _find_picture(pictures: Mapping[str, memoryview], name: str) -> bytes:
     return bytes(pictures[name])
 
 
-def _within_limit(hits: Sequence[Any], index: str) -> list[bytes]:
-    """Return hits as JSON; raise :class:`Problem` if they are too large together."""
-    shown, size = [], 0
-    for hit in hits:
-        shown.append(to_json(show(hit, index)))
-        size += len(shown[-1])
-        if size > ANSWER_BYTES:
-            raise Problem(
-                413, f"these hits have more than {ANSWER_BYTES:,} bytes together; ask for a smaller k"
-            )
-    return shown
-
-
-def _check_item(
-    item: NewItem | LeftOut, pictures: Mapping[str, memoryview], number: int
-) -> GivenItem | LeftOut:
+def _check_item(item: schemas.NewItem, pictures: Mapping[str, memoryview], number: int) -> NewItem | LeftOut:
     """Return an item as the index takes it, or why it cannot be used."""
-    name = item.id or f"item {number + 1}"
-    if isinstance(item, LeftOut):
-        return LeftOut(id=name, reason=item.reason)
+    name = item.id or f"item {number}"
     fields = json.dumps(item.fields, sort_keys=True)
     if len(fields) > FIELDS_BYTES or _depth(item.fields) > FIELDS_DEPTH:
         return LeftOut(id=name, reason=f"fields: at most {FIELDS_BYTES:,} bytes and {FIELDS_DEPTH} levels")
@@ -366,7 +265,7 @@ def _check_item(
         return LeftOut(id=name, reason=error.reason if isinstance(error, BadImage) else error.detail)
     # Without an id, the item is named by a hash of its contents, so that sending it twice adds it once.
     derived = hashlib.sha256((image or b"") + json.dumps([item.text, fields]).encode()).hexdigest()[:24]
-    return GivenItem(item.id or derived, item.text, image, item.fields)
+    return NewItem(item.id or derived, item.text, image, item.fields)
 
 
 def _depth(value: Any) -> int:

@@ -155,7 +155,7 @@ def test_pictures_that_together_take_too_much_are_decoded_one_after_the_other(mo
 
 
 def test_the_service_limits_the_texts_of_a_png():
-    from genius_search.serve import pictures  # noqa: F401, PLC0415
+    from genius_search.serve import service  # noqa: F401, PLC0415
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -241,7 +241,7 @@ def many_rationals(count: int) -> bytes:
 
 
 def test_the_service_ignores_large_exif_data_before_anything_is_made_of_them(monkeypatch):
-    from genius_search.serve import pictures  # noqa: F401, PLC0415
+    from genius_search.serve import service  # noqa: F401, PLC0415
 
     plain = saved("RGB", (40, 20), "JPEG")
     exif = many_rationals(300_000)

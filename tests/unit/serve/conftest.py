@@ -16,7 +16,6 @@ from PIL import Image
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.serve.app import create_app
-from genius_search.serve.keys import Keys
 from genius_search.serve.service import Service
 
 COLOURS = ("red", "green", "blue")
@@ -59,7 +58,7 @@ def form(body: object, **pictures: bytes) -> dict[str, Any]:
 @contextmanager
 def serving(index: Index, *, keys: Path | None = None, base: str = LOCAL) -> Iterator[TestClient]:
     """A client of a running service."""
-    app = create_app(Service({"things": index}), keys=None if keys is None else Keys(keys))
+    app = create_app(Service({"things": index}), keys=keys)
     with TestClient(app, base_url=base) as client:
         yield client
 

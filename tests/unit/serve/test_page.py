@@ -7,7 +7,8 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from genius_search.serve.app import PAGE, build_api
+from genius_search.serve.app import PAGE, create_app
+from genius_search.serve.service import Service
 
 FILES = {path.name: path.read_text(encoding="utf-8") for path in PAGE.iterdir()}
 START = FILES["index.html"]
@@ -15,7 +16,7 @@ START = FILES["index.html"]
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    return TestClient(build_api())
+    return TestClient(create_app(Service({})), base_url="http://localhost")
 
 
 def test_the_page_and_all_it_names_are_served_with_their_types(client):
