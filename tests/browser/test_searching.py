@@ -48,7 +48,7 @@ def test_words_find_items_with_their_pictures_and_the_time_taken(page):
     shown = page.locator(".grid .frame img")
     expect(shown.first).to_be_visible()
     expect(shown.first).not_to_have_js_property("naturalWidth", 0)
-    expect(page.locator(".time")).to_contain_text(re.compile(r"waiting [\d.]+ m?s, searching [\d.]+ m?s"))
+    expect(page.get_by_role("heading", name=re.compile(r"20 hits in \d+ ms"))).to_be_visible()
     expect(page.locator("#status")).to_contain_text("20 hits")
 
 
@@ -88,11 +88,12 @@ def test_more_like_this_finds_the_item_itself(page, items):
     expect(page.locator(f'.grid [data-id="{item_id}"]')).to_be_visible()
 
 
-def test_a_result_is_dragged_into_the_query_and_weighed(page):
+def test_a_hit_is_added_to_the_query_and_weighed(page):
     search(page, "a leaf")
-    dragged = hits(page).nth(2)
-    item_id = dragged.get_attribute("data-id")
-    dragged.drag_to(page.locator("#composer"))
+    added = hits(page).nth(2)
+    item_id = added.get_attribute("data-id")
+    added.get_by_role("link").click()
+    page.get_by_role("dialog", name="Item").get_by_role("button", name="With this").click()
     parts = page.get_by_role("list", name="Parts of the query").get_by_role("listitem")
     expect(parts).to_have_count(1)
     assert address_query(page)["part"] == [f"1*item:{item_id}"]
@@ -103,9 +104,19 @@ def test_a_result_is_dragged_into_the_query_and_weighed(page):
     expect(parts.get_by_role("button", name="Less")).to_be_focused()
 
 
+def test_a_hit_shows_its_path_through_the_codes(page):
+    search(page, "a leaf")
+    hits(page).first.get_by_role("link").click()
+    path = page.get_by_role("dialog", name="Item").locator(".path")
+    expect(path.locator("li .number").nth(1)).to_have_text(re.compile(r"^\d+ of \d+$"))
+    meters = path.locator(".meter").all()
+    shares = [one.evaluate("e => Number(e.style.getPropertyValue('--share'))") for one in meters]
+    assert all(0 < share <= 1 for share in shares)
+
+
 @pytest.mark.parametrize(
     ("operator", "value", "condition"),
-    [("is", "image", 'kind="image"'), ("is one of", "image, card", 'kind in "image","card"')],
+    [("is", "image", "kind=image"), ("is one of", "image, card", "kind in image,card")],
 )
 def test_a_condition_narrows_and_survives_in_the_address(page, open_page, operator, value, condition):
     search(page, "a leaf")

@@ -60,8 +60,6 @@ SMALL_BYTES: Final = 16 << 10
 """Bodies up to this size are parsed at once, larger ones in a thread."""
 ANSWER_BYTES: Final = 8 << 20
 """Size of the hits of one answer."""
-NEIGHBOURS: Final = 12
-"""Maximum number of items shown that share codes with an explained item."""
 PART_NAME: Final = re.compile(
     rb'^content-disposition:.*?;[ \t]*name="?([^";\r\n]+)', re.IGNORECASE | re.MULTILINE
 )
@@ -213,7 +211,7 @@ def hits_as_json(hits: Sequence[SearchHit], index: str) -> list[bytes]:
 async def explain(request: Request) -> dict[str, Any]:
     """Follow the ID of an item level by level: the rank of each code, and its alternatives.
 
-    The fields are those of `genius_search.index.explain.Explanation`, and `neighbours`.
+    The fields are those of `genius_search.index.explain.Explanation`.
     """
     body, pictures = await read_body(request, schemas.ExplainBody)
     service, name = get_service(request), resolve(request, body.index)
@@ -222,12 +220,7 @@ async def explain(request: Request) -> dict[str, Any]:
     def work() -> dict[str, Any]:
         index = service.indexes[name]
         query, config = search_request(body, pictures, deadline), search_config(index, body)
-        explanation = index.explain_request(body.id, query, config=config)
-        shared = [level.level for level in explanation.levels if level.items > 1]
-        prefix = explanation.codes[: shared[-1] + 1] if shared else ()
-        near = index.tree(prefix, examples=NEIGHBOURS + 1, most_children=0).examples
-        others = [item for item in near if item.id != body.id][:NEIGHBOURS]
-        return {**show(explanation, name), "neighbours": show(others, name)}
+        return cast("dict[str, Any]", show(index.explain_request(body.id, query, config=config), name))
 
     explained = await service.slow.run(work, deadline=deadline)
     return {"request_id": request.state.request_id, "index": name, **explained}

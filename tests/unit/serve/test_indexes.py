@@ -106,8 +106,5 @@ def test_a_hit_is_explained_code_by_code(client, index):
     assert answer["codes"] == hit["codes"]
     assert (answer["item"]["id"], answer["rank"], answer["is_allowed"]) == (hit["id"], 1, True)
     assert [level["rank"] for level in answer["levels"]] == [level.rank for level in expected.levels]
-    near = {item["id"] for item in answer["neighbours"]}
-    assert near
-    assert hit["id"] not in near
     is_problem(client.post("/v1/explain", json={"text": "a kite", "id": "nobody"}), 404)
     is_problem(client.post("/v1/explain", json={"text": "a kite"}), 422)

@@ -58,8 +58,8 @@ def test_unchanged_files_are_not_sent_again(client, path):
 
 
 def test_it_is_compressed_for_clients_that_accept_it(client):
-    plain = client.get("/assets/base.css", headers={"Accept-Encoding": "identity"})
-    packed = client.get("/assets/base.css", headers={"Accept-Encoding": "gzip"})
+    plain = client.get("/assets/page.css", headers={"Accept-Encoding": "identity"})
+    packed = client.get("/assets/page.css", headers={"Accept-Encoding": "gzip"})
     assert "content-encoding" not in plain.headers
     assert packed.headers["content-encoding"] == "gzip"
     assert packed.num_bytes_downloaded < len(plain.content) / 2

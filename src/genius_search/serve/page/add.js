@@ -1,18 +1,12 @@
 // New items: drop files, look at them, name them, send them in parts small enough to be accepted.
 
-import { ask } from "./api.js";
-import { byId, h, icon } from "./elements.js";
-import { nameIndex } from "./main.js";
-import { chosen, learnIndexes } from "./navigation.js";
-import { say, tell } from "./notices.js";
-import { ready } from "./pictures.js";
+import { ask, ready } from "./api.js";
+import { byId, count, h, icon, items, say, tell } from "./elements.js";
 import { forgetAnswer } from "./results.js";
-import { address, START } from "./state.js";
-import { count, items } from "./words.js";
+import { address, arrive, chosen, current, learnIndexes, START } from "./state.js";
 
 const BYTES_AT_ONCE = 6_000_000;
-const JSON_AT_ONCE = 200_000;
-const ITEMS_AT_ONCE = 32;
+const ITEMS_AT_ONCE = 8; // their texts have at most 240 kB
 const MOST_TEXT = 10_000;
 let waiting = [];
 let drawn = false;
@@ -132,18 +126,11 @@ function row(one) {
 /** Parts of at most so many items and bytes, in order. */
 function inParts() {
   const parts = [[]];
-  let bytes = 0;
-  let json = 0;
   for (const one of waiting) {
-    const size = one.file?.size ?? 0;
-    const told = 3 * (one.id.length + one.text.length) + 100;
-    if (parts.at(-1).length && (bytes + size > BYTES_AT_ONCE || json + told > JSON_AT_ONCE || parts.at(-1).length >= ITEMS_AT_ONCE)) {
-      parts.push([]);
-      bytes = json = 0;
-    }
+    const bytes = parts.at(-1).reduce((sum, { file }) => sum + (file?.size ?? 0), one.file?.size ?? 0);
+    const isFull = bytes > BYTES_AT_ONCE || parts.at(-1).length >= ITEMS_AT_ONCE;
+    if (isFull && parts.at(-1).length) parts.push([]);
     parts.at(-1).push(one);
-    bytes += size;
-    json += told;
   }
   return parts;
 }
@@ -179,7 +166,7 @@ async function sendAll() {
   forgetAnswer();
   redraw();
   drawOutcome(sum, ids);
-  await learnIndexes().then(nameIndex, tell);
+  await learnIndexes().then(() => arrive(current()), tell);
 }
 
 function drawOutcome(sum, ids) {

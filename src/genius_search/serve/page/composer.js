@@ -1,20 +1,14 @@
-// The query: words, a picture, parts with weights; instruction, modality, filters and dials beside it.
+// The query: words, a picture, parts with weights; modality, filters and settings beside it.
 
-import { byId, h, icon } from "./elements.js";
+import { picture, picturesIn } from "./api.js";
+import { byId, count, h, icon, modalityNames, say, tell } from "./elements.js";
 import { filtersPanel } from "./filters.js";
-import { chosen, current, go } from "./navigation.js";
-import { say, tell } from "./notices.js";
-import { picture, picturesIn } from "./pictures.js";
-import { isQuick } from "./results.js";
-import { keepPicture, pictureOf, START } from "./state.js";
-import { count, modalityNames } from "./words.js";
+import { chosen, current, go, keepPicture, pictureOf, START } from "./state.js";
 
-const DRAGGED = "application/x-genius-item";
 const HEAVIEST = 3;
 const BEAMS = [10, 20, 50, 100, 200, 500, 1000];
 const COUNTS = [10, 20, 50, 100];
 const RERANKS = [["", "Usual"], ["none", "None"], ["codes", "By codes"], ["embeddings", "By embeddings"]];
-const FEW_CHIPS = 6;
 const TYPING_MS = 250;
 const FEWEST_LETTERS = 3;
 let typing = 0;
@@ -31,7 +25,7 @@ export function startComposer() {
   });
   byId("text").addEventListener("input", () => {
     clearTimeout(typing);
-    if (isQuick() && !pictureOf(current())) typing = setTimeout(searchTyped, TYPING_MS);
+    if (!pictureOf(current())) typing = setTimeout(searchTyped, TYPING_MS);
   });
   byId("file").addEventListener("change", (event) => (bring([...event.target.files]), (event.target.value = "")));
   for (const button of document.querySelectorAll(".panels button")) button.addEventListener("click", () => openPanel(button));
@@ -39,7 +33,9 @@ export function startComposer() {
     const files = picturesIn(event.clipboardData);
     if (files.length && !byId("search").hidden) (event.preventDefault(), bring(files));
   });
-  acceptDrops(form);
+  const takes = (event) => event.dataTransfer.types.includes("Files") && !byId("search").hidden;
+  document.addEventListener("dragover", (event) => takes(event) && event.preventDefault());
+  document.addEventListener("drop", (event) => takes(event) && (event.preventDefault(), bring([...event.dataTransfer.files])));
 }
 
 /** Search with what the form says, and these changes. */
@@ -81,39 +77,6 @@ export function thisBut(item) {
   say("Now say what should be different, then press Enter.");
 }
 
-/** Let an element be dragged into the query. */
-export function dragItem(element, item) {
-  element.draggable = true;
-  element.addEventListener("dragstart", (event) => {
-    event.dataTransfer.setData(DRAGGED, JSON.stringify({ id: item.id, image: item.image, text: item.text, modality: item.modality }));
-    event.dataTransfer.effectAllowed = "copy";
-    showDrops(true);
-  });
-  element.addEventListener("dragend", () => showDrops(false));
-}
-
-function showDrops(are) {
-  byId("composer").querySelector(".drops").hidden = !are;
-}
-
-function acceptDrops(form) {
-  const takes = (event) => event.dataTransfer.types.includes(DRAGGED) || event.dataTransfer.types.includes("Files");
-  const inSearch = () => !byId("search").hidden;
-  document.addEventListener("dragover", (event) => takes(event) && inSearch() && event.preventDefault());
-  document.addEventListener("dragenter", (event) => takes(event) && inSearch() && form.classList.add("over"));
-  document.addEventListener("dragleave", (event) => event.relatedTarget === null && form.classList.remove("over"));
-  document.addEventListener("drop", (event) => {
-    form.classList.remove("over");
-    showDrops(false);
-    if (!takes(event) || !inSearch()) return;
-    event.preventDefault();
-    const dragged = event.dataTransfer.getData(DRAGGED);
-    const sign = Number(event.target.closest?.("[data-sign]")?.dataset.sign ?? 1);
-    if (dragged && event.target.closest?.("#composer")) compose(JSON.parse(dragged), sign > 0 ? 1 : -0.5);
-    else if (!dragged) bring(picturesIn(event.dataTransfer).length ? picturesIn(event.dataTransfer) : [...event.dataTransfer.files]);
-  });
-}
-
 function openPanel(button, open = button.getAttribute("aria-expanded") !== "true") {
   for (const other of document.querySelectorAll(".panels button")) {
     const isOpen = other === button && open;
@@ -134,10 +97,13 @@ export function fill(state) {
   fillParts(state);
   fillModality(state);
   keepFocus(byId("panel-parts"), () => partsPanel(state));
-  keepFocus(byId("panel-instruction"), () => instructionPanel(state));
   filtersPanel(byId("panel-filters"), state, search);
   keepFocus(byId("panel-dials"), () => dialsPanel(state));
-  const marks = { "panel-parts": state.parts.length, "panel-instruction": state.instruction ? 1 : 0, "panel-filters": state.where.length + (state.match ? 1 : 0), "panel-dials": (state.beam ? 1 : 0) + (state.rerank ? 1 : 0) + (state.k === START.k ? 0 : 1) };
+  const marks = {
+    "panel-parts": state.parts.length,
+    "panel-filters": state.where.length + (state.match ? 1 : 0),
+    "panel-dials": [state.beam, state.rerank, state.instruction, state.k !== START.k].filter(Boolean).length,
+  };
   for (const button of document.querySelectorAll(".panels button")) {
     const mark = marks[button.getAttribute("aria-controls")];
     button.querySelector("small")?.remove();
@@ -210,40 +176,8 @@ function partsPanel(state) {
   words.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), add(1)));
   return [
     h("div", { class: "row" }, h("label", { for: "part-text" }, "Additional text, with its own weight"), words, h("button", { type: "button", id: "part-with", onclick: () => add(1) }, "With this"), h("button", { type: "button", id: "part-without", onclick: () => add(-0.5) }, "Without this")),
-    h("p", { class: "fine" }, "Drag results into the query to add them; drop them on “without” to move away from them. − and + change how much a part counts."),
+    h("p", { class: "fine" }, "An opened hit can be added too, or taken away. − and + change how much a part counts."),
   ];
-}
-
-function instructionPanel(state) {
-  const known = chosen().instructions.filter((one) => (!state.modality || one.modality === state.modality) && (state.parts.length > 0 || one.query === queryModality(state)));
-  const texts = [...new Set(inTurn(known).map((one) => one.text))];
-  const input = h("input", { id: "instruction", type: "text", maxlength: 1000, value: state.instruction, placeholder: "What is wanted; empty: the usual" });
-  input.addEventListener("change", () => search({ instruction: input.value.trim() }));
-  const choose = (text, at) => {
-    const isChosen = state.instruction === text;
-    const modality = known.find((one) => one.text === text).modality ?? state.modality;
-    return h("button", { type: "button", class: "chip", id: `chip-${at}`, "aria-pressed": String(isChosen), onclick: () => search(isChosen ? { instruction: "" } : { instruction: text, modality }) }, text);
-  };
-  const chips = texts.map(choose);
-  return [
-    h("div", { class: "row" }, h("label", { for: "instruction" }, "Instruction"), input),
-    texts.length > 0 && h("p", { class: "fine", id: "chips-about" }, "The model was trained with these:"),
-    h("div", { class: "chips", role: "group", "aria-labelledby": "chips-about" }, chips.slice(0, FEW_CHIPS)),
-    chips.length > FEW_CHIPS && h("details", {}, h("summary", {}, `${chips.length - FEW_CHIPS} more`), h("div", { class: "chips" }, chips.slice(FEW_CHIPS))),
-  ].filter(Boolean);
-}
-
-/** What kind of query it is, or will be: words until there is a picture. */
-function queryModality(state) {
-  if (!pictureOf(state)) return "text";
-  return state.text ? "image-text" : "image";
-}
-
-/** One of each modality, then a second of each: the first few show what can be asked for. */
-function inTurn(known) {
-  const places = new Map();
-  const turn = new Map(known.map((one) => [one, places.set(one.modality, (places.get(one.modality) ?? 0) + 1).get(one.modality)]));
-  return [...known].sort((one, other) => turn.get(one) - turn.get(other));
 }
 
 function dialsPanel(state) {
@@ -255,10 +189,16 @@ function dialsPanel(state) {
   const beam = h("input", { id: "beam", type: "range", min: 0, max: BEAMS.length, step: 1, value: at, "aria-valuetext": said(at) });
   beam.addEventListener("input", () => ((output.textContent = said(Number(beam.value))), beam.setAttribute("aria-valuetext", output.textContent)));
   beam.addEventListener("change", () => search({ beam: Number(beam.value) === 0 ? null : BEAMS[Number(beam.value) - 1] }));
-  const rerank = h("select", { id: "rerank", onchange: () => search({ rerank: rerank.value }) }, RERANKS.map(([value, name]) => h("option", { value, disabled: value === "embeddings" && !chosen().stores_embeddings }, value ? name : `Usual, ${RERANKS.find(([one]) => one === usual.rerank)[1].toLowerCase()}`)));
+  const rerankName = ([value, name]) => (value ? name : `Usual, ${RERANKS.find(([one]) => one === usual.rerank)[1].toLowerCase()}`);
+  const rerankOption = (one) => h("option", { value: one[0], disabled: one[0] === "embeddings" && !chosen().stores_embeddings }, rerankName(one));
+  const rerank = h("select", { id: "rerank", onchange: () => search({ rerank: rerank.value }) }, RERANKS.map(rerankOption));
   rerank.value = state.rerank;
-  const k = h("select", { id: "k", onchange: () => search({ k: Number(k.value) }) }, [...new Set([...COUNTS, state.k])].sort((a, b) => a - b).map((number) => h("option", { value: number }, number)));
+  const counts = [...new Set([...COUNTS, state.k])].sort((a, b) => a - b);
+  const k = h("select", { id: "k", onchange: () => search({ k: Number(k.value) }) }, counts.map((number) => h("option", { value: number }, number)));
   k.value = state.k;
+  const known = h("datalist", { id: "instructions" }, chosen().instructions.map((text) => h("option", { value: text })));
+  const instruction = h("input", { id: "instruction", type: "text", maxlength: 1000, list: "instructions", value: state.instruction, placeholder: "What is wanted; empty: the usual" });
+  instruction.addEventListener("change", () => search({ instruction: instruction.value.trim() }));
   return [
     h(
       "div",
@@ -267,6 +207,7 @@ function dialsPanel(state) {
       h("div", {}, h("label", { for: "rerank" }, "Re-ranking"), rerank),
       h("div", {}, h("label", { for: "k" }, "Hits"), k),
     ),
+    h("div", { class: "row" }, h("label", { for: "instruction" }, "Instruction"), instruction, known),
     h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits. The beam is at least as wide as the number of hits."),
   ];
 }

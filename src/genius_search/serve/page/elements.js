@@ -1,6 +1,9 @@
-// Elements without markup: text never becomes HTML, so an item's words cannot become part of the page.
+// Elements without markup, what is said to people, and how numbers and names are said.
 
-/** An element with attributes, listeners (`onclick`) and children; null and false children are left out. */
+export const byId = (id) => document.getElementById(id);
+
+/** An element with attributes, listeners (`onclick`) and children; null and false children are left out.
+ * Text never becomes HTML, so an item's words cannot become part of the page. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -24,8 +27,6 @@ export function icon(name) {
   return picture;
 }
 
-export const byId = (id) => document.getElementById(id);
-
 /** A modal that closes by Esc, its button or a click beside it, and gives the focus back. */
 export function modal(label, attributes, ...children) {
   const opener = document.activeElement;
@@ -43,4 +44,62 @@ export function modal(label, attributes, ...children) {
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
+}
+
+/** Said by a screen reader when it is free. */
+export function say(text) {
+  byId("status").textContent = text;
+}
+
+const REMEDIES = {
+  403: "Use a key that may: the button “Key”, above.",
+  404: "It may have been deleted, or the address is old.",
+  413: "Use a smaller picture, or fewer at once.",
+  422: "Change what was given and try again.",
+  429: "It is asked again by itself.",
+  500: "It is a fault of the server; its log says more.",
+  504: "A narrower beam answers sooner: see Settings.",
+};
+
+/** Show a problem with what to do about it; `again` repeats what failed, by itself if the server said when. */
+export function tell(problem, again = null, place = byId("notice")) {
+  if (problem.name === "AbortError") return;
+  if (problem.status === undefined) throw problem; // a fault of this page belongs in its console
+  const retry = again && h("button", { type: "button", onclick: () => (place.replaceChildren(), again()) }, "Try again");
+  const message = /[.!?]$/.test(problem.message) ? problem.message : `${problem.message}.`;
+  place.replaceChildren(
+    h(
+      "div",
+      { class: "notice", role: "alert" },
+      h("strong", {}, problem.title),
+      h("p", {}, `${message} ${REMEDIES[problem.status] ?? ""}`),
+      retry && h("p", { class: "actions" }, retry),
+      problem.requestId && h("p", { class: "fine" }, `Request ${problem.requestId}`),
+    ),
+  );
+  if (retry && problem.retryAfter) setTimeout(() => retry.isConnected && retry.click(), 1000 * problem.retryAfter);
+}
+
+const whole = new Intl.NumberFormat("en");
+
+export const count = (number) => whole.format(number);
+export const items = (number) => `${count(number)} ${number === 1 ? "item" : "items"}`;
+
+/** A probability or a share, never rounded to certainty. */
+export function percent(share) {
+  if (share > 0 && share < 0.001) return "<0.1\u00a0%";
+  if (share > 0 && share < 0.0995) return `${(share * 100).toFixed(1)}\u00a0%`;
+  if (share < 1 && share >= 0.995) return ">99\u00a0%";
+  return `${Math.round(share * 100)}\u00a0%`;
+}
+
+const ONE = { image: "Picture", text: "Text", "image-text": "Picture and text" };
+const MANY = { image: "Pictures", text: "Texts", "image-text": "Picture and text" };
+export const modalityName = (modality) => ONE[modality] ?? modality;
+export const modalityNames = (modality) => MANY[modality] ?? modality;
+
+/** What to call an item where its picture cannot be seen. */
+export function itemName(item) {
+  if (!item.text) return `Picture ${item.id}`;
+  return item.text.length > 80 ? `${item.text.slice(0, 77)}…` : item.text;
 }

@@ -1,19 +1,14 @@
 // Conditions on the items' fields, built row by row, and spelt as `genius search --where` reads them.
 
 import { byId, h, icon } from "./elements.js";
-import { chosen } from "./navigation.js";
+import { chosen } from "./state.js";
 
-const OWN = [
-  { name: "text", kind: "text", examples: [] },
-  { name: "id", kind: "text", examples: [] },
+const OWN = [{ name: "text", examples: [] }, { name: "id", examples: [] }];
+const OPERATORS = [
+  ["=", "is"], ["!=", "is not"], ["~", "contains"], ["in", "is one of"],
+  ["<", "below"], ["<=", "at most"], [">=", "at least"], [">", "above"],
 ];
-const OPERATORS = {
-  text: [["=", "is"], ["!=", "is not"], ["~", "contains"], ["in", "is one of"]],
-  number: [["<", "below"], ["<=", "at most"], ["=", "is"], [">=", "at least"], [">", "above"], ["!=", "is not"]],
-  truth: [["=", "is"], ["!=", "is not"]],
-};
 const SPELT = /^\s*((?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+)(?:\.(?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+))*)\s*(!=|<=|>=|=|<|>|~|in(?=[\s"']))\s*([^]*)$/;
-const NUMBER = /^-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?$/;
 
 /** The rows of the panel, redrawn unless somebody is in the middle of one. */
 export function filtersPanel(panel, state, search) {
@@ -42,24 +37,21 @@ export function filtersPanel(panel, state, search) {
 function conditionRow(condition, apply) {
   const [, name = "", operator = "", raw = ""] = SPELT.exec(condition ?? "") ?? [];
   const fields = [...chosen().fields, ...OWN];
-  if (name && !fields.some((field) => field.name === name)) fields.push({ name, kind: NUMBER.test(raw) ? "number" : "text", examples: [] });
+  if (name && !fields.some((field) => field.name === name)) fields.push({ name, examples: [] });
   const list = `values-${(rowNumber += 1)}`;
   const field = h("select", { "aria-label": "Field", class: "field" }, fields.map((one) => h("option", { value: one.name }, shownName(one.name))));
   field.value = name || fields[0].name;
-  const how = h("select", { "aria-label": "Comparison", class: "how" });
+  const how = h("select", { "aria-label": "Comparison", class: "how" }, OPERATORS.map(([sign, words]) => h("option", { value: sign }, words)));
+  how.value = operator || "=";
   const value = h("input", { type: "text", "aria-label": "Value", class: "value", list, value: unquoted(raw, operator), maxlength: 400 });
   const examples = h("datalist", { id: list });
-  const fit = () => {
-    const { kind, examples: known = [] } = fields.find((one) => one.name === field.value);
-    const before = how.value || operator;
-    how.replaceChildren(...OPERATORS[kind in OPERATORS ? kind : "text"].map(([sign, words]) => h("option", { value: sign }, words)));
-    if ([...how.options].some((option) => option.value === before)) how.value = before;
+  const suggest = () => {
+    const known = fields.find((one) => one.name === field.value).examples;
     examples.replaceChildren(...known.map((example) => h("option", { value: String(example) })));
     value.placeholder = known.length ? `for example ${known[0]}` : "a value";
-    value.inputMode = kind === "number" ? "decimal" : "text";
   };
-  fit();
-  field.addEventListener("change", () => (fit(), apply()));
+  suggest();
+  field.addEventListener("change", () => (suggest(), apply()));
   how.addEventListener("change", apply);
   value.addEventListener("change", apply);
   const row = h("li", { class: "condition" }, field, how, value, examples);
@@ -81,13 +73,12 @@ function spelt(panel) {
 
 function spell(name, how, typed) {
   if (!typed) return null;
-  const kind = chosen().fields.find((field) => field.name === name)?.kind ?? "text";
-  const value = (text) => (kind !== "text" && /^[^\s"',=<>~!]+$/.test(text) ? text : quoted(text));
-  if (how === "in") return `${name} in ${typed.split(",").map((one) => one.trim()).filter(Boolean).map(value).join(",")}`;
-  return `${name}${how}${value(typed)}`;
+  if (how === "in") return `${name} in ${typed.split(",").map((one) => one.trim()).filter(Boolean).map(quoted).join(",")}`;
+  return `${name}${how}${quoted(typed)}`;
 }
 
-const quoted = (text) => (text.includes('"') ? `'${text.replaceAll("'", "’")}'` : `"${text}"`);
+/** A value as a condition takes it: in quotes where it has spaces or signs. */
+const quoted = (text) => (/^[^\s"',=<>~!]+$/.test(text) ? text : text.includes('"') ? `'${text.replaceAll("'", "’")}'` : `"${text}"`);
 
 function unquoted(raw, operator) {
   const bare = (text) => text.trim().replace(/^(["'])([^]*)\1$/, "$2");

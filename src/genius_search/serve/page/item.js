@@ -1,16 +1,10 @@
 // One item, from the side: its picture and words, what to do with it, and its path through the codes.
 
 import { ask, call, key } from "./api.js";
-import { face } from "./cards.js";
 import { compose, moreLike, thisBut } from "./composer.js";
-import { h, modal } from "./elements.js";
-import { nameIndex } from "./main.js";
-import { chosen, closeItem, current, go, learnIndexes } from "./navigation.js";
-import { say, tell } from "./notices.js";
-import { picture } from "./pictures.js";
-import { forgetAnswer, question } from "./results.js";
-import { address, asks, START } from "./state.js";
-import { count, itemName, items, modalityName, percent } from "./words.js";
+import { count, h, itemName, items, modal, modalityName, percent, say, tell } from "./elements.js";
+import { face, forgetAnswer, question } from "./results.js";
+import { asks, chosen, closeItem, current, go, learnIndexes } from "./state.js";
 
 let sheet = null;
 let shownId = null;
@@ -41,9 +35,9 @@ function draw(body, item, state) {
   };
   const fields = Object.entries(flat(item.fields ?? {}));
   body.replaceChildren(
-    h("div", { class: "seen" }, face({ ...item, image: item.image })),
+    h("div", { class: "seen" }, face(item)),
     h("h2", { class: "id" }, item.id),
-    h("p", { class: "fine" }, modalityName(item.modality)),
+    h("p", { class: "fine" }, `${modalityName(item.modality)}, codes `, h("span", { class: "code" }, item.codes.join(" "))),
     h(
       "div",
       { class: "actions" },
@@ -63,7 +57,6 @@ function draw(body, item, state) {
   );
   const path = body.querySelector(".path");
   if (state.view === "search" && asks(state)) explain(path, item, state);
-  else plainPath(path, item);
 }
 
 const fileName = (item) => item.id.split("/").at(-1);
@@ -99,18 +92,6 @@ function flat(fields, before = "") {
   );
 }
 
-const codeLink = (codes, level, ...children) => h("a", { href: address({ ...START, view: "explore", index: current().index, prefix: codes.slice(0, level + 1) }) }, ...children);
-
-/** Without a query there are codes but no probabilities. */
-function plainPath(place, item) {
-  if (!item.codes?.length) return;
-  place.replaceChildren(
-    h("h3", {}, "Its codes"),
-    h("p", { class: "fine" }, "From coarse to fine; each leads to the items that share it."),
-    h("p", { class: "codes" }, item.codes.map((code, level) => codeLink(item.codes, level, h("span", { class: "unseen" }, `level ${level}: `), String(code)))),
-  );
-}
-
 async function explain(place, item, state) {
   place.replaceChildren(h("h3", {}, "Its path"), h("p", { class: "fine", "aria-busy": "true" }, "Reading its path …"));
   try {
@@ -119,9 +100,8 @@ async function explain(place, item, state) {
     place.replaceChildren(
       h("h3", {}, "Its path"),
       h("p", { class: "outcome" }, outcome(told)),
-      h("p", { class: "fine" }, `Its codes, coarse to fine. ${told.levels[0].probability === null ? "The longer the bar, the fewer codes are closer to the query." : "A bar is the probability that the query gives a code after those before it."} Open a level to see the others.`),
-      ...path(told, item),
-      ...sharing(told.neighbours),
+      h("p", { class: "fine" }, `Its codes, coarse to fine. ${told.levels[0].probability === null ? "The longer the bar, the fewer codes are closer to the query." : "A bar is the probability that the query gives a code after those before it."}`),
+      h("ol", { class: "levels" }, chosenLevels(told.levels).map((level) => levelRow(level, item))),
     );
   } catch (problem) {
     tell(problem, () => explain(place, item, state), place);
@@ -135,65 +115,22 @@ function outcome({ is_allowed: isAllowed, rank, touched, beam }) {
   return `It is not among the ${items(touched)} that the search looked at; a beam wider than ${count(beam)} may reach it.`;
 }
 
-/** Level by level, as long as there was anything to choose; where one item is left its other codes are one line. */
-function path({ codes, levels }, item) {
+/** As long as there was anything to choose: below, one item is left. */
+function chosenLevels(levels) {
   const alone = levels.findIndex((level) => level.items === 1) + 1;
-  const chosenLevels = alone ? levels.slice(0, alone) : levels;
-  const rest = codes.slice(chosenLevels.length);
-  return [
-    h("ol", { class: "levels" }, chosenLevels.map((level) => levelRow(codes, level, item))),
-    rest.length > 0 && h("p", { class: "fine rest" }, `Only this item is left; its other codes are `, h("span", { class: "code" }, rest.join(" ")), "."),
-  ].filter(Boolean);
+  return alone ? levels.slice(0, alone) : levels;
 }
 
-function levelRow(codes, level, item) {
-  const share = level.probability ?? (level.num_siblings - level.rank + 1) / level.num_siblings;
-  const number = level.probability === null ? `${count(level.rank)} of ${count(level.num_siblings)}` : percent(level.probability);
-  const name = level.level === 0 ? "modality" : `level ${level.level}`;
-  const place = level.num_siblings === 1 ? "The only code that exists here." : `Choice ${count(level.rank)} of ${count(level.num_siblings)}.`;
-  const shown = level.level === 0 ? modalityName(item.modality) : String(level.code);
-  const sum = `${name}, code ${level.code}: ${number}`;
-  const siblings = level.siblings.filter((one) => one.code !== level.code);
-  const row = h(
-    "summary",
-    { "aria-label": `${sum}, ${items(level.items)}` },
-    level.level > 0 && h("span", { class: "name" }, name),
-    h("b", { class: level.level === 0 ? "both" : "code" }, shown),
-    h("span", { class: "meter", "--share": share }),
+function levelRow({ level, code, items: below, probability, rank, num_siblings: siblings }, item) {
+  const number = probability === null ? `${count(rank)} of ${count(siblings)}` : percent(probability);
+  return h(
+    "li",
+    { title: `${items(below)} below it` },
+    h("span", { class: "name" }, level === 0 ? "modality" : `level ${level}`),
+    h("b", { class: "code" }, level === 0 ? modalityName(item.modality) : code),
+    h("span", { class: "meter", "--share": probability ?? (siblings - rank + 1) / siblings }),
     h("span", { class: "number" }, number),
-    h("span", { class: "below" }, count(level.items)),
   );
-  return h(
-    "li",
-    {},
-    h(
-      "details",
-      {},
-      row,
-      h("div", { class: "siblings" }, h("p", { class: "fine" }, place, " ", codeLink(codes, level.level, `The ${items(level.items)} below it`)), siblings.length ? h("ul", {}, siblings.map((one) => siblingTile(codes, level.level, one))) : ""),
-    ),
-  );
-}
-
-function siblingTile(codes, level, one) {
-  const to = [...codes.slice(0, level), one.code];
-  return h(
-    "li",
-    {},
-    codeLink(
-      to,
-      level,
-      h("span", { class: "thumbs" }, one.examples.slice(0, 3).map((example) => (example.image ? picture(example.image, "", 128) : h("span", { class: "snippet" }, example.text)))),
-      h("span", { class: "label" }, h("b", { class: "code" }, one.code), one.probability !== null && ` ${percent(one.probability)}`),
-      h("span", { class: "fine" }, items(one.items)),
-    ),
-  );
-}
-
-function sharing(examples) {
-  if (!examples.length) return [];
-  const tile = (item) => h("li", {}, h("a", { href: address({ ...current(), item: item.id }), "aria-label": itemName(item) }, item.image ? picture(item.image, "", 128) : h("span", { class: "snippet" }, item.text)));
-  return [h("h3", {}, "Its nearest neighbours in the codes"), h("ul", { class: "neighbours" }, examples.map(tile))];
 }
 
 function confirmDelete(item) {
@@ -221,7 +158,7 @@ async function remove(item, dialog) {
   dialog.close();
   leave();
   forgetAnswer();
-  await learnIndexes().then(nameIndex, tell);
+  await learnIndexes().catch(tell);
   await go({ item: null, parts: current().parts.filter((part) => part.value !== item.id) }, { replace: true });
   say(`${item.id} is deleted.`);
 }

@@ -3,19 +3,13 @@
 import { showAdd } from "./add.js";
 import { key, onKeyWanted } from "./api.js";
 import { fill, startComposer } from "./composer.js";
-import { byId, h, modal } from "./elements.js";
-import { showExplorer } from "./explore.js";
+import { byId, h, items, modal, tell } from "./elements.js";
 import { showItem } from "./item.js";
-import { allIndexes, arrive, chosen, current, go, learnIndexes, onShow } from "./navigation.js";
-import { clearNotice, say, tell } from "./notices.js";
 import { showResults } from "./results.js";
-import { showShortcuts, startShortcuts } from "./shortcuts.js";
-import { read, START } from "./state.js";
-import { items } from "./words.js";
+import { allIndexes, arrive, chosen, current, go, learnIndexes, onShow, read, START } from "./state.js";
 
 const VIEWS = {
   search: (state) => (fill(state), showResults(state)),
-  explore: showExplorer,
   add: showAdd,
 };
 let shown = null;
@@ -23,26 +17,20 @@ let shown = null;
 async function show(state) {
   const before = shown;
   shown = state.view;
-  clearNotice();
+  byId("notice").replaceChildren();
   for (const view of Object.keys(VIEWS)) byId(view).hidden = view !== state.view;
   for (const link of document.querySelectorAll("nav [data-view]")) {
     if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   nameIndex();
-  document.title = title(state);
+  document.title = state.view === "add" ? "Add items · genius" : state.text ? `${state.text} · genius` : "genius";
   const done = VIEWS[state.view](state);
   if (before && before !== state.view && !state.item) byId(`${state.view}-title`)?.focus();
   await Promise.all([done, showItem(state)]);
 }
 
-function title({ view, text, prefix }) {
-  if (view === "add") return "Add items · genius";
-  if (view === "explore") return `${prefix.length ? `Codes ${prefix.join(" › ")}` : "Explore the codes"} · genius`;
-  return text ? `${text} · genius` : "genius";
-}
-
-export function nameIndex() {
+function nameIndex() {
   const index = chosen();
   const several = allIndexes().length > 1;
   byId("size").textContent = several ? items(index.items) : `${index.name} · ${items(index.items)}`;
@@ -120,9 +108,12 @@ document.addEventListener("click", follow);
 window.addEventListener("popstate", (event) => arrive(read(location, event.state)));
 byId("key").hidden = !key.get();
 byId("key").addEventListener("click", async () => (await askForKey(false)) && learn());
-byId("help").addEventListener("click", showShortcuts);
 byId("indexes").querySelector("select").addEventListener("change", (event) => go({ ...START, view: current().view, index: event.target.value }));
-startShortcuts();
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
+  if (document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  (byId("search").hidden ? go(START) : Promise.resolve()).then(() => byId("text").select());
+});
 startComposer();
-say("");
 learn();

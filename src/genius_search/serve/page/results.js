@@ -1,23 +1,13 @@
 // The hits: a grid of cards, how sure they are, the time taken; or why there are none.
 
-import { ask } from "./api.js";
-import { card } from "./cards.js";
+import { ask, picture, ready } from "./api.js";
 import { moreLike, thisBut } from "./composer.js";
-import { byId, h } from "./elements.js";
-import { chosen, go } from "./navigation.js";
-import { say, tell } from "./notices.js";
-import { ready } from "./pictures.js";
-import { asks, pictureOf, START } from "./state.js";
-import { count, itemName, milliseconds, percent } from "./words.js";
+import { byId, count, h, itemName, percent, say, tell } from "./elements.js";
+import { address, asks, chosen, go, pictureOf, START } from "./state.js";
 
 const MOST = 200;
-const QUICK_MS = 400;
 let running = null;
-let answered = { question: null };
-let lastTook = 0;
-
-/** Whether hits come quickly enough to be shown as one types. */
-export const isQuick = () => lastTook < QUICK_MS;
+let answered = null;
 
 /** The search as the server wants it: JSON, and the picture that it names. */
 export async function question(state) {
@@ -45,23 +35,21 @@ export async function showResults(state) {
   const place = byId("results");
   place.setAttribute("aria-busy", "false");
   if (!asks(state)) {
-    answered = { question: null };
+    answered = null;
     await showBeginning(state, signal);
     return;
   }
   const asked = await question(state);
   const spelt = JSON.stringify([asked.json, pictureOf(state)?.url]);
-  if (signal.aborted || answered.question === spelt) return;
+  if (signal.aborted || answered === spelt) return;
   place.setAttribute("aria-busy", "true");
-  const begun = performance.now();
   try {
     const answer = await ask("/v1/search", { method: "POST", ...asked, signal });
-    answered = { question: spelt };
-    lastTook = performance.now() - begun;
-    draw(place, answer, state, lastTook);
+    answered = spelt;
+    draw(place, answer, state);
   } catch (problem) {
     if (problem.name === "AbortError") return;
-    answered = { question: null };
+    answered = null;
     if (state.picture && problem.message.startsWith("Image: ")) {
       await go({ picture: null }, { replace: true });
       tell({ status: 0, title: "This picture cannot be used", message: problem.message.replace(/^Image: (it )?/, "The file ") });
@@ -74,12 +62,11 @@ export async function showResults(state) {
 
 /** Ask again even if the question is the same: the items have changed. */
 export function forgetAnswer() {
-  answered = { question: null };
+  answered = null;
 }
 
-function draw(place, answer, state, roundTrip) {
-  const { hits, good_match: isGood } = answer;
-  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"} in ${milliseconds(answer.took_ms.queue + answer.took_ms.search)}`;
+function draw(place, { hits, good_match: isGood, took_ms: took, settings }, state) {
+  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"} in ${Math.ceil(took.queue + took.search)} ms`;
   if (!hits.length) {
     say(`Nothing found. ${narrowed(state) ? "Filters are set." : ""}`);
     place.replaceChildren(nothing(state));
@@ -90,7 +77,7 @@ function draw(place, answer, state, roundTrip) {
   const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
   place.replaceChildren(
     ...[
-      h("div", { class: "taken" }, h("h2", {}, found), timeBar(answer, roundTrip)),
+      h("div", { class: "taken" }, h("h2", {}, found), h("p", { class: "fine time" }, `beam ${settings.beam}, re-ranking ${settings.rerank}`)),
       isGood === false && h("div", { class: "notice warn" }, h("h3", {}, "No good match"), h("p", {}, noMatchWords(hits[0], state))),
       list,
       more,
@@ -135,41 +122,47 @@ function hitCard(hit, state) {
   const rated = sure && h("span", { class: "sure", title: `probability ${sure}` }, h("span", { class: "meter", "--share": hit.probability }), sure);
   return card(
     hit,
-    { label, state },
+    label,
+    state,
     h(
       "div",
       { class: "acts" },
       h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
-      h("button", { type: "button", title: "Similar (M)", onclick: () => moreLike(hit) }, "Similar"),
-      h("button", { type: "button", title: "Like this, but … (B)", onclick: () => thisBut(hit) }, "Like this, but …"),
+      h("button", { type: "button", onclick: () => moreLike(hit) }, "Similar"),
+      h("button", { type: "button", onclick: () => thisBut(hit) }, "Like this, but …"),
     ),
   );
 }
 
-/** Where the time went, stage by stage; what is missing to the whole was the network's. */
-function timeBar({ took_ms: took, settings }, roundTrip) {
-  const stages = [["waiting", took.queue], ["searching", took.search], ["network", Math.max(0, roundTrip - took.queue - took.search)]];
-  const words = stages.map(([name, value]) => `${name} ${milliseconds(value)}`).join(", ");
-  return h(
-    "div",
-    { class: "time" },
-    h("span", { class: "stages", "aria-hidden": "true" }, stages.map(([name, value], at) => h("span", { class: `stage-${at}`, title: `${name} ${milliseconds(value)}`, "--grow": Math.max(value, 0.01) }))),
-    h("span", { class: "fine" }, `${words}; beam ${settings.beam}, re-ranking ${settings.rerank}`),
-  );
+/** A link to an item; what else the card says stands below it. */
+function card(item, label, state, ...rest) {
+  const open = h("a", { class: "open", href: address({ ...state, item: item.id }), "aria-label": label }, face(item));
+  return h("li", { class: "card", "data-id": item.id }, open, ...rest);
+}
+
+/** What can be seen of an item. */
+export function face(item) {
+  return [
+    item.image && h("span", { class: "frame" }, picture(item.image, "")),
+    item.text && h("span", { class: item.image ? "text" : "text alone" }, item.text),
+    !item.image && !item.text && h("span", { class: "text alone" }, item.id),
+  ];
 }
 
 /** Before the first search: what there is to be found. */
 async function showBeginning(state, signal) {
   const place = byId("results");
   try {
-    const { examples, items } = await ask("/v1/codes", { query: { index: chosen().name, prefix: "" }, signal });
-    if (!items) {
-      place.replaceChildren(h("div", { class: "empty" }, h("h2", {}, "The index is empty"), h("p", {}, "Add pictures and texts, then search them."), h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items"))));
+    if (!chosen().items) {
+      place.replaceChildren(h("div", { class: "empty" }, h("h2", {}, "The index is empty"), h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items"))));
       return;
     }
+    const { examples, children } = await ask("/v1/codes", { query: { index: chosen().name }, signal });
+    const all = [...children.flatMap((child) => child.examples), ...examples];
+    const some = [...new Map(all.map((item) => [item.id, item])).values()];
     place.replaceChildren(
-      h("div", { class: "taken" }, h("h2", {}, "Some of what is here"), h("p", { class: "fine" }, "Open one, drag one into the query, or describe something else.")),
-      h("ul", { class: gridClass(examples, false), "aria-label": "Examples" }, examples.map((item) => card(item, { state: { ...START, index: state.index } }))),
+      h("div", { class: "taken" }, h("h2", {}, "Some of what is here"), h("p", { class: "fine" }, "Open one, or describe something else.")),
+      h("ul", { class: gridClass(some, false), "aria-label": "Examples" }, some.map((item) => card(item, itemName(item), { ...START, index: state.index }))),
     );
   } catch (problem) {
     tell(problem, () => showResults(state), place);

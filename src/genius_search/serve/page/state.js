@@ -1,29 +1,71 @@
-// What is shown is said by the address, so that a search can be shared and Back works.
+// Where one is. The address says what is shown, so that a search can be shared and Back works.
 // Only a brought picture is not in it: it stays in this tab, and history entries point to it.
+
+import { ask } from "./api.js";
 
 export const START = Object.freeze({
   view: "search", index: null, text: "", picture: null, parts: [], instruction: "", modality: "",
-  k: 20, beam: null, rerank: "", where: [], match: "", item: null, prefix: [], list: "tree", apart: 1,
+  k: 20, beam: null, rerank: "", where: [], match: "", item: null,
 });
 
 const brought = new Map();
+let state = START;
+let indexes = [];
+let show = async () => {};
+
+/** What shows a state, once it is reached. */
+export function onShow(shows) {
+  show = shows;
+}
+
+export const current = () => state;
+export const allIndexes = () => indexes;
+
+/** The index that is searched. */
+export const chosen = () => indexes.find((index) => index.name === state.index) ?? indexes[0];
+
+/** Go where these changes lead; the address follows. */
+export function go(changes, { replace = false, opened = false } = {}) {
+  const next = { ...state, ...changes };
+  history[replace ? "replaceState" : "pushState"]({ picture: next.picture, opened }, "", address(next));
+  return arrive(next);
+}
+
+/** Show a state; before the indexes are known there is nothing to show, and the address keeps it. */
+export function arrive(next) {
+  state = next;
+  return indexes.length ? show(next) : Promise.resolve();
+}
+
+/** Close the item: Back where it was opened from here, else the same page without it. */
+export function closeItem() {
+  if (!state.item) return;
+  if (history.state?.opened) history.back();
+  else go({ item: null }, { replace: true });
+}
+
+/** Counts change when items come and go. */
+export async function learnIndexes() {
+  indexes = (await ask("/v1/indexes")).indexes;
+}
 
 /** Keep a file for as long as the tab lives; returns what history entries call it. */
 export function keepPicture(file) {
-  const name = crypto.randomUUID?.() ?? String(Math.random());
+  const name = String(brought.size);
   brought.set(name, { file, url: URL.createObjectURL(file) });
   return name;
 }
 
 export const pictureOf = (state) => brought.get(state.picture) ?? null;
 
+export const asks = (state) => Boolean(state.text.trim() || pictureOf(state) || state.parts.some((part) => part.value.trim()));
+
 export function read(address, entry) {
   const given = new URLSearchParams(address.search);
   const number = (name, usual) => (/^[1-9]\d{0,5}$/.test(given.get(name) ?? "") ? Number(given.get(name)) : usual);
-  const view = given.get("view");
   return {
     ...START,
-    view: view === "explore" || view === "add" ? view : "search",
+    view: given.get("view") === "add" ? "add" : "search",
     index: given.get("index"),
     text: given.get("q") ?? "",
     picture: entry?.picture ?? null,
@@ -36,9 +78,6 @@ export function read(address, entry) {
     where: given.getAll("where"),
     match: given.get("match") ?? "",
     item: given.get("item"),
-    prefix: (given.get("prefix") ?? "").split(",").filter((code) => /^\d+$/.test(code)).map(Number),
-    list: given.get("list") ?? "tree",
-    apart: number("apart", START.apart),
   };
 }
 
@@ -64,14 +103,7 @@ export function address(state) {
     say("beam", state.beam);
     say("rerank", state.rerank);
   }
-  if (state.view === "explore") {
-    say("list", state.list, "tree");
-    if (state.list === "tree") say("prefix", state.prefix.join(","));
-    if (state.list === "duplicates") say("apart", state.apart, START.apart);
-  }
   say("item", state.item);
-  const query = said.toString().replaceAll("%2C", ",").replaceAll("%3A", ":").replaceAll("*", "*");
+  const query = said.toString().replaceAll("%3A", ":");
   return query ? `/?${query}` : "/";
 }
-
-export const asks = (state) => Boolean(state.text.trim() || pictureOf(state) || state.parts.some((part) => part.value.trim()));
