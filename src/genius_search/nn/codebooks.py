@@ -64,24 +64,17 @@ class Codebooks:
         self.dim = dim
         self.config = config
         self._weights = weights
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
+        self._tables = [weights[f"codebooks.{level}.embed"] for level in range(_num_levels(config))]
+        self.sizes = tuple(len(table) for table in self._tables)
         """Number of codes at each level."""
-        return tuple(len(table) for table in self.tables())
-
-    @property
-    def has_modality_level(self) -> bool:
+        self.has_modality_level = config.level0 != "none"
         """Whether the first code of an ID encodes the modality."""
-        return self.config.level0 != "none"
+        self.level0_modality: Int64[np.ndarray, " 3"] = weights["level0_modality"]
+        """Number of the modality that each level-0 code stands for, −1 if it is not known."""
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
-        return list(self._tables)
-
-    @cached_property
-    def _tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
-        return [self._weights[name] for name in _names_of_tables(self.config)]
+        return self._tables
 
     @cached_property
     def spread(self) -> Spread:
@@ -92,27 +85,22 @@ class Codebooks:
         residuals = Residuals(self._weights["residual_weights"], constant[constant.any(axis=1)])
         return Spread(self._weights["usage"], self._weights["spreads"], residuals)
 
-    @property
-    def level0_modality(self) -> Int64[np.ndarray, " 3"]:
-        """Number of the modality that each level-0 code stands for, −1 if it is not known."""
-        return np.asarray(self._weights["level0_modality"])
 
-
-def _names_of_tables(config: QuantizerConfig) -> list[str]:
-    """Return the names of the weights that hold the code vectors of each level."""
-    first = int(config.level0 != "none")
-    semantic = [first if config.shared_codebook else first + level for level in range(config.levels)]
-    return [f"codebooks.{book}.embed" for book in [*range(first), *semantic]]
+def _num_levels(config: QuantizerConfig) -> int:
+    return config.levels + (config.level0 != "none")
 
 
 def shapes_of_weights(dim: int, config: QuantizerConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the weights that :class:`Codebooks` needs."""
-    tables = dict.fromkeys(_names_of_tables(config), (config.codebook_size, dim))
+    shapes: dict[str, tuple[int, ...]] = {
+        f"codebooks.{level}.embed": (config.codebook_size, dim) for level in range(_num_levels(config))
+    }
+    modalities = 1
     if config.level0 != "none":
-        tables["codebooks.0.embed"] = (NUM_MODALITIES, dim)
-    modalities = 1 if config.level0 == "none" else NUM_MODALITIES
+        modalities = NUM_MODALITIES
+        shapes["codebooks.0.embed"] = (NUM_MODALITIES, dim)
     return {
-        **tables,
+        **shapes,
         "level0_modality": (NUM_MODALITIES,),
         "usage": (modalities, config.codebook_size),
         "spreads": (modalities, COLUMNS),
@@ -128,9 +116,8 @@ class StoredQuantizer:
         self.manifest = manifest
         self._device = device
         dim, config = dim_of(manifest), settings_of(QuantizerConfig, manifest)
-        self.codebooks = Codebooks(
-            dim, config, read_arrays(manifest.folder / WEIGHTS, shapes_of_weights(dim, config))
-        )
+        weights = read_arrays(manifest.folder / WEIGHTS, shapes_of_weights(dim, config))
+        self.codebooks = Codebooks(dim, config, weights)
 
     @cached_property
     def quantizer(self) -> Quantizer:

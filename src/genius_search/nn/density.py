@@ -22,7 +22,7 @@ per ID.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -97,13 +97,8 @@ class NormAndDensity:
     def measure(self, codes: Int[Tensor, "ids levels"]) -> Measured:
         """Return half the squared norm of each ID's vector and the density around it."""
         codes = codes.to(self._device)
-        half_norms = torch.zeros(len(codes), dtype=torch.float64, device=self._device)
-        densities = torch.zeros_like(half_norms)
-        for reference, rows in self._batches(codes):
-            vectors = self._vectors(codes[rows])
-            densities[rows] = _density(vectors, codes[rows], reference)
-            half_norms[rows] = vectors.square().sum(dim=1) / 2
-        return Measured(half_norms, densities)
+        vectors = self._vectors(codes)
+        return Measured(vectors.square().sum(dim=1) / 2, self._densities(vectors, codes))
 
     def columns(self, codes: Int[Tensor, "ids levels"]) -> Int16[Tensor, "ids columns"]:
         """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped."""
@@ -120,20 +115,21 @@ class NormAndDensity:
 
         An embedding is compared with the same vectors as its ID.
         """
-        codes, vectors = codes.to(self._device), embeddings.to(self._device).double()
-        densities = torch.zeros(len(codes), dtype=torch.float64, device=self._device)
-        for reference, rows in self._batches(codes):
-            densities[rows] = _density(vectors[rows], codes[rows], reference)
+        densities = self._densities(embeddings.to(self._device).double(), codes.to(self._device))
         return (densities * DENSITY_STEPS).round().clamp(0, LARGEST).to("cpu", torch.uint8)
 
-    def _batches(self, codes: Int[Tensor, "ids levels"]) -> Iterator[tuple[_Reference, Int[Tensor, " rows"]]]:
-        """Yield batches of rows of one modality, with the vectors to compare them with."""
+    def _densities(
+        self, vectors: Float64[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+    ) -> Float64[Tensor, " items"]:
+        """Return the density around each vector; ``codes`` are those of its ID."""
+        densities = torch.zeros(len(codes), dtype=torch.float64, device=self._device)
         groups = codes[:, 0] if self._has_modality_level else torch.zeros_like(codes[:, 0])
         for code in groups.unique().tolist():
             reference = self._reference(code)
             size = max(1, SCORES_AT_ONCE // len(reference.directions))
             for rows in (groups == code).nonzero()[:, 0].split(size):
-                yield reference, rows
+                densities[rows] = _density(vectors[rows], codes[rows], reference)
+        return densities
 
     def _reference(self, code: int) -> _Reference:
         if code not in self._references:
@@ -141,21 +137,19 @@ class NormAndDensity:
             if self._has_modality_level:
                 sample = sample[sample[:, 0] == code]
             if len(sample) > NEIGHBOURS:
-                reference = _Reference(F.normalize(self._vectors(sample), dim=1), _hashes(sample))
+                vectors, hashes = self._vectors(sample), _hashes(sample)
             elif self._has_modality_level:
-                first = self._tables[0][code].double() + self._tables[1].double()
-                reference = _Reference(F.normalize(first, dim=1), None)
+                vectors, hashes = self._tables[0][code].double() + self._tables[1].double(), None
             else:
-                reference = _Reference(F.normalize(self._tables[0].double(), dim=1), None)
-            self._references[code] = reference
+                vectors, hashes = self._tables[0].double(), None
+            self._references[code] = _Reference(F.normalize(vectors, dim=1), hashes)
         return self._references[code]
 
     def _vectors(self, codes: Int[Tensor, "ids levels"]) -> Float64[Tensor, "ids dim"]:
         """Sum the code vectors of each ID."""
-        vectors = torch.zeros(len(codes), self._tables[0].shape[1], dtype=torch.float64, device=self._device)
-        for level, table in enumerate(self._tables):
-            vectors += table[codes[:, level]].double()
-        return vectors
+        levels = zip(self._tables, codes.T, strict=True)
+        nothing = torch.zeros(len(codes), self._tables[0].shape[1], dtype=torch.float64, device=self._device)
+        return sum((table[own].double() for table, own in levels), nothing)
 
 
 def _density(

@@ -81,7 +81,7 @@ def examine(
     has_modality_level: bool,
 ) -> Health:
     """Report the health of IDs; ``reconstruction`` holds each candidate's cosine with its ID's vector."""
-    counts = _bucket_sizes(codes)
+    counts = np.unique(codes, axis=0, return_counts=True)[1]
     purity = None
     names: tuple[str, ...] = ()
     if has_modality_level:
@@ -89,6 +89,12 @@ def examine(
         purity = float((majority[codes[:, 0]] == modalities).mean())
         labels = [modality.value for modality in Modality]
         names = tuple("unknown" if code < 0 else labels[code] for code in majority)
+    levels = []
+    for level, size in enumerate(sizes):
+        shares = np.bincount(codes[:, level]) / len(codes)
+        shares = shares[shares > 0]
+        perplexity = float(2 ** -(shares * np.log2(shares)).sum())
+        levels.append(LevelHealth(level, size, len(shares), perplexity, float(shares.max())))
     health = Health(
         candidates=len(codes),
         distinct_ids=len(counts),
@@ -97,30 +103,10 @@ def examine(
         purity=purity,
         level0_modality=names,
         reconstruction=float(reconstruction.mean()),
-        levels=tuple(_level(level, codes[:, level], size) for level, size in enumerate(sizes)),
+        levels=tuple(levels),
         problems=(),
     )
     return replace(health, problems=tuple(_problems(health)))
-
-
-def _bucket_sizes(codes: np.ndarray) -> np.ndarray:
-    """Return the number of candidates of each distinct ID."""
-    ordered = codes[np.lexsort(codes.T)]
-    is_new = np.ones(len(codes), dtype=bool)
-    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    return np.diff(np.append(np.flatnonzero(is_new), len(codes)))
-
-
-def _level(level: int, codes: np.ndarray, size: int) -> LevelHealth:
-    counts = np.bincount(codes, minlength=size)
-    shares = counts[counts > 0] / len(codes)
-    return LevelHealth(
-        level=level,
-        size=size,
-        used=len(shares),
-        perplexity=float(2 ** -(shares * np.log2(shares)).sum()),
-        largest_share=float(shares.max()),
-    )
 
 
 def _problems(health: Health) -> Iterator[str]:
@@ -140,11 +126,12 @@ def _problems(health: Health) -> Iterator[str]:
             f"IDs are poor approximations of embeddings (mean cosine {health.reconstruction:.2f}): "
             "train longer"
         )
-    levels = health.levels if health.purity is None else health.levels[1:]
-    sparse = [level for level in levels if level.used < LOW_USE * min(level.size, health.candidates)]
-    if sparse:
-        uses = ", ".join(f"level {level.level} uses {level.used} of {level.size} codes" for level in sparse)
-        yield f"{uses}: smaller codebooks would do, or they collapsed"
+    for level in health.levels if health.purity is None else health.levels[1:]:
+        if level.used < LOW_USE * min(level.size, health.candidates):
+            yield (
+                f"level {level.level} uses {level.used} of {level.size} codes: smaller codebooks would do, "
+                "or they collapsed"
+            )
 
 
 def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:

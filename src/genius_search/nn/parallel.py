@@ -163,7 +163,7 @@ def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]
     means = torch.stack([value.detach().float() for value in tensors.values()])
     sum_over_ranks([means])
     numbers = dict(zip(tensors, (means / num_ranks()).tolist(), strict=True))
-    return {name: numbers[name] if name in numbers else float(value) for name, value in measures.items()}
+    return {name: float(value) for name, value in {**measures, **numbers}.items()}
 
 
 def usable(device: str) -> str:

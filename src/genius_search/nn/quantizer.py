@@ -181,10 +181,8 @@ class Codebook(nn.Module):
     ) -> None:
         """Update the moving averages with the residuals that were assigned to each code."""
         size = len(self.embed)
-        counts = torch.zeros_like(self.cluster_size).index_add_(
-            0, codes, torch.ones_like(codes, dtype=self.cluster_size.dtype)
-        )
-        sums = torch.zeros_like(self.embed_avg).index_add_(0, codes, residuals.to(self.embed_avg.dtype))
+        counts = torch.bincount(codes, minlength=size).to(self.cluster_size)
+        sums = torch.zeros_like(self.embed_avg).index_add_(0, codes, residuals.to(self.embed_avg))
         parallel.sum_over_ranks([counts, sums])
         self.cluster_size.lerp_(counts, 1 - decay)
         self.embed_avg.lerp_(sums, 1 - decay)
@@ -199,21 +197,16 @@ class Codebook(nn.Module):
         """Move each code whose average count is below ``below`` to a random residual; return their number."""
         dead = self.cluster_size < below
         num_dead = int(dead.sum())
-        if num_dead == 0 or len(residuals) == 0:
-            return 0
-        chosen = torch.randint(len(residuals), (num_dead,), generator=generator)
-        vectors = residuals[chosen.to(residuals.device)].to(self.embed.dtype)
-        self.embed[dead] = vectors
-        self.cluster_size[dead] = below
-        self.embed_avg[dead] = vectors * below
+        if num_dead:
+            chosen = torch.randint(len(residuals), (num_dead,), generator=generator)
+            self.embed[dead] = residuals[chosen.to(residuals.device)].to(self.embed)
+            self.cluster_size[dead] = below
+            self.embed_avg[dead] = self.embed[dead] * below
         return num_dead
 
 
 class Quantizer(nn.Module):
-    """Fusion and codebooks: turns features into unit embeddings and IDs.
-
-    It is also constructed on the "meta" device, to compare its size with that of its file.
-    """
+    """Fusion and codebooks: turns features into unit embeddings and IDs."""
 
     level0_modality: Tensor
     usage: Float[Tensor, "modalities codes"]
@@ -249,7 +242,7 @@ class Quantizer(nn.Module):
         self.register_buffer("spreads", torch.zeros(modalities, COLUMNS))
         self.register_buffer("residual_weights", torch.ones(len(BITS), dim))
         self.register_buffer("constant", torch.zeros(MOST_CONSTANT, dim))
-        # Not a buffer, since its length varies; on the CPU even when the weights are on "meta".
+        # Not a buffer, since its length varies; on the CPU even if the weights are on "meta" to read a file.
         self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
         self._norm_and_density: NormAndDensity | None = None
 
@@ -316,11 +309,9 @@ class Quantizer(nn.Module):
 
     def decode(self, codes: Int[Tensor, "items levels"]) -> Float[Tensor, "items dim"]:
         """Return the vector of each ID: the sum of its code vectors."""
-        codes = codes.to(self.device)
-        total = torch.zeros(len(codes), self.dim, device=self.device)
-        for level, table in enumerate(self.tables()):
-            total = total + table[codes[:, level]]
-        return total
+        levels = zip(self.tables(), codes.to(self.device).T, strict=True)
+        nothing = torch.zeros(len(codes), self.dim, device=self.device)
+        return sum((table[own] for table, own in levels), nothing)
 
     @property
     def norm_and_density(self) -> NormAndDensity:
@@ -339,11 +330,15 @@ class Quantizer(nn.Module):
         self.pool_sample = ids.to("cpu", torch.int16)
         self._norm_and_density = None
 
+    def in_numpy(self) -> Codebooks:
+        """Return a copy of what searching needs."""
+        weights = {name: as_array(weight).copy() for name, weight in self.state_dict().items()}
+        return Codebooks(self.dim, self.config, weights)
+
     @property
     def spread(self) -> Spread:
-        """By how much products and densities differ; estimated if it was not measured."""
-        weights = {name: as_array(weight) for name, weight in self.state_dict().items()}
-        return Codebooks(self.dim, self.config, weights).spread
+        """By how much products and densities differ; if it was not measured, queries are not scaled."""
+        return self.in_numpy().spread
 
     @torch.no_grad()
     def encode_items(
@@ -395,23 +390,18 @@ class Quantizer(nn.Module):
         residuals with a generator that is seeded alike on every rank.
         """
         self._norm_and_density = None
-        revived = 0
+        config, revived = self.config, 0
         for level, book in enumerate(self.books):
-            residuals = quantized.residuals[level]
-            book.follow(
-                residuals, quantized.codes[:, level], decay=self.config.decay, laplace=self.config.laplace
-            )
-            is_modality = level == 0 and self.has_modality_level
-            if not is_modality and self.config.dead_below > 0:
+            residuals, codes = quantized.residuals[level], quantized.codes[:, level]
+            book.follow(residuals, codes, decay=config.decay, laplace=config.laplace)
+            if config.dead_below > 0 and not (level == 0 and self.has_modality_level):
                 gathered = parallel.gather_pairs(residuals)
-                revived += book.revive(gathered, below=self.config.dead_below, generator=generator)
+                revived += book.revive(gathered, below=config.dead_below, generator=generator)
         return revived
 
     def classify(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items modalities"]:
         """Return modality logits; only for a quantizer whose level 0 is a classifier."""
-        if self.classifier is None:
-            raise ValueError("this quantizer has no modality classifier")
-        logits: Tensor = self.classifier(embeddings)
+        logits: Tensor = self.classifier(embeddings)  # type: ignore[misc]
         return logits
 
     def _encode(
@@ -445,20 +435,15 @@ class TrainedQuantizer(NamedTuple):
 
     @property
     def codebooks(self) -> Codebooks:
-        """Copies of the weights that searching needs."""
-        own = self.quantizer
-        weights = {name: as_array(weight).copy() for name, weight in own.state_dict().items()}
-        return Codebooks(own.dim, own.config, weights)
+        """A copy of what searching needs."""
+        return self.quantizer.in_numpy()
 
 
 def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
     """Write weights and manifest of a quantizer; ``health`` is None if its IDs were not examined yet."""
-    tensors = {POOL_SAMPLE: quantizer.pool_sample} if len(quantizer.pool_sample) else {}
-    written: set[int] = set()
-    for name, tensor in quantizer.state_dict().items():
-        if tensor.data_ptr() not in written:  # a shared codebook is written once
-            tensors[name] = tensor
-        written.add(tensor.data_ptr())
+    tensors = dict(quantizer.state_dict())
+    if len(quantizer.pool_sample):
+        tensors[POOL_SAMPLE] = quantizer.pool_sample
     write_weights(writer.path / WEIGHTS, tensors)
     facts = {"dim": quantizer.dim, "health": None if health is None else dataclasses.asdict(health)}
     return TrainedQuantizer(quantizer.eval(), writer.finish(facts=facts))
@@ -473,15 +458,8 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
 
 
 def _take_sample(quantizer: Quantizer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give a quantizer its pool sample, and return the other tensors, a shared codebook's for every level."""
+    """Give a quantizer its pool sample, and return the other tensors."""
     quantizer.set_pool_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
-    if quantizer.config.shared_codebook:
-        first = int(quantizer.has_modality_level)
-        tensors |= {
-            name: tensors[f"codebooks.{first}.{name.split('.')[2]}"]
-            for name in quantizer.state_dict()
-            if name.startswith("codebooks.") and name not in tensors
-        }
     return tensors
 
 
