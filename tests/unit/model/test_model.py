@@ -13,7 +13,6 @@ import torch
 from genius_search.data.features import Features
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.model import MODEL_FILE, Genius
-from genius_search.nn.codebooks import Codebooks
 from genius_search.records import Modality
 
 
@@ -95,7 +94,7 @@ def test_every_modality_has_level_0_codes_of_its_own(model):
 
 def test_a_modality_that_no_code_stands_for_is_refused(model, monkeypatch):
     only_texts = np.full_like(model.codebooks.level0_modality, Modality.TEXT.code)
-    monkeypatch.setattr(Codebooks, "level0_modality", only_texts)
+    monkeypatch.setattr(model.codebooks, "level0_modality", only_texts)
     with pytest.raises(UsageError, match="image"):
         model.level0_codes(Modality.IMAGE)
 
