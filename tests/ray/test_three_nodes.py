@@ -184,17 +184,17 @@ def test_no_query_fails_while_a_copy_and_a_node_are_killed(nodes, served, record
 
 def test_the_commands_search_and_change_what_is_served(nodes, served, tmp_path):
     def run(*words):
-        running = nodes.genius("cluster", *words, "--address", nodes.address)
+        running = nodes.genius(*words, "--address", nodes.address)
         output, _ = running.communicate(timeout=SECONDS)
         return running.returncode, output
 
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "new.txt").write_text("text 1")
-    assert "1 item added" in run("add", served, tmp_path / "new")[1]
+    assert "1 item added" in run("index", "add", served, tmp_path / "new")[1]
     status, output = run("search", served, "text 1", "-k", "200")
     assert (status, "new.txt" in output) == (0, True)
-    assert "1 item deleted" in run("delete", served, "new.txt")[1]
-    assert run("delete", served, "new.txt")[0] == 3
+    assert "1 item deleted" in run("index", "delete", served, "new.txt")[1]
+    assert run("index", "delete", served, "new.txt")[0] == 3
 
 
 def test_a_driver_without_the_token_is_refused(nodes):

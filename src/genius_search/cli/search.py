@@ -31,7 +31,7 @@ from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
-    from genius_search.index.explain import Explanation
+    from genius_search.index.explain import Explanation, LevelStep, Sibling
     from genius_search.index.hits import SearchHit
     from genius_search.index.index import Index
 
@@ -244,29 +244,16 @@ def _plain(value: Any) -> Any:
 
 def _print_explanation(found: Explanation) -> None:
     item = found.item
-    is_generated = all(step.probability is not None for step in found.levels)
     print_text(f"{item.id}  {' '.join((item.text or item.image or '').split())}".rstrip())
     rows = []
     for step in found.levels:
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
-        described = [
-            f"{one.code}{'' if one.probability is None else f' {one.probability:.3f}'} "
-            f"({plural(one.items, 'item')})"
-            for one in others
-        ]
+        described = (f"{_code(one)} ({plural(one.items, 'item')})" for one in others)
+        rank = f"{step.rank:,} of {step.num_siblings:,}"
         rows.append(
-            [
-                step.name.removeprefix("level "),
-                str(step.code),
-                *([] if step.probability is None else [f"{step.probability:.3f}"]),
-                f"{step.rank:,} of {step.num_siblings:,}",
-                f"{step.items:,}",
-                "; ".join(described),
-            ]
+            (step.name.removeprefix("level "), _code(step), rank, f"{step.items:,}", "; ".join(described))
         )
-    others_are = "more probable, or next" if is_generated else "nearer to the query, or next"
-    probability = ["probability"] if is_generated else []
-    print_table(["level", "code", *probability, "rank", "items", others_are], rows, fill=True)
+    print_table(("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True)
     if not found.is_allowed:
         print("The search may not find it: it has another modality, or a condition excludes it.")
     elif found.rank is not None:
@@ -276,3 +263,8 @@ def _print_explanation(found: Explanation) -> None:
             f"Not found: it is not among the {found.touched:,} items that the search ranked with a beam of "
             f"{found.beam:,}; a wider --beam may reach it."
         )
+
+
+def _code(one: LevelStep | Sibling) -> str:
+    """Return a code, with its probability where a generator leads the search."""
+    return str(one.code) if one.probability is None else f"{one.code} ({one.probability:.1%})"

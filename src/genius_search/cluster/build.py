@@ -65,7 +65,6 @@ class Settings(NamedTuple):
     shards: int = 2
     embeddings: StoredEmbeddings | None = None
     embedding_bits: EmbeddingBits | None = None
-    captions: bool = True
     device: str = "cpu"
     download: bool = False
 
@@ -169,7 +168,7 @@ def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
             )
         return int(plan["rows"])
     progress.say(f"dividing the rows of {settings.pool} among {settings.shards} shards")
-    pool = open_pool(Path(settings.pool), captions=settings.captions)
+    pool = open_pool(Path(settings.pool), captions=True)
     with contextlib.ExitStack() as stack:
         places = [folder / BUILD / ROWS.format(number) for number in range(settings.shards)]
         files = [stack.enter_context(place.open("w", encoding="utf-8")) for place in places]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -72,7 +71,7 @@ def read_cluster(folder: Path) -> ClusterManifest:
     if not path.is_file():
         raise ArtifactMissing(f"{folder} holds no finished cluster; `genius cluster build` makes one")
     try:
-        return ClusterManifest.model_validate_json(json.dumps(read_json(path)))
+        return ClusterManifest.model_validate(read_json(path))
     except ValidationError as error:
         raise ArtifactMismatch(
             f"{path} is damaged or of another version ({first_problem(error)}); build the cluster again"
@@ -96,14 +95,6 @@ def model_of(cluster: Path) -> str:
     return str(cluster / model) if model == MODEL else model
 
 
-class ShardFacts(NamedTuple):
-    """What a searcher has to know of a shard."""
-
-    items: int
-    splits_modalities: bool
-    """Whether a search without modality and instruction takes every modality by itself."""
-
-
 class Shard:
     """One shard: the index in a folder, opened with the cluster's model, and what it is asked for."""
 
@@ -114,10 +105,13 @@ class Shard:
         """Return a call of a method, which is made when its answer is wanted (:data:`Ask`)."""
         return partial(getattr(self, method), *arguments, **options)
 
-    def describe(self) -> ShardFacts:
-        """Return the facts of the current state."""
-        model, snapshot = self._index.current()
-        return ShardFacts(snapshot.num_alive, model.level0_is_exact)
+    def count(self) -> int:
+        """Return the number of items."""
+        return self._index.snapshot.num_alive
+
+    def splits_modalities(self) -> bool:
+        """Return whether a search without modality and instruction takes every modality by itself."""
+        return self._index.model.level0_is_exact
 
     def search(
         self, requests: Sequence[SearchRequest], config: SearchConfig | None
@@ -160,7 +154,7 @@ class Searcher:
 
     def __init__(self, shards: Sequence[Ask]) -> None:
         self._shards = shards
-        self._splits_modalities: bool = shards[0]("describe")().splits_modalities
+        self._splits_modalities: bool = shards[0]("splits_modalities")()
 
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
@@ -172,7 +166,7 @@ class Searcher:
 
     def __len__(self) -> int:
         """Return the number of items."""
-        return sum(facts.items for facts in self._ask_all("describe"))
+        return sum(self._ask_all("count"))
 
     def search(self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any) -> Hits:
         """Return the best items; the options are the fields of :class:`SearchRequest`."""

@@ -107,15 +107,9 @@ def test_files_of_a_killed_writer_are_shown_by_info_and_removed_by_compact(index
 
 
 def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
-    def found(*words: str) -> set[str]:
-        return found_by(capsys, whole, *words)
-
-    assert found("--where", "price<20") == {"1:1", "1:2"}
-    assert found("--where", "price>=20", "--where", "colour=red") == {"1:3", "1:4"}
-    assert found("--where", "colour in blue,green") == {"1:5", "1:6", "1:7", "1:8"}
-    assert found("--match", "leather") == {"1:3", "1:7"}
-    assert found("--match", '"red leather"', "--where", "price<=20") == {"1:3"}
-    assert found("--where", "price>1000") == set()
+    flags = ("--where", "price>=20", "--where", "colour=red", "--match", '"red leather"')
+    assert found_by(capsys, whole, *flags) == {"1:3"}
+    assert found_by(capsys, whole, "--where", "price>1000") == set()
 
 
 def test_search_can_stop_early_and_takes_other_settings_from_a_file(whole, tmp_path, capsys):

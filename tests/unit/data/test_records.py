@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genius_search.errors import BadData
-from genius_search.records import candidate_number, format_text, instructed, parse_id
+from genius_search.records import format_text, instructed, parse_id
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,6 @@ from genius_search.records import candidate_number, format_text, instructed, par
 def test_an_id_in_another_spelling_is_refused(text):
     with pytest.raises(BadData, match="without leading zeros"):
         parse_id(text)
-    with pytest.raises(BadData, match="without leading zeros"):
-        candidate_number(text)
 
 
 @pytest.mark.parametrize(
