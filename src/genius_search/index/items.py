@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed, UsageError
-from genius_search.index.filters import Condition, Filter, full_text_query
+from genius_search.index.filters import Filter, full_text_query
 from genius_search.records import Modality
 
 ITEMS_FILE: Final = "items.sqlite"
@@ -44,10 +44,8 @@ FULL_TEXT: Final = (
 FIELDS: Final = (
     "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
 )
-"""Sorted by field, value and row: numbers come before texts, texts before Booleans (:func:`stored_truth`)."""
-FIRST_TEXT: Final = ""
-AFTER_TEXTS: Final = b""
-"""Where texts begin and end in SQLite's order of values."""
+"""Sorted by field, value and row: numbers come before texts, texts before Booleans
+(:func:`genius_search.index.filters.stored_truth`)."""
 SCHEMA: Final = frozenset(
     {
         *(ITEMS, MODALITIES, ITEM_IDS, FIELD_NAMES, FULL_TEXT[0], FIELDS),
@@ -58,11 +56,18 @@ SCHEMA: Final = frozenset(
     }
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
-KEYS_AT_ONCE: Final = 20_000
 SCANNED_IN_THE_TIME_OF_ONE: Final = 5
 """Items whose modality is read in a scan of all while that of one is looked up."""
 STEPS: Final = 10_000
 """Steps of SQLite between two looks at the clock."""
+ROWS_OF_WORDS: Final = (
+    "SELECT key, (SELECT group_concat(rowid) FROM (SELECT rowid FROM words WHERE words MATCH value LIMIT ?)) "
+    "FROM json_each(?)"
+)
+ROWS_OF_NAMES: Final = (
+    "SELECT key, (SELECT group_concat(row) FROM "
+    "(SELECT row FROM fields WHERE name = ? AND fields.value = spelt.value LIMIT ?)) FROM json_each(?) spelt"
+)
 _MODALITIES: Final = {one.mbeir: one for one in Modality}
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -93,11 +98,6 @@ class Item(NamedTuple):
         return found if isinstance(found, dict) else {}
 
 
-def stored_truth(value: bool) -> bytes:  # noqa: FBT001  its only argument
-    """Return a Boolean as the table of fields stores it, so that it equals no number and no text."""
-    return b"\1" if value else b"\0"
-
-
 def spell_path(path: Sequence[str]) -> str:
     """Return the key of a field in the tables."""
     return json.dumps(path).encode(errors="replace").decode()
@@ -119,18 +119,10 @@ class ItemStore:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ITEMS_FILE
-        self._uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
-        self._for_items = self._connect(self._uri)
+        self._for_items = self._connect()
         self._for_filters: list[Connection] = []
         """Those that no filter uses."""
-        self._check_schema()
-
-    def _check_schema(self) -> None:
-        """Raise :class:`ArtifactMismatch` if the file defines anything else than a store does.
-
-        Only definitions are read, and none is run.
-        """
-        found = self._query("SELECT type, name, sql FROM sqlite_master")
+        found = self._query("SELECT type, name, sql FROM sqlite_master")  # definitions, none of which is run
         for kind, name, sql in found:
             if sql not in SCHEMA and (kind, sql) != ("index", None):  # SQLite's own indexes have no statement
                 raise ArtifactMismatch(
@@ -145,29 +137,19 @@ class ItemStore:
         (last,) = self._query("SELECT MAX(row) FROM items")[0]
         return 0 if last is None else int(last) + 1
 
-    def _connect(self, uri: str) -> Connection:
-        database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-        weakref.finalize(self, database.close)
-        database.create_function(
-            "contains", 2, lambda text, part: part in text.casefold(), deterministic=True
-        )
-        return Connection(database, threading.RLock())
+    @cached_property
+    def field_names(self) -> dict[str, int]:
+        """The number of each field by its path (:func:`spell_path`)."""
+        return dict(self._query("SELECT path, name FROM field_names"))
 
-    @contextmanager
-    def _connection_for_filter(self) -> Iterator[Connection]:
-        """Lend a connection that nothing else uses; if the file has been removed, that of the items."""
-        try:
-            connection = self._for_filters.pop()
-        except IndexError:
-            try:
-                connection = self._connect(self._uri)
-            except sqlite3.OperationalError:
-                yield self._for_items
-                return
-        try:
-            yield connection
-        finally:
-            self._for_filters.append(connection)
+    @cached_property
+    def _count_by_modality(self) -> dict[Modality, int]:
+        counts = self._query("SELECT modality, items FROM modalities")
+        return {Modality.parse(name): count for name, count in counts}
+
+    def count_by_modality(self) -> dict[Modality, int]:
+        """Return the number of items of each modality."""
+        return self._count_by_modality
 
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Return the items of these rows, in this order."""
@@ -175,7 +157,7 @@ class ItemStore:
             "SELECT row, item_id, modality, text, image, source, stamp "
             "FROM json_each(?) CROSS JOIN items ON row = value"
         )
-        found = {row: _item(entry) for row, *entry in self._look_up(query, set(rows))}
+        found = {row: _item(entry) for row, *entry in self._query(query, [json.dumps(sorted(set(rows)))])}
         return [found[row] for row in rows]
 
     def all(self) -> Iterator[Item]:
@@ -190,11 +172,6 @@ class ItemStore:
                 return
             yield from (_item(entry) for entry in entries)
 
-    def count_by_modality(self) -> dict[Modality, int]:
-        """Return the number of items of each modality."""
-        counts = self._query("SELECT modality, items FROM modalities")
-        return {Modality.parse(name): count for name, count in counts}
-
     def images(self) -> Iterator[str]:
         """Yield the path of every image."""
         yield from (path for (path,) in self._query("SELECT image FROM items WHERE image IS NOT NULL"))
@@ -208,18 +185,18 @@ class ItemStore:
 
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""
-        query = "SELECT item_id, row FROM json_each(?) CROSS JOIN items ON item_id = value"
-        return dict(self._look_up(query, _storable(item_ids)))
+        return {name: row for name, row, _ in self._find(item_ids)}
 
     def stamps(self, item_ids: Iterable[str]) -> dict[str, str | None]:
         """Return the stamp of each of these items that is in the store."""
-        query = "SELECT item_id, stamp FROM json_each(?) CROSS JOIN items ON item_id = value"
-        return dict(self._look_up(query, _storable(item_ids)))
+        return {name: stamp for name, _, stamp in self._find(item_ids)}
 
-    @cached_property
-    def field_names(self) -> dict[str, int]:
-        """The number of each field by its path (:func:`spell_path`)."""
-        return dict(self._query("SELECT path, name FROM field_names"))
+    def _find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None]]:
+        # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.
+        # Sorted, so that adjacent pages are read together.
+        ids = sorted({item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)})
+        query = "SELECT item_id, row, stamp FROM json_each(?) CROSS JOIN items ON item_id = value"
+        return self._query(query, [json.dumps(ids)])
 
     def matching(self, filter_: Filter, *, deadline: float = math.inf) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that satisfy a filter, ascending.
@@ -233,19 +210,36 @@ class ItemStore:
         """
         mask = np.ones(self.num_rows, dtype=bool)
         with self._connection_for_filter() as connection:
-            look_up = partial(self._mask, connection, deadline)
+
+            def look_up(source: str, values: Sequence[Any], row: str = "row") -> Bool[np.ndarray, " items"]:
+                # Values are bound; the rest of the query contains no user input.
+                query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
+                (rows,) = self._query(query, values, connection, deadline)[0]
+                found = np.zeros(self.num_rows, dtype=bool)
+                found[_parse_rows(rows)] = True
+                return found
+
             if filter_.item_ids is not None:
                 wanted = np.zeros_like(mask)
                 wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
                 mask &= wanted
             if filter_.match is not None:
-                self._check_full_text()
-                words = full_text_query(filter_.match)
-                mask &= look_up("words WHERE words MATCH ?", [words], row="rowid")
+                if not self.has_full_text:
+                    raise UsageError(
+                        f"{self._path} has no full-text search: this Python's SQLite "
+                        f"{sqlite3.sqlite_version}, or the one that wrote it, lacks FTS5; give a condition "
+                        "such as text~leather instead, or use a Python whose SQLite has FTS5"
+                    )
+                mask &= look_up("words WHERE words MATCH ?", [full_text_query(filter_.match)], row="rowid")
             for condition in filter_.conditions:
                 if not mask.any():
                     break
-                holds = self._holds(condition, connection, deadline)
+                compared, values = condition.to_sql(condition.column or "value")
+                if condition.column is not None:
+                    holds = look_up(f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
+                else:
+                    name = self.field_names.get(spell_path(condition.path))
+                    holds = look_up(f"fields WHERE name = ? AND {compared}", [name, *values])
                 mask &= ~holds if condition.operator == "!=" else holds
             rows = np.flatnonzero(mask)
             if filter_.modality is None or self.count_by_modality().get(filter_.modality) == self.num_rows:
@@ -256,70 +250,64 @@ class ItemStore:
                 values = [json.dumps(rows.tolist()), *values]
             return np.flatnonzero(mask & look_up(source, values))
 
-    def rows_with(self, word: str, most: int) -> list[int]:
-        """Return rows of items whose text has a word, or several in this order, or whose ``name`` it is.
+    def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int]]:
+        """Return rows of items whose text has a word, or whose ``name`` it is, for each of several words.
+
+        Without full-text search there are none.
 
         Parameters
         ----------
-        word
-            letters and digits, and spaces.
+        words
+            Letters and digits; a word with spaces in it is several words in this order.
         most
-            rows to return, at most.
-
-        Raises
-        ------
-        UsageError
-            This SQLite, or the one that wrote the store, lacks full-text search.
+            Rows of a word that are returned at least, if there are so many; at most twice as many are.
         """
-        self._check_full_text()
-        query = "SELECT rowid FROM words WHERE words MATCH ? LIMIT ?"
-        found = self._query(query, [f'"{word}"', most])
+        found: list[set[int]] = [set() for _ in words]
+        if not self.has_full_text:
+            return found
+        # One statement for all words. Its look-ups stop early, so frequent words cost no more than others.
+        for number, rows in self._query(ROWS_OF_WORDS, [most, json.dumps([f'"{word}"' for word in words])]):
+            found[number].update(_parse_rows(rows).tolist())
         name = self.field_names.get(spell_path(("name",)))
         if name is not None:
-            query = "SELECT row FROM fields WHERE name = ? AND value IN (?, ?, ?) LIMIT ?"
-            values = [name, word, word.upper(), word.lower(), most]
-            found += self._query(query, values)
-        return sorted({row for (row,) in found})[:most]
-
-    def _holds(
-        self, condition: Condition, connection: Connection, deadline: float
-    ) -> Bool[np.ndarray, " items"]:
-        """Return the rows that satisfy a condition, or for ``!=`` those that satisfy ``=``."""
-        if condition.column is not None:
-            compared, values = _comparison(condition.column, condition)
-            source = f"items WHERE {condition.column} IS NOT NULL AND {compared}"
-            return self._mask(connection, deadline, source, values)
-        name = self.field_names.get(spell_path(condition.path))
-        if name is None:
-            return np.zeros(self.num_rows, dtype=bool)
-        compared, values = _comparison("value", condition)
-        return self._mask(connection, deadline, f"fields WHERE name = ? AND {compared}", [name, *values])
-
-    def _mask(
-        self, connection: Connection, deadline: float, source: str, values: Sequence[Any], row: str = "row"
-    ) -> Bool[np.ndarray, " items"]:
-        # Values are bound; the rest of the query contains no user input.
-        query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
-        (rows,) = self._query(query, values, connection, deadline)[0]
-        found = np.zeros(self.num_rows, dtype=bool)
-        found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
+            spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
+            for number, rows in self._query(ROWS_OF_NAMES, [name, most, json.dumps(spelt)]):
+                found[number // 3].update(_parse_rows(rows).tolist())
         return found
 
-    def _check_full_text(self) -> None:
+    @cached_property
+    def has_full_text(self) -> bool:
+        """Whether this SQLite and the one that wrote the store have full-text search."""
         try:
             self._query("SELECT 1 FROM words LIMIT 0")
         except sqlite3.OperationalError:
-            raise UsageError(
-                f"{self._path} has no full-text search: this Python's SQLite {sqlite3.sqlite_version}, or "
-                "the one that wrote it, lacks FTS5; give a condition such as text~leather "
-                "instead, or use a Python whose SQLite has FTS5"
-            ) from None
+            return False
+        return True
 
-    def _look_up(self, query: str, keys: set[Any]) -> Iterator[Any]:
-        """Yield the results for many keys, sorted, so that adjacent pages are read together."""
-        ordered = sorted(keys)
-        for start in range(0, len(ordered), KEYS_AT_ONCE):
-            yield from self._query(query, (json.dumps(ordered[start : start + KEYS_AT_ONCE]),))
+    def _connect(self) -> Connection:
+        uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
+        database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+        weakref.finalize(self, database.close)
+        database.create_function(
+            "contains", 2, lambda text, part: part in text.casefold(), deterministic=True
+        )
+        return Connection(database, threading.RLock())
+
+    @contextmanager
+    def _connection_for_filter(self) -> Iterator[Connection]:
+        """Lend a connection that nothing else uses; if the file has been removed, that of the items."""
+        try:
+            connection = self._for_filters.pop()
+        except IndexError:
+            try:
+                connection = self._connect()
+            except sqlite3.OperationalError:
+                yield self._for_items
+                return
+        try:
+            yield connection
+        finally:
+            self._for_filters.append(connection)
 
     def _query(
         self,
@@ -348,31 +336,9 @@ class ItemStore:
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None
 
 
-def _storable(item_ids: Iterable[str]) -> set[str]:
-    """Return the ids that an item can have.
-
-    SQLite's ``json_each`` ends a text at NUL and replaces lone surrogates, so another item would match.
-    """
-    return {item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)}
-
-
-def _comparison(column: str, condition: Condition) -> tuple[str, list[Any]]:
-    """Return the comparison in SQL and the values to bind; values of other kinds do not satisfy it."""
-    wanted: list[Any] = [
-        stored_truth(value.given) if isinstance(value.given, bool) else value.given
-        for value in condition.values
-    ]
-    match condition.operator:
-        case "=" | "!=" | "in":
-            return f"{column} IN ({', '.join('?' * len(wanted))})", wanted
-        case "~":
-            texts = f"{column} >= ? AND {column} < ?"
-            return f"{texts} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, wanted[0].casefold()]
-        case how:
-            is_text = isinstance(wanted[0], str)
-            first, after = (FIRST_TEXT, AFTER_TEXTS) if is_text else (-math.inf, FIRST_TEXT)
-            other, bound = (">=", first) if "<" in how else ("<", after)  # of the same kind
-            return f"{column} {how} ? AND {column} {other} ?", [wanted[0], bound]
+def _parse_rows(listed: str | None) -> Int64[np.ndarray, " rows"]:
+    """Read the rows that ``group_concat`` lists."""
+    return np.fromstring(listed or "", dtype=np.int64, sep=",")
 
 
 def _item(entry: Sequence[Any]) -> Item:
