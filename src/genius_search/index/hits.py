@@ -1,17 +1,28 @@
-"""Hits of a search, and how the hits of several searches become one list."""
+"""Hits of a search, and how a notebook shows them."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from genius_search.errors import BadImage
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+SIDE: Final = 192
+"""Longer side of a picture in a notebook, in pixels."""
+MOST: Final = 60
+"""Number of hits that are drawn."""
+CHARACTERS: Final = 240
+"""Characters of a text that are shown."""
+QUALITY: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +36,7 @@ class SearchHit:
     """Score that the hits are ranked by. Without re-ranking it is a log-probability. By codes it is the inner
     product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
     weighted density is subtracted from both, and the weighted log-probability is added to scores by codes.
-    Rare words of the query raise it (:mod:`genius_search.index.words`)."""
+    Rare words of the query raise it (:func:`genius_search.index.query.find_rare_words`)."""
     modality: Modality
     text: str | None
     image: str | None
@@ -42,9 +53,6 @@ class SearchHit:
     None for queries with ``parts``."""
 
     def _repr_html_(self) -> str:
-        """Show the hit with its picture in a notebook."""
-        from genius_search.index.html import draw_hits  # noqa: PLC0415  for notebooks only
-
         return draw_hits([self])
 
 
@@ -52,8 +60,6 @@ class Hits(list[SearchHit]):
     """Hits of a search, best first. A notebook shows their pictures."""
 
     def _repr_html_(self) -> str:
-        from genius_search.index.html import draw_hits  # noqa: PLC0415  for notebooks only
-
         return draw_hits(self)
 
     def to_pandas(self) -> DataFrame:
@@ -74,44 +80,31 @@ class Hits(list[SearchHit]):
         return pd.DataFrame(rows, columns=None if rows else names)
 
 
-class SearchResult(NamedTuple):
-    """The result of one request."""
-
-    hits: list[SearchHit]
-    """Best first."""
-    touched: int
-    """Number of items under all beams."""
+def draw_hits(hits: Sequence[SearchHit]) -> str:
+    """Return hits as a row of figures in HTML that needs no file, script or network."""
+    more = f"<p>and {len(hits) - MOST:,} more</p>" if len(hits) > MOST else ""
+    figures = "".join(map(_figure, hits[:MOST])) or "no hits"
+    return f'<div style="display:flex;flex-wrap:wrap;gap:12px">{figures}</div>{more}'
 
 
-def merge(results: Sequence[SearchResult], k: int, *, first: Collection[str] = ()) -> SearchResult:
-    """Merge the hits of several modalities into one list of ``k``.
+def _figure(hit: SearchHit) -> str:
+    from genius_search.data.images import encode_jpeg, open_image  # noqa: PLC0415  for notebooks only
 
-    They are ordered by probability if the index is calibrated, otherwise by reciprocal rank: the first hit of
-    each modality, the second of each, and so on, in the order of their scores. Items of ``first`` come first.
-    """
-    if len(results) == 1:
-        return results[0]
-    hits = [hit for result in results for hit in result.hits]
-    if all(hit.probability is not None for hit in hits):
-        hits.sort(key=lambda hit: (hit.id not in first, -(hit.probability or 0), hit.rank, -hit.score))
-    else:
-        hits.sort(key=lambda hit: (hit.id not in first, hit.rank, -hit.score))
-    ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits[:k], start=1)]
-    return SearchResult(ranked, sum(result.touched for result in results))
-
-
-def interleave(results: Sequence[SearchResult], k: int) -> SearchResult:
-    """Merge the hits of alternatives into one list of ``k``: the first of each, then the second of each.
-
-    An item that several find has the best of its places.
-    """
-    if len(results) == 1:
-        return results[0]
-    in_turn = (hit for hits in zip_longest(*(one.hits for one in results)) for hit in hits if hit is not None)
-    best: dict[str, SearchHit] = {}
-    for hit in in_turn:
-        best.setdefault(hit.id, hit)
-    ranked = [
-        dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(list(best.values())[:k], start=1)
-    ]
-    return SearchResult(ranked, sum(result.touched for result in results))
+    picture = ""
+    if hit.image is not None:
+        try:
+            opened = open_image(Path(hit.image), shortest_side=SIDE)
+            opened.thumbnail((SIDE, SIDE))
+            data = base64.b64encode(encode_jpeg(opened, quality=QUALITY)).decode()
+            style = "display:block;margin:auto"
+            picture = f'<img alt="" style="{style}" src="data:image/jpeg;base64,{data}">'
+        except BadImage as error:
+            picture = f"<p><i>{escape(error.reason)}</i></p>"
+    known = f"score {hit.score:.3f}" if hit.probability is None else f"{hit.probability:.0%}"
+    text = " ".join((hit.text or "").split())
+    shown = text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}…"
+    return (
+        f'<figure style="margin:0;width:{SIDE}px;overflow-wrap:anywhere">{picture}<figcaption>'
+        f"<b>{hit.rank}</b> {escape(hit.id)}<br><small>{known}</small>"
+        f"{'<br>' + escape(shown) if shown else ''}</figcaption></figure>"
+    )

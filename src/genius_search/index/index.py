@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Shaped
 
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, SnapshotGone, UsageError
-from genius_search.index.calibrate import Calibration
-from genius_search.index.filters import Filter
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.hubness import Hubness
-from genius_search.index.query import default_settings, encode_queries, search_encoded
-from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.query import default_settings, encode_queries, search, search_encoded
+from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
@@ -35,18 +31,16 @@ if TYPE_CHECKING:
 
     from genius_search.config import FitConfig
     from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
+    from genius_search.index.calibrate import Calibration
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
-    from genius_search.index.requests import Picture
+    from genius_search.index.hubness import Hubness
     from genius_search.index.verify import IndexInfo, Verified
     from genius_search.index.writer import Deleted, Writer
 
 
-OneOrMany = TypeVar("OneOrMany", bound="Index")
 Vectors: TypeAlias = Shaped[np.ndarray, "..."]
 """Of shape (rows, dim), which is checked."""
-ATTEMPTS: Final = 5
-"""How often a search is begun anew because the state of the index is gone."""
 
 
 class _Opened(NamedTuple):
@@ -56,6 +50,8 @@ class _Opened(NamedTuple):
     """The manifest's stamp before the state was opened."""
     model: Genius
     snapshot: Snapshot
+    settings: SearchConfig
+    """The default search settings."""
 
 
 class Index:
@@ -72,13 +68,12 @@ class Index:
     def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = folder
         self._opening = Lock()
-        self._opened = _Opened(self._stamp(), model, self._read())
+        self._opened = self._open(_stamp(folder), model)
 
     def __repr__(self) -> str:
-        return (
-            f"<Index {self.folder}, {self.cached_snapshot.num_alive:,} items, model fingerprint "
-            f"{self.cached_snapshot.manifest.model_fingerprint[:12]}>"
-        )
+        _, model, snapshot, _ = self._opened
+        fingerprint = model.fingerprint[:12]
+        return f"<Index {self.folder}, {snapshot.num_alive:,} items, model fingerprint {fingerprint}>"
 
     @staticmethod
     def create(
@@ -158,7 +153,6 @@ class Index:
             given = pool
         else:
             given = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-
         folder = Path(folder)
         opened, added = create_index(
             folder,
@@ -175,15 +169,14 @@ class Index:
         )
         return Index(folder, opened), added
 
-    @classmethod
-    def open(  # noqa: PYI019  beartype cannot check Self
-        cls: type[OneOrMany],
+    @staticmethod
+    def open(
         folder: str | Path,
         *,
         model: str | Path | Genius | None = None,
         device: str = "cpu",
         download: bool = False,
-    ) -> OneOrMany:
+    ) -> Index:
         """Open an index.
 
         Parameters
@@ -202,18 +195,18 @@ class Index:
             The model is not the one that assigned the IDs.
         """
         folder = Path(folder)
-        named, fingerprint = cls._named_model(folder)
+        manifest = read_manifest(folder)
         if model is None:
-            _check_model_exists(folder, named)
-            model = named
+            model = manifest.locate_model(folder)
+            _check_model_exists(folder, model)
         opened = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
-        if opened.fingerprint != fingerprint:
+        if opened.fingerprint != manifest.model_fingerprint:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
-                f"{fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean nothing to "
-                "another: create the index again, or give the right --model"
+                f"{manifest.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean "
+                "nothing to another: create the index again, or give the right --model"
             )
-        return cls(folder, opened)
+        return Index(folder, opened)
 
     @staticmethod
     def from_pretrained(
@@ -308,11 +301,15 @@ class Index:
             The pool is a list; :meth:`add_items` adds items from memory.
         """
         from genius_search.index.adding import add_pool, open_pool
+        from genius_search.index.vectors import VectorItems, add_vectors
 
+        progress = progress or Silent()
         if vectors is not None:
-            return self._add_vectors(
-                vectors, ids, modalities, texts, fields, progress=progress, wait_seconds=wait_seconds
-            )
+            if ids is None:
+                raise UsageError("vectors that are added need ids=, a name for each row")
+            given = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+            with self._one_writer(wait_seconds) as writer:
+                return add_vectors(writer, self._model_for(writer.snapshot), given, progress=progress)
         if not isinstance(pool, str | Path):
             raise UsageError(
                 f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
@@ -320,26 +317,7 @@ class Index:
             )
         items = open_pool(Path(pool), captions=captions)
         with self._one_writer(wait_seconds) as writer:
-            return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
-
-    def _add_vectors(
-        self,
-        vectors: Vectors,
-        ids: Sequence[str] | None,
-        modalities: str | Modality | Sequence[str | Modality],
-        texts: Sequence[str | None] | None,
-        fields: Sequence[Mapping[str, object] | None] | None,
-        *,
-        progress: Progress | None,
-        wait_seconds: float,
-    ) -> Added:
-        from genius_search.index.vectors import VectorItems, add_vectors
-
-        if ids is None:
-            raise UsageError("vectors that are added need ids=, a name for each row")
-        items = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-        with self._one_writer(wait_seconds) as writer:
-            return add_vectors(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
+            return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress)
 
     def sync(
         self,
@@ -498,118 +476,56 @@ class Index:
 
         return verify(self.folder)
 
-    def search(
-        self,
-        text: str | None = None,
-        *,
-        image: Picture | None = None,
-        vector: np.ndarray | None = None,
-        parts: Sequence[SearchPart] = (),
-        combine: Literal["sum", "any"] = "sum",
-        instruction: str | None = None,
-        modality: Modality | str | None = None,
-        where: Filter | Sequence[str] | Mapping[str, object] = (),
-        match: str | None = None,
-        hybrid: bool = True,
-        k: int = 10,
-        beam: int | None = None,
-        config: SearchConfig | None = None,
-    ) -> Hits:
-        """Return the ``k`` best items for a text, an image, both, a vector, or several weighted parts.
+    def search(self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any) -> Hits:
+        """Return the best items for a text, an image, both, a vector, or several weighted parts.
+
+        >>> index.search("a red bag", k=3, modality="image", where=["price<20"])  # doctest: +SKIP
+        >>> index.search("in red", image="bag.jpg")  # doctest: +SKIP
 
         Parameters
         ----------
-        vector
-            A feature of the index's encoder, of shape (dim,), instead of a text and an image.
-        parts
-            Texts, images and items of the index with weights, which may be negative:
-            ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
-        combine
-            ``sum`` searches for the weighted sum of the parts. ``any`` searches for each part by itself and
-            interleaves the hits.
-        instruction
-            A description of the wanted results. By default the model's training instruction for this kind of
-            query and the wanted modality, if it has one.
-        modality
-            Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the
-            instruction decides. Without one too, each modality is searched, and the hits are merged by
-            probability if the index is calibrated, otherwise by rank: the best of each modality come first.
-        where
-            Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
-            ``{"brand": "acme"}``; see :meth:`genius_search.index.filters.Filter.parse`.
-        match
-            Words that the items' texts must contain.
-        hybrid
-            Raise items whose text or file name has a word of the query that few items have, such as
-            a name; a word with digits (IMG_2034, a product code) puts them first.
-        beam
-            Beam width, at least ``k``, instead of the configured one.
+        text
+            What is searched for, alone or with the picture ``image``.
         config
             Search settings; by default :attr:`settings`.
+        options
+            The fields of :class:`genius_search.SearchRequest`: ``image``, ``vector``, ``parts``, ``combine``,
+            ``instruction``, ``modality``, ``where``, ``match``, ``hybrid``, ``k`` and ``beam``.
+
+        Raises
+        ------
+        UsageError
+            There is no query, an option is out of range, or a condition cannot be parsed.
         """
-        request = SearchRequest(
-            text=text,
-            image=image,
-            vector=vector,
-            parts=tuple(parts),
-            combine=combine,
-            instruction=instruction,
-            modality=modality,
-            where=where,
-            match=match,
-            hybrid=hybrid,
-            k=k,
-            beam=beam,
-        )
-        return self.search_many([request], config=config)[0]
+        return self.search_many([SearchRequest(text=text, **options)], config=config)[0]
 
     def search_many(
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
     ) -> list[Hits]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
-        for _ in range(ATTEMPTS):
-            model, snapshot = self.current()
-            used = config or default_settings(model, snapshot)
-            queries = encode_queries(model, snapshot, requests, used)
-            with contextlib.suppress(SnapshotGone):
-                return [Hits(result.hits) for result in search_encoded(model, snapshot, queries, used)]
-        raise SnapshotGone(f"{self.folder} changes faster than it can be searched; try again")
+        _, model, snapshot, settings = self._current()
+        return [Hits(result.hits) for result in search(model, snapshot, requests, config or settings)]
 
     def search_vectors(
-        self,
-        vectors: Vectors,
-        *,
-        modality: Modality | str | None = None,
-        where: Filter | Sequence[str] | Mapping[str, object] = (),
-        match: str | None = None,
-        k: int = 10,
-        config: SearchConfig | None = None,
+        self, vectors: Vectors, *, config: SearchConfig | None = None, **options: Any
     ) -> list[Hits]:
-        """Search for several vectors, of shape (queries, dim), in one batch; see :meth:`search`."""
-        request = SearchRequest(modality=modality, where=where, match=match, k=k)
-        requests = [dataclasses.replace(request, vector=vector) for vector in vectors]
-        return self.search_many(requests, config=config)
+        """Search for several vectors, of shape (queries, dim), in one batch; options as in :meth:`search`."""
+        return self.search_many([SearchRequest(vector=one, **options) for one in vectors], config=config)
 
     def search_by_weights(
         self, requests: Sequence[SearchRequest], weights: Sequence[float]
     ) -> dict[float, list[Hits]]:
         """Return the hits of requests with each of several weights of densities; all are encoded once."""
-        model, snapshot = self.current()
-        config = default_settings(model, snapshot)
-        queries = encode_queries(model, snapshot, requests, config)
+        _, model, snapshot, settings = self._current()
+        queries = encode_queries(model, snapshot, requests, settings)
         found = {}
         for weight in weights:
-            used = dataclasses.replace(config, density_weight=weight)
+            used = dataclasses.replace(settings, density_weight=weight)
             found[weight] = [Hits(result.hits) for result in search_encoded(model, snapshot, queries, used)]
         return found
 
     def explain(
-        self,
-        item_id: str,
-        text: str | None = None,
-        *,
-        config: SearchConfig | None = None,
-        **options: Any,
+        self, item_id: str, text: str | None = None, *, config: SearchConfig | None = None, **options: Any
     ) -> Explanation:
         """Explain, code by code, why a search finds an item or does not. Options as in :meth:`search`.
 
@@ -618,8 +534,7 @@ class Index:
         UnknownItem
             The item is not in the index.
         """
-        request = SearchRequest(text=text, **options)
-        return self.explain_request(item_id, request, config=config)
+        return self.explain_request(item_id, SearchRequest(text=text, **options), config=config)
 
     def explain_request(
         self, item_id: str, request: SearchRequest, *, config: SearchConfig | None = None
@@ -630,11 +545,11 @@ class Index:
         """
         from genius_search.index.explain import explain
 
-        config = config or self.settings
-        model, snapshot = self.current()
-        item = snapshot.item_at(snapshot.locate(item_id))  # an unknown item is an error before encoding
-        queries = encode_queries(model, snapshot, [request], config)
-        own = [one for one in queries if one.request.modality is item.modality] or queries[:1]
+        _, model, snapshot, settings = self._current()
+        config = config or settings
+        code = int(snapshot.id_at(snapshot.locate(item_id))[0])  # an unknown item is an error before encoding
+        queries = encode_queries(model, snapshot, request.alternatives(), config)
+        own = [one for one in queries if code in one.level0] or queries[:1]
         with diagnose_corruption(snapshot):
             explained = [explain(model, snapshot, one, item_id, config) for one in own]
         return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
@@ -695,12 +610,7 @@ class Index:
 
         The state contains every change that was made before the call.
         """
-        opened = self._opened
-        if self._stamp() != opened.stamp:
-            with self._opening:  # by one thread, so that no older state takes the place of a newer one
-                if (stamp := self._stamp()) != self._opened.stamp:
-                    self._opened = self._open(stamp)
-                opened = self._opened
+        opened = self._current()
         return opened.model, opened.snapshot
 
     @property
@@ -715,7 +625,7 @@ class Index:
         These are :func:`genius_search.config.usual_search`; with a model of its own, or without a generator,
         hits are ranked by fused embeddings if the index stores them.
         """
-        return default_settings(*self.current())
+        return self._current().settings
 
     @property
     def calibration(self) -> Calibration | None:
@@ -760,28 +670,23 @@ class Index:
 
         return one_writer(self.folder, wait_seconds=wait_seconds)
 
-    @staticmethod
-    def _named_model(folder: Path) -> tuple[str, str]:
-        """Return the place and the fingerprint of the model that an index names."""
-        manifest = read_manifest(folder)
-        return manifest.locate_model(folder), manifest.model_fingerprint
+    def _current(self) -> _Opened:
+        opened = self._opened
+        if _stamp(self.folder) != opened.stamp:
+            with self._opening:  # by one thread, so that no older state takes the place of a newer one
+                if (stamp := _stamp(self.folder)) != self._opened.stamp:
+                    self._opened = self._open(stamp, self.model)
+                opened = self._opened
+        return opened
 
-    def _stamp(self) -> tuple[int, ...]:
-        """Return a stamp that every change of the index replaces."""
-        return manifest_stamp(self.folder)
-
-    def _read(self) -> Snapshot:
-        """Open the state on disk."""
-        return Snapshot.open(self.folder)
-
-    def _open(self, stamp: tuple[int, ...]) -> _Opened:
+    def _open(self, stamp: tuple[int, ...], model: Genius) -> _Opened:
         """Open the state that the manifest had when its stamp was taken, or a newer one."""
-        model, snapshot = self.model, self._read()
+        snapshot = Snapshot.open(self.folder)
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         _check_model(snapshot, model)
-        return _Opened(stamp, model, snapshot)
+        return _Opened(stamp, model, snapshot, default_settings(model, snapshot))
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""
@@ -816,13 +721,11 @@ def _check_model_exists(folder: Path, model: str) -> None:
         )
 
 
-def manifest_stamp(
-    folder: Path, name: str = CURRENT, read: Callable[[Path], object] = read_manifest
-) -> tuple[int, int, int]:
+def _stamp(folder: Path) -> tuple[int, ...]:
     """Return a stamp of the manifest file, which every change of the index replaces."""
     try:
-        status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118  a third of the time of a Path
+        status = os.stat(os.path.join(folder, CURRENT))  # noqa: PTH116, PTH118  a third of the time of a Path
     except OSError:
-        read(folder)  # raises a more helpful error
+        read_manifest(folder)  # raises a more helpful error
         raise
     return status.st_ino, status.st_mtime_ns, status.st_size

@@ -119,6 +119,7 @@ class ItemStore:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ITEMS_FILE
+        self._uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
         self._for_items = self._connect()
         self._for_filters: list[Connection] = []
         """Those that no filter uses."""
@@ -142,14 +143,10 @@ class ItemStore:
         """The number of each field by its path (:func:`spell_path`)."""
         return dict(self._query("SELECT path, name FROM field_names"))
 
-    @cached_property
-    def _count_by_modality(self) -> dict[Modality, int]:
-        counts = self._query("SELECT modality, items FROM modalities")
-        return {Modality.parse(name): count for name, count in counts}
-
     def count_by_modality(self) -> dict[Modality, int]:
         """Return the number of items of each modality."""
-        return self._count_by_modality
+        counts = self._query("SELECT modality, items FROM modalities")
+        return {Modality.parse(name): count for name, count in counts}
 
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Return the items of these rows, in this order."""
@@ -185,13 +182,10 @@ class ItemStore:
 
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""
-        return {name: row for name, row, _ in self._find(item_ids)}
+        return {name: row for name, row, _ in self.find(item_ids)}
 
-    def stamps(self, item_ids: Iterable[str]) -> dict[str, str | None]:
-        """Return the stamp of each of these items that is in the store."""
-        return {name: stamp for name, _, stamp in self._find(item_ids)}
-
-    def _find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None]]:
+    def find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None]]:
+        """Return id, row and stamp of each of these items that is in the store."""
         # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.
         # Sorted, so that adjacent pages are read together.
         ids = sorted({item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)})
@@ -216,7 +210,7 @@ class ItemStore:
                 query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
                 (rows,) = self._query(query, values, connection, deadline)[0]
                 found = np.zeros(self.num_rows, dtype=bool)
-                found[_parse_rows(rows)] = True
+                found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
                 return found
 
             if filter_.item_ids is not None:
@@ -267,12 +261,12 @@ class ItemStore:
             return found
         # One statement for all words. Its look-ups stop early, so frequent words cost no more than others.
         for number, rows in self._query(ROWS_OF_WORDS, [most, json.dumps([f'"{word}"' for word in words])]):
-            found[number].update(_parse_rows(rows).tolist())
+            found[number].update(map(int, rows.split(",") if rows else ()))
         name = self.field_names.get(spell_path(("name",)))
         if name is not None:
             spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
             for number, rows in self._query(ROWS_OF_NAMES, [name, most, json.dumps(spelt)]):
-                found[number // 3].update(_parse_rows(rows).tolist())
+                found[number // 3].update(map(int, rows.split(",") if rows else ()))
         return found
 
     @cached_property
@@ -285,8 +279,7 @@ class ItemStore:
         return True
 
     def _connect(self) -> Connection:
-        uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
-        database = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+        database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, database.close)
         database.create_function(
             "contains", 2, lambda text, part: part in text.casefold(), deterministic=True
@@ -334,11 +327,6 @@ class ItemStore:
                 if type(error) is not sqlite3.DatabaseError:
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None
-
-
-def _parse_rows(listed: str | None) -> Int64[np.ndarray, " rows"]:
-    """Read the rows that ``group_concat`` lists."""
-    return np.fromstring(listed or "", dtype=np.int64, sep=",")
 
 
 def _item(entry: Sequence[Any]) -> Item:

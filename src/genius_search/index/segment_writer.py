@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.errors import BadData
-from genius_search.index.filters import number_of
+from genius_search.index.filters import number_of, stored_truth
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -30,7 +30,6 @@ from genius_search.index.items import (
     MODALITIES,
     Item,
     spell_path,
-    stored_truth,
 )
 from genius_search.index.store import (
     CODE_COSINE,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, Integer, UInt8
+from jaxtyping import Bool, Int64, Integer
 
 from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.filters import Filter
@@ -32,12 +32,11 @@ from genius_search.index.store import (
     read_state,
 )
 from genius_search.records import Modality
+from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, Restriction, SearchSegment
 
-if TYPE_CHECKING:  # opening an index does not rank
-    from genius_search.search.rank import CodeRanker
+if TYPE_CHECKING:
     from genius_search.search.tree import CodeTree, SharedPrefixes
-    from genius_search.search.vectors import StoredVectors
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
@@ -73,7 +72,7 @@ class Snapshot:
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
         self._shared: dict[int, SharedPrefixes] = {}
-        self._vectors: list[StoredVectors] | None = None
+        self._evidence: Evidence | None = None
 
     @staticmethod
     def open(folder: Path) -> Snapshot:
@@ -112,7 +111,7 @@ class Snapshot:
         """Folder of the index; only for an index with segments."""
         return self.segments[0].folder.parents[1]
 
-    @property
+    @cached_property
     def num_alive(self) -> int:
         """Number of items that are not deleted."""
         return sum(segment.num_alive for segment in self.segments)
@@ -126,9 +125,11 @@ class Snapshot:
     @cached_property
     def search_segments(self) -> list[SearchSegment]:
         """The segments' ID tables, with the items that are not deleted."""
-        alive = [(segment.table, segment.alive()) for segment in self.segments]
         return [
-            SearchSegment(table, None if mask is None else Allowed.of(table, mask)) for table, mask in alive
+            SearchSegment(
+                segment.table, None if (mask := segment.alive()) is None else Allowed.of(segment.table, mask)
+            )
+            for segment in self.segments
         ]
 
     @cached_property
@@ -144,20 +145,23 @@ class Snapshot:
             self._shared[depth] = self.tree.shared_prefixes(depth)
         return self._shared[depth]
 
-    def vectors(self, ranker: CodeRanker) -> list[StoredVectors] | None:
-        """Return the stored embeddings of each segment; None if there are none."""
-        if self._vectors is None and self.manifest.embeddings != "none":
-            self._vectors = [one.vectors(ranker) for one in self.segments]
-        return self._vectors
+    def evidence(self, ranker: CodeRanker) -> Evidence:
+        """Return what the hits of this index can be re-ranked by.
 
-    @cached_property
-    def densities(self) -> list[UInt8[np.ndarray, " items"]] | None:
-        """Densities of the items of each segment; None if any segment does not store them.
-
-        Densities of IDs are larger than those of items, so they must not be mixed across segments.
+        Parameters
+        ----------
+        ranker
+            That of the index's model.
         """
-        known = [segment.densities for segment in self.segments if segment.densities is not None]
-        return known if len(known) == len(self.segments) else None
+        if self._evidence is None:
+            vectors = None
+            if self.manifest.embeddings != "none":
+                vectors = [segment.vectors(ranker) for segment in self.segments]
+            # Densities of IDs are larger than those of items, so they must not be mixed across segments.
+            known = [segment.densities for segment in self.segments if segment.densities is not None]
+            densities = known if len(known) == len(self.segments) else None
+            self._evidence = Evidence(ranker, vectors, self.manifest.embeddings == "raw", densities)
+        return self._evidence
 
     @cached_property
     def modalities(self) -> list[Modality]:
@@ -187,21 +191,28 @@ class Snapshot:
         """
         known = self._restrictions.get(wanted)
         if known is None:
-            self.check_fields(wanted)
-            allowed = []
+            self._check_fields(wanted)
+            masks = []
             for segment in self.segments:
                 mask = np.zeros(segment.table.num_items, dtype=bool)
                 mask[segment.items.matching(wanted, deadline=deadline)] = True
-                mask[segment.dead] = False
-                allowed.append(Allowed.of(segment.table, mask))
-            known = tuple(allowed)
+                masks.append(mask)
+            known = self.restrict(masks)
             with self._caching:
                 while len(self._restrictions) >= MAX_FILTERS:
                     self._restrictions.pop(next(iter(self._restrictions)))
                 self._restrictions[wanted] = known
         return known
 
-    def check_fields(self, wanted: Filter) -> None:
+    def restrict(self, masks: Sequence[Bool[np.ndarray, " items"]]) -> Restriction:
+        """Return the items of each segment's mask that are not deleted, which are taken out of it."""
+        for segment, mask in zip(self.segments, masks, strict=True):
+            mask[segment.dead] = False
+        return tuple(
+            Allowed.of(segment.table, mask) for segment, mask in zip(self.segments, masks, strict=True)
+        )
+
+    def _check_fields(self, wanted: Filter) -> None:
         """Refuse conditions on fields that no item has."""
         names = set().union(*(segment.items.field_names for segment in self.segments))
         for condition in wanted.conditions:
@@ -253,11 +264,9 @@ class Snapshot:
         """Return the stamps of the given items, without those that are not in the index."""
         stamps: dict[str, str | None] = {}
         for segment in self.segments:
-            rows = segment.items.rows_by_id(item_ids)
-            names = list(rows)
-            is_dead = segment.is_dead(np.array([rows[name] for name in names], dtype=np.int64))
-            own = segment.items.stamps(names)
-            stamps |= {name: own[name] for name, dead in zip(names, is_dead, strict=True) if not dead}
+            found = segment.items.find(item_ids)
+            is_dead = segment.is_dead(np.array([row for _, row, _ in found], dtype=np.int64))
+            stamps |= {name: stamp for (name, _, stamp), dead in zip(found, is_dead, strict=True) if not dead}
         return stamps
 
 

@@ -1,0 +1,150 @@
+"""Search requests: a query, and the conditions that its results must meet."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+
+from genius_search.errors import UsageError
+from genius_search.index.filters import Filter, check_unicode
+from genius_search.records import Modality
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
+    """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
+
+
+MAX_HITS: Final = 10**9
+"""Hits or beams that a request may ask for."""
+EVERYTHING: Final = Filter()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchPart:
+    """One weighted part of a query: a text, an image, both, an item of the index, or a vector."""
+
+    text: str | None = None
+    image: Picture | None = None
+    id: str | None = None
+    """An item of the index, instead of a text and an image."""
+    vector: np.ndarray | None = field(default=None, compare=False)
+    """A feature of the index's encoder, of shape (dim,), instead of a text and an image."""
+    weight: float = 1.0
+    """Negative weights search away from this part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchRequest:
+    """A query and the conditions its results must meet: the options of every search.
+
+    >>> SearchRequest(text="a red bag", modality="image", where=["price<20"], k=3)  # doctest: +SKIP
+
+    Raises
+    ------
+    UsageError
+        There is no query, a condition cannot be parsed, or an option is out of range or has no effect.
+    """
+
+    text: str | None = None
+    image: Picture | None = None
+    vector: np.ndarray | None = field(default=None, compare=False)
+    """A feature of the index's encoder, of shape (dim,), instead of a text and an image or as a part beside
+    them. A trained fusion reads it as the feature of a text."""
+    parts: Sequence[SearchPart] = ()
+    """Texts, images and items of the index with weights, which may be negative ("this picture, in red, less
+    of that"): ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
+    The query is the weighted sum of their embeddings, scaled to unit length. ``text`` and ``image`` form one
+    more part of weight 1."""
+    combine: Literal["sum", "any"] = "sum"
+    """``any`` searches for each part by itself instead of their sum, and interleaves the hits: the best of
+    each part, the second of each, and so on."""
+    instruction: str | None = None
+    """A description of the wanted results; by default the model's own for this kind of query and result."""
+    modality: Modality | str | None = None
+    """Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the instruction
+    decides. Without one too, each modality is searched, and the hits are merged by probability if the index
+    is calibrated, otherwise by rank: the best of each modality come first."""
+    where: Filter | Sequence[str] | Mapping[str, object] = ()
+    """Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
+    ``{"brand": "acme"}``; see :meth:`Filter.parse`."""
+    match: str | None = None
+    """Words that the items' texts must contain."""
+    hybrid: bool = True
+    """Raise items whose text or file name has a word of the query that few items have, such as a
+    name; a word with digits (IMG_2034, a product code) puts them first."""
+    k: int = 10
+    """Number of hits."""
+    beam: int | None = None
+    """Beam width, at least ``k``, instead of the configured one."""
+    deadline: float = math.inf
+    """Time at which looking for items that meet the conditions ends with an error, on the clock of
+    :func:`time.monotonic`."""
+    filter: Filter = field(init=False, repr=False, compare=False)
+    """``where`` and ``match``, parsed."""
+    query: tuple[SearchPart, ...] = field(init=False, repr=False, compare=False)
+    """Every part of the query; the request's own text and image come first, then its vector."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("k", self.k), ("beam", self.beam)):
+            if number is not None and not 1 <= number <= MAX_HITS:
+                raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
+        if self.combine not in ("sum", "any"):
+            raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
+        given = list(self.parts)
+        if self.vector is not None:
+            given.insert(0, SearchPart(vector=self.vector))
+        if self.image is not None or (self.text and not self.text.isspace()):
+            given.insert(0, SearchPart(text=self.text, image=self.image))
+        if not given:
+            raise UsageError("a query needs a text, an image, or both; or a vector")
+        for part in given:
+            has_content = part.image is not None or bool(part.text and not part.text.isspace())
+            if has_content + (part.id is not None) + (part.vector is not None) != 1:
+                raise UsageError(
+                    "a part of a query needs a text, an image, or both; or else an item, or a vector"
+                )
+            if not math.isfinite(part.weight):
+                raise UsageError(f"the weight of a part is {part.weight}, it must be a finite number")
+            if part.weight != 1 and self.combine == "any":
+                raise UsageError(
+                    f"the weight of a part is {part.weight}, but with combine='any' each part is searched "
+                    "for by itself and weights have no effect; leave the weight out"
+                )
+            if part.text and not part.text.isascii():
+                check_unicode(part.text)
+        if self.instruction:
+            check_unicode(self.instruction)
+        if isinstance(self.where, Filter):
+            parsed = self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
+        else:
+            parsed = EVERYTHING
+            if self.where or self.match is not None:
+                parsed = Filter.parse(self.where, self.match)
+        if isinstance(self.modality, str):
+            object.__setattr__(self, "modality", Modality.parse(self.modality))
+        object.__setattr__(self, "filter", parsed)
+        object.__setattr__(self, "query", tuple(given))
+
+    def alternatives(self) -> list[SearchRequest]:
+        """Return the requests that are searched for by themselves: one, or each part."""
+        if self.combine != "any":
+            return [self]
+        return [
+            dataclasses.replace(
+                self,
+                text=part.text,
+                image=part.image,
+                vector=part.vector,
+                parts=() if part.id is None else (part,),
+                combine="sum",
+            )
+            for part in self.query
+        ]
