@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from genius_search.index.filters import Filter
     from genius_search.index.hits import Hits, SearchHit
     from genius_search.index.index import Index
-    from genius_search.index.requests import SearchPart, SearchRequest
+    from genius_search.index.request import SearchPart, SearchRequest
     from genius_search.model import Genius
     from genius_search.records import Candidate, Modality, Query
     from genius_search.training.fit import fit
@@ -57,8 +57,8 @@ _HOMES = {
     "Query": "genius_search.records",
     "SearchConfig": "genius_search.config",
     "SearchHit": "genius_search.index.hits",
-    "SearchPart": "genius_search.index.requests",
-    "SearchRequest": "genius_search.index.requests",
+    "SearchPart": "genius_search.index.request",
+    "SearchRequest": "genius_search.index.request",
     "fit": "genius_search.training.fit",
     "preset": "genius_search.config",
 }

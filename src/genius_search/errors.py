@@ -20,7 +20,6 @@ __all__ = [
     "GeniusError",
     "MissingExtra",
     "NetworkNeeded",
-    "SnapshotGone",
     "TrainingFailed",
     "UsageError",
 ]
@@ -45,10 +44,6 @@ class UsageError(GeniusError, ValueError):
     """An argument or a combination of arguments that cannot work."""
 
     exit_code = 2
-
-
-class SnapshotGone(GeniusError):
-    """A state of an index that was searched elsewhere is gone; the current one can be searched."""
 
 
 class DeadlinePassed(GeniusError):

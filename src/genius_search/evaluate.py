@@ -21,7 +21,6 @@ from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, search_encoded
-from genius_search.index.requests import SearchRequest
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import task_name
@@ -279,11 +278,7 @@ def _encode(
     fused = index.model.embed(features).numpy().astype(np.float32)
     is_raw = index.snapshot.manifest.embeddings == "raw"
     evidence = F.normalize(features.total(), dim=-1).numpy().astype(np.float32) if is_raw else fused
-    requests = [SearchRequest(text=qid, k=DEPTH, hybrid=False) for qid in qids]
-    return qids, [
-        EncodedQuery(request, 0, 0, frozenset(), None, *vectors)
-        for request, *vectors in zip(requests, fused, evidence, strict=True)
-    ]
+    return qids, [EncodedQuery(0, DEPTH, *vectors) for vectors in zip(fused, evidence, strict=True)]
 
 
 def _known(index: Index, judged: Qrels) -> dict[str, dict[str, int]]:

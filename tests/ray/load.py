@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from genius_search.cluster.serve import connect, connect_searcher
-from genius_search.index.requests import SearchRequest
+from genius_search.index.request import SearchRequest
 
 
 def search_on(searcher, expected, ended) -> None:

@@ -16,7 +16,7 @@ import pytest
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.searcher import Searcher, read_cluster, shard_folder
 from genius_search.index.index import Index
-from genius_search.index.requests import SearchRequest
+from genius_search.index.request import SearchRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of processes that are killed
 

@@ -30,10 +30,11 @@ from genius_search.index.adding import (
     picture_bytes,
     read_new_item,
 )
-from genius_search.index.hits import Hits, SearchHit, SearchResult, interleave, merge
+from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.query import SearchResult, interleave, merge
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import UnknownField
 from genius_search.index.store import CLUSTER
 from genius_search.index.writer import Deleted, one_writer
@@ -251,10 +252,7 @@ class Searcher:
             parts=tuple(map(self._read_part, request.parts)),
             deadline=math.inf,  # the clock of another machine tells other times
         )
-        several = complete.alternatives()
-        if len(several) == 1:
-            return several
-        return [dataclasses.replace(one, combine="any") for one in several]  # none has alternatives again
+        return complete.alternatives()
 
     def _read_part(self, part: SearchPart) -> SearchPart:
         """Return a part with the bytes of its picture; an item becomes its text and picture."""

@@ -14,7 +14,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
 from genius_search.index.hits import SearchHit
 from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
-from genius_search.index.requests import SearchRequest
+from genius_search.index.request import SearchRequest
 from genius_search.progress import Progress
 from genius_search.records import TASKS
 

@@ -12,12 +12,12 @@ import torch
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery, evidence_of
+from genius_search.index.query import EncodedQuery
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.search.find import find
 from genius_search.search.rank import Wanted
-from genius_search.search.tree import CodeTree, Ranges, Step, score_path
+from genius_search.search.tree import Ranges, Step, score_path
 
 MOST_CHILDREN: Final = 64
 EXAMPLES: Final = 4
@@ -153,16 +153,14 @@ def code_node(
         raise UsageError(f"{len(prefix)} codes are given; the IDs of this index have {num_levels}")
     tree = snapshot.tree
     ranges = tree.find(prefix)
-    items = int(tree.count(ranges)[0])
-    total = int(tree.count(tree.root())[0])
-    if len(prefix) == num_levels:  # a whole ID; the columns after it are no codes
-        children, counts = tree.children(Ranges(ranges.low[:0], ranges.high[:0]), 0)
-    else:
-        children, counts = tree.children(ranges, len(prefix))
+    items, total = (int(tree.count(one)[0]) for one in (ranges, tree.root()))
+    is_whole = len(prefix) == num_levels  # the columns after a whole ID are no codes
+    none = Ranges(ranges.low[:0], ranges.high[:0])
+    children, counts = tree.children(none, 0) if is_whole else tree.children(ranges, len(prefix))
     shares = counts / max(1, items)
     largest = np.argsort(-counts, kind="stable")[:most_children]
     below = children.take(largest)
-    shown = _examples(snapshot, tree, Ranges(below.low, below.high), examples)
+    shown = _examples(snapshot, Ranges(below.low, below.high), examples)
     return CodeNode(
         prefix=tuple(prefix),
         level=len(prefix),
@@ -171,12 +169,12 @@ def code_node(
         entropy=float(-(shares * np.log2(shares)).sum()) + 0.0,  # no −0
         num_children=len(counts),
         children=[
-            CodeChild(int(code), int(count), float(share), own)
-            for code, count, share, own in zip(
-                below.code, counts[largest], shares[largest], shown, strict=True
+            CodeChild(*child)
+            for child in zip(
+                below.code.tolist(), counts[largest].tolist(), shares[largest].tolist(), shown, strict=True
             )
         ],
-        examples=_examples(snapshot, tree, ranges, examples)[0],
+        examples=_examples(snapshot, ranges, examples)[0],
         truncated=len(counts) > len(largest),
     )
 
@@ -194,18 +192,13 @@ def shared_groups(
     if offset < 0 or limit < 0:
         raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
     found = snapshot.shared(depth)
-    page = slice(offset, offset + limit)
-    ranges = Ranges(found.ranges.low[page], found.ranges.high[page])
-    groups = [
-        SharedGroup(tuple(codes), int(count), own)
-        for codes, count, own in zip(
-            snapshot.tree.first_codes(ranges, depth).tolist(),
-            found.items[page],
-            _examples(snapshot, snapshot.tree, ranges, most),
-            strict=True,
-        )
-    ]
-    return SharedPage(len(found.items), int(found.items.sum()), groups)
+    page = np.arange(len(found.items))[offset : offset + limit]
+    ranges = found.ranges.take(page)
+    codes = snapshot.tree.first_codes(ranges, depth).tolist()
+    groups = zip(
+        map(tuple, codes), found.items[page].tolist(), _examples(snapshot, ranges, most), strict=True
+    )
+    return SharedPage(len(found.items), int(found.items.sum()), [SharedGroup(*group) for group in groups])
 
 
 def explain(
@@ -218,91 +211,78 @@ def explain(
     UnknownItem
         The item is not in the index.
     """
-    location = snapshot.locate(item_id)
-    num_levels = model.num_levels
-    codes = tuple(snapshot.id_at(location)[:num_levels].tolist())
-    allowed = None if query.restriction is None else query.restriction[location.segment]
-    is_allowed = (allowed is None or bool(allowed.items[location.row])) and (
-        not query.level0 or codes[0] in query.level0
-    )
-    request = query.request
-    width = max(request.beam or config.beam, request.k)
-    embedding = torch.from_numpy(query.embedding[None])
+    place = snapshot.locate(item_id)
+    codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
+    allowed = None if query.restriction is None else query.restriction[place.segment]
+    width = max(query.beam or config.beam, query.k)
     steps = score_path(
         snapshot.tree,
         model.decoder_for(config),
-        embedding,
+        torch.from_numpy(query.embedding[None]),
         codes,
         config.scores,
         level0=query.level0,
         restriction=query.restriction,
     )
-    wanted = Wanted(width, max(1, snapshot.num_alive), query.level0, query.restriction)
     ((found, _),) = find(
         lambda: model.decoder_for(config),
         model.fast_for(config),
         snapshot.search_segments,
         query.embedding[None],
-        [wanted],
+        [Wanted(width, max(1, snapshot.num_alive), query.level0, query.restriction)],
         config,
-        evidence=evidence_of(model, snapshot),
+        evidence=snapshot.evidence(model.ranker),
         embeddings=[query.evidence],
     )
-    there = np.flatnonzero((found.segments == location.segment) & (found.items == location.row))
+    there = np.flatnonzero((found.segments == place.segment) & (found.items == place.row))
     return Explanation(
-        item=snapshot.item_at(location),
+        item=snapshot.item_at(place),
         codes=codes,
-        is_allowed=is_allowed,
+        is_allowed=(allowed is None or bool(allowed.items[place.row]))
+        and (not query.level0 or codes[0] in query.level0),
         rank=1 + int(there[0]) if len(there) else None,
         score=float(found.scores[there[0]]) if len(there) else None,
         touched=found.touched,
         beam=width,
-        levels=_levels(model, snapshot, steps, is_generated=model.uses_generator(config)),
+        levels=_describe_steps(model, snapshot, steps, is_generated=model.uses_generator(config)),
     )
 
 
-def _levels(
+def _describe_steps(
     model: Genius, snapshot: Snapshot, steps: Sequence[Step], *, is_generated: bool
 ) -> list[LevelStep]:
     """Return each level with its best siblings; all example items are looked up at once."""
     best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
     chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
-    ranges = Ranges(
-        np.concatenate([children.low for children in chosen]),
-        np.concatenate([children.high for children in chosen]),
-    )
-    shown = iter(_examples(snapshot, snapshot.tree, ranges, EXAMPLES))
-    first_is_modality = model.codebooks.has_modality_level
+    low, high = (np.concatenate(ends) for ends in zip(*((one.low, one.high) for one in chosen), strict=True))
+    shown = iter(_examples(snapshot, Ranges(low, high), EXAMPLES))
     levels = []
     for level, (step, places) in enumerate(zip(steps, best, strict=True)):
+        log_probabilities = step.log_probabilities.tolist() if is_generated else [None] * len(step.items)
+        probabilities = step.probabilities.tolist() if is_generated else [None] * len(step.items)
+        codes, items = step.children.code.tolist(), step.items.tolist()
         levels.append(
             LevelStep(
                 level=level,
-                name="modality" if first_is_modality and level == 0 else f"level {level}",
-                code=int(step.children.code[step.own]),
-                log_probability=float(step.log_probabilities[step.own]) if is_generated else None,
-                probability=float(step.probabilities[step.own]) if is_generated else None,
+                name="modality" if model.codebooks.has_modality_level and level == 0 else f"level {level}",
+                code=codes[step.own],
+                log_probability=log_probabilities[step.own],
+                probability=probabilities[step.own],
                 rank=step.rank,
-                num_siblings=len(step.items),
-                items=int(step.items[step.own]),
+                num_siblings=len(items),
+                items=items[step.own],
                 siblings=[
-                    Sibling(
-                        int(step.children.code[sibling]),
-                        float(step.log_probabilities[sibling]) if is_generated else None,
-                        float(step.probabilities[sibling]) if is_generated else None,
-                        int(step.items[sibling]),
-                        next(shown),
-                    )
-                    for sibling in places
+                    Sibling(codes[at], log_probabilities[at], probabilities[at], items[at], next(shown))
+                    for at in places.tolist()
                 ],
             )
         )
     return levels
 
 
-def _examples(snapshot: Snapshot, tree: CodeTree, ranges: Ranges, most: int) -> list[list[Item]]:
+def _examples(snapshot: Snapshot, ranges: Ranges, most: int) -> list[list[Item]]:
     """Return some items below each prefix."""
-    picked = tree.pick(ranges, most)
+    picked = snapshot.tree.pick(ranges, most)
     found: list[list[Item]] = [[] for _ in range(len(ranges.low))]
     for owner, item in zip(picked.owner.tolist(), snapshot.items(picked.segments, picked.rows), strict=True):
         found[owner].append(item)

@@ -172,7 +172,9 @@ def check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{text!r} is not valid Unicode (it has half a character); type it in UTF-8") from None
+        raise UsageError(
+            f"{text!r} is not valid Unicode (it has half a character); type it in UTF-8"
+        ) from None
 
 
 def number_of(text: str) -> int | float | None:
@@ -269,8 +271,10 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
                 f"condition {shown}: {how!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
                 f"an inner field by its name with dots, {name}.{how}"
             )
-        is_list = how == "in" and isinstance(value, list | tuple | set | frozenset)
-        values = [_given(shown, one) for one in (value if is_list else [value])]
+        several = (
+            list(value) if how == "in" and isinstance(value, list | tuple | set | frozenset) else [value]
+        )
+        values = [_given(shown, one) for one in several]
         conditions.append(_condition(shown, path, cast("Operator", how), values, is_own=is_own))
     return conditions
 

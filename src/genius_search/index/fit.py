@@ -26,7 +26,6 @@ from genius_search.index.adding import CHUNK, encode_features, feature_rows
 from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
 from genius_search.index.query import EncodedQuery, default_settings, search_encoded
 from genius_search.index.refit import carry_encoder
-from genius_search.index.requests import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
@@ -436,13 +435,11 @@ def _find(
         evidence = normalize(as_floats(features.total())) if is_raw else fused
         encoded = [
             EncodedQuery(
-                request=SearchRequest(text="-", k=FIRST),
-                number=number,
-                alternative=0,
+                number,
+                FIRST,
                 level0=model.level0_codes(modalities[queries.wanted[row]])
                 if model.level0_is_exact
                 else frozenset(),
-                restriction=None,
                 embedding=fused[number],
                 evidence=evidence[number],
             )

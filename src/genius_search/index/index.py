@@ -614,11 +614,6 @@ class Index:
         return opened.model, opened.snapshot
 
     @property
-    def cached_snapshot(self) -> Snapshot:
-        """The last opened state, without checking for a newer one."""
-        return self._opened.snapshot
-
-    @property
     def settings(self) -> SearchConfig:
         """The default search settings, to be changed with ``dataclasses.replace``.
 
@@ -653,7 +648,7 @@ class Index:
         Without hits the result is False. It is None if the index is not calibrated for the hits' settings, or
         if no probability was found from which enough hits are right (`genius calibrate --precision`).
         """
-        calibration = self.cached_snapshot.manifest.calibration
+        calibration = self._opened.snapshot.manifest.calibration
         if not hits:
             return False
         if calibration is None or calibration.threshold is None or hits[0].probability is None:

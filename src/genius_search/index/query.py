@@ -18,7 +18,7 @@ from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInp
 from genius_search.errors import UsageError
 from genius_search.index.hits import SearchHit
 from genius_search.index.request import EVERYTHING, SearchPart, SearchRequest
-from genius_search.index.snapshot import Location, Snapshot, diagnose_corruption
+from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Modality, instructed
@@ -110,9 +110,7 @@ def search(
     if len(results) == len(requests):
         return results
     in_turn = iter(results)
-    return [
-        interleave([next(in_turn) for _ in request.alternatives()], request.k) for request in requests
-    ]
+    return [interleave([next(in_turn) for _ in request.alternatives()], request.k) for request in requests]
 
 
 def encode_queries(
@@ -137,7 +135,7 @@ def encode_queries(
     queries, wanted = [], []
     with diagnose_corruption(snapshot):
         for number, request in enumerate(requests):
-            modalities = [request.modality]
+            modalities = [None if request.modality is None else Modality(request.modality)]
             if request.modality is None and not request.instruction and model.level0_is_exact:
                 modalities = [*snapshot.modalities]
             rare = None
@@ -227,7 +225,7 @@ def _open_images(parts: Sequence[SearchPart]) -> dict[int, Image.Image]:
 def _encode(
     model: Genius, contents: Sequence[tuple[Image.Image | None, str]], *, is_raw: bool
 ) -> Float32[np.ndarray, "contents 2 dim"]:
-    """Return the two vectors of images, texts, or both; an image that several of them have is encoded once."""
+    """Return the two vectors of images, texts, or both; an image that several have is encoded once."""
     if not contents:
         return np.zeros((0, 2, model.dim), dtype=np.float32)
     if any(image is None and not text for image, text in contents):
@@ -254,10 +252,10 @@ def _encode(
 
 def _given(model: Genius, vector: object, *, is_raw: bool) -> Float32[np.ndarray, "2 dim"]:
     """Return the two vectors of a vector as a query, which is read as the feature of a text."""
-    array = np.asarray(vector)
-    if array.shape != (model.encoder.dim,) or array.dtype.kind not in "fiu":
+    array, dim = np.asarray(vector), model.encoder.dim
+    if array.shape != (dim,) or array.dtype.kind not in "fiu":
         raise UsageError(
-            f"the query's vector is {array.dtype} of shape {array.shape}; expected {model.encoder.dim} numbers"
+            f"the query's vector is {array.dtype} of shape {array.shape}; expected {dim} numbers"
         )
     length = np.linalg.norm(array.astype(np.float64))
     if not np.isfinite(length) or length <= SHORTEST_VECTOR:
@@ -352,19 +350,19 @@ def _make_hits(
 ) -> tuple[list[SearchHit], int]:
     """Return the hits of a query, and how many of them come first because of their words."""
     ranking, log_probabilities = own
-    scores: np.ndarray = ranking.scores
-    is_first = np.zeros(len(scores), dtype=bool)
+    scores = ranking.scores
+    weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
     if query.rare is not None and among_rare is not None:
         ranking, log_probabilities = own = _join(own, among_rare)
         places = list(zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True))
-        spread = np.ptp(scores) if len(scores) else 0
-        gains = [WORD_WEIGHT * spread * query.rare.weights.get(place, 0.0) for place in places]
-        scores = ranking.scores + np.array(gains)
+        weights = np.array([query.rare.weights.get(place, 0.0) for place in places], dtype=np.float32)
+        spread = np.float32(scores[0] - scores[-1] if len(scores) else 0)
+        scores = ranking.scores + np.float32(WORD_WEIGHT) * spread * weights
         is_first = np.array([place in query.rare.first for place in places], dtype=bool)
     probabilities: list[float | None] = [None] * len(scores)
     if calibration is not None and query.has_probability:
         probabilities = [*calibration.probabilities(ranking.scores).tolist()]
-    order = np.lexsort((-scores, ~is_first))[: query.k]
+    order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
     segments, rows = ranking.segments[order], ranking.rows[order]
     # Without the columns stored after the codes.
     codes = table_rows(snapshot.search_segments, segments, rows)[:, : model.num_levels].tolist()
@@ -398,7 +396,8 @@ def _join(own: Found, others: Found) -> Found:
     places = zip(others.ranking.segments.tolist(), others.ranking.items.tolist(), strict=True)
     is_new = np.array([place not in known for place in places], dtype=bool)
     columns = zip(own.ranking[:-1], others.ranking[:-1], strict=True)
-    ranking = Ranking(*(np.concatenate([mine, their[is_new]]) for mine, their in columns), own.ranking.touched)
+    joined = [np.concatenate([mine, their[is_new]]) for mine, their in columns]
+    ranking = Ranking._make([*joined, own.ranking.touched])
     decoded = np.concatenate([own.log_probabilities, others.log_probabilities[is_new]])
     return Found(ranking, decoded)
 

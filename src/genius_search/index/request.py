@@ -98,6 +98,21 @@ class SearchRequest:
                 raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
+        if self.instruction:
+            check_unicode(self.instruction)
+        if isinstance(self.where, Filter):
+            parsed = self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
+        else:
+            parsed = EVERYTHING
+            if self.where or self.match is not None:
+                parsed = Filter.parse(self.where, self.match)
+        if self.modality is not None and not isinstance(self.modality, Modality):
+            object.__setattr__(self, "modality", Modality.parse(self.modality))
+        object.__setattr__(self, "filter", parsed)
+        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "query", self._checked_parts())
+
+    def _checked_parts(self) -> tuple[SearchPart, ...]:
         given = list(self.parts)
         if self.vector is not None:
             given.insert(0, SearchPart(vector=self.vector))
@@ -120,18 +135,7 @@ class SearchRequest:
                 )
             if part.text and not part.text.isascii():
                 check_unicode(part.text)
-        if self.instruction:
-            check_unicode(self.instruction)
-        if isinstance(self.where, Filter):
-            parsed = self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
-        else:
-            parsed = EVERYTHING
-            if self.where or self.match is not None:
-                parsed = Filter.parse(self.where, self.match)
-        if isinstance(self.modality, str):
-            object.__setattr__(self, "modality", Modality.parse(self.modality))
-        object.__setattr__(self, "filter", parsed)
-        object.__setattr__(self, "query", tuple(given))
+        return tuple(given)
 
     def alternatives(self) -> list[SearchRequest]:
         """Return the requests that are searched for by themselves: one, or each part."""

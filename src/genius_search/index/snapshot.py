@@ -154,13 +154,10 @@ class Snapshot:
             That of the index's model.
         """
         if self._evidence is None:
-            vectors = None
-            if self.manifest.embeddings != "none":
-                vectors = [segment.vectors(ranker) for segment in self.segments]
-            # Densities of IDs are larger than those of items, so they must not be mixed across segments.
-            known = [segment.densities for segment in self.segments if segment.densities is not None]
-            densities = known if len(known) == len(self.segments) else None
-            self._evidence = Evidence(ranker, vectors, self.manifest.embeddings == "raw", densities)
+            kind = self.manifest.embeddings
+            vectors = None if kind == "none" else [segment.vectors(ranker) for segment in self.segments]
+            densities = [one.densities for one in self.segments if one.densities is not None]
+            self._evidence = Evidence(ranker, vectors, kind == "raw", densities if kind == "fused" else None)
         return self._evidence
 
     @cached_property
@@ -204,7 +201,7 @@ class Snapshot:
                 self._restrictions[wanted] = known
         return known
 
-    def restrict(self, masks: Sequence[Bool[np.ndarray, " items"]]) -> Restriction:
+    def restrict(self, masks: Sequence[Bool[np.ndarray, " _"]]) -> Restriction:
         """Return the items of each segment's mask that are not deleted, which are taken out of it."""
         for segment, mask in zip(self.segments, masks, strict=True):
             mask[segment.dead] = False

@@ -27,7 +27,7 @@ from genius_search.data.images import MAX_EXIF_BYTES, SHORTEST_SIDE, read_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
-from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, FIELDS_DEPTH, LeftOut, Problem, log, too_much
 

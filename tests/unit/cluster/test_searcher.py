@@ -12,7 +12,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.adding import NewItem, open_pool
 from genius_search.index.index import Index
-from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import UnknownField, UnknownItem
 
 ALL = SearchConfig(rerank="embeddings", router="geometry", candidates=0, beam=200, shortlist=0)

@@ -241,7 +241,7 @@ def test_a_blank_text_beside_a_picture_is_no_text(index, pool, monkeypatch):
 
 @pytest.mark.parametrize("asked", [{"text": "caf\udce9"}, {"text": "x", "instruction": "\ud800"}])
 def test_half_a_character_in_a_query_is_refused(index, asked):
-    with pytest.raises(UsageError, match=f"the {list(asked)[-1]} .*half a character"):
+    with pytest.raises(UsageError, match="half a character"):
         index.search(**asked)
 
 
@@ -300,4 +300,4 @@ def test_no_thread_puts_an_older_state_in_the_place_of_a_newer_one(model, index,
     monkeypatch.setattr(Snapshot, "open", staticmethod(open_slowly))
     assert index.snapshot is not None
     threads[0].join()
-    assert index.cached_snapshot.manifest.generation == 3
+    assert index.snapshot.manifest.generation == 3

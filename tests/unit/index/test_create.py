@@ -213,7 +213,7 @@ def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
     index, _ = Index.create(tmp_path / "large", pool=pool, encoder=encoder)
     assert index.info().embeddings == "fused, 1 bit a number"
     index.refit()  # reads embeddings by the code vectors before
-    vectors = index.snapshot.vectors(index.model.ranker)[0](np.arange(3))
+    vectors = index.snapshot.evidence(index.model.ranker).embeddings[0](np.arange(3))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=0.2)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.index import items
-from genius_search.index.filters import Condition, Filter, Value, full_text_query
+from genius_search.index.filters import Condition, Filter, full_text_query
 from genius_search.index.items import Item, ItemStore
 from genius_search.index.segment_writer import write_items
 from genius_search.records import Modality
@@ -185,14 +185,15 @@ def test_a_condition_that_is_none_is_refused_with_its_place_and_the_grammar(wher
 @pytest.mark.parametrize(
     ("where", "said"),
     [
+        ({"price": {}}, "no operator; give one"),
         ({"price": None}, "None cannot be compared"),
         ({"price": float("nan")}, "nan cannot be compared"),
         ({"price": float("inf")}, "inf cannot be compared"),
         ({"price": {"<": [1, 2]}}, "cannot be compared"),
         ({"price": {"between": 3}}, "'between' is no operator"),
         ({"size": {"width": 3}}, "size.width"),
-        ({"colour": []}, "0 values"),
-        ({"colour": [str(number) for number in range(1_001)]}, "1,001 values"),
+        ({"colour": []}, "no values"),
+        ({"colour": [str(number) for number in range(10_001)]}, "10,001 values"),
         ({"sold": {"<": True}}, "= != in only"),
         ({"modality": {"<": "image"}}, "= != in only"),
         ({"modality": "sound"}, "'sound' is not one of"),
@@ -209,9 +210,8 @@ def test_a_filter_that_cannot_work_is_refused(where, said):
 
 
 def test_conditions_of_as_many_values_as_are_allowed_work(store):
-    many = ["acme", *(f"brand {number}" for number in range(999))]
+    many = ["acme", *(f"brand {number}" for number in range(9_999))]
     assert store.matching(Filter.parse({"brand": many})).tolist() == [0]
-    assert store.matching(Filter.parse({"price": [19.5, *range(900)]})).tolist() == [0, 1]
 
 
 def test_one_and_true_are_two_values():
@@ -224,7 +224,7 @@ def test_quotes_in_names_and_values_stay_what_they_are(tmp_path):
     store = ItemStore(tmp_path)
     name = "a'); DROP TABLE items; --"
     assert store.matching(Filter.parse([f'"{name}"="x\' OR 1=1 --"'])).tolist() == [1]
-    assert store.matching(Filter((Condition((name,), "=", (Value("text", "x"),)),))).tolist() == []
+    assert store.matching(Filter((Condition((name,), "=", ("x",)),))).tolist() == []
     assert len(list(store.all())) == 2
 
 
@@ -242,11 +242,6 @@ def test_as_many_conditions_as_allowed_can_be_asked_and_no_more(store):
     assert store.matching(Filter.parse(many, match="red")).tolist() == [0]
     with pytest.raises(UsageError, match=r"201 conditions .* at most 200"):
         Filter.parse([*many, "a=b"])
-
-
-def test_a_field_without_an_operator_is_refused():
-    with pytest.raises(UsageError, match=r"condition on a: \{\} has no operator"):
-        Filter.parse({"a": {}})
 
 
 def test_a_name_that_is_no_text_is_refused():
@@ -268,11 +263,6 @@ def test_several_bounds_on_a_field_all_hold(tmp_path):
     bounds = ["n>1", "n>3", "n>2", "n>=3", "n<8", "n<7", "n<='x'"]
     assert ItemStore(tmp_path).matching(Filter.parse(bounds[:-1])).tolist() == [4, 5, 6]
     assert ItemStore(tmp_path).matching(Filter.parse(bounds)).tolist() == []
-
-
-def test_more_values_than_ten_thousand_are_refused():
-    with pytest.raises(UsageError, match="11,000 values"):
-        Filter.parse([f"n in {','.join(map(str, range(1000)))}"] * 11)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from genius_search.cli import main
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
-from genius_search.index.requests import SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest
 
 DIM, ITEMS = 12, 90
 

@@ -15,11 +15,10 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
-from genius_search.index.hits import SearchHit, SearchResult, merge
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.index.query import encode_queries, evidence_of
-from genius_search.index.requests import SearchRequest
-from genius_search.index.snapshot import Snapshot
+from genius_search.index.query import SearchResult, encode_queries, merge
+from genius_search.index.request import SearchRequest
 from genius_search.model import Genius
 from genius_search.records import Modality
 from genius_search.search.beam import search
@@ -190,7 +189,7 @@ def test_without_the_generator_candidates_are_found_by_distance(index, model, mo
             number,
             query.embedding,
             config=geometric,
-            evidence=evidence_of(model, index.snapshot),
+            evidence=index.snapshot.evidence(model.ranker),
             k=2,
             level0=query.level0,
         )
@@ -214,11 +213,6 @@ def test_without_the_generator_candidates_are_found_by_distance(index, model, mo
 
 def test_no_request_has_no_answer(index):
     assert index.search_many([]) == []
-
-
-def test_a_request_for_a_beam_of_nothing_is_refused(index):
-    with pytest.raises(UsageError, match="beam is 0"):
-        index.search_many([SearchRequest(text="a kite", beam=0)])
 
 
 def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
@@ -256,7 +250,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
     (table,) = (part.table for part in made.snapshot.search_segments)
     levels = model.quantizer.num_levels
     of_ids = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
-    of_items = made.snapshot.densities
+    of_items = made.snapshot.evidence(model.ranker).densities
     assert (of_items is not None) == (kind == "fused")
     for rerank, is_corrected in (("codes", True), ("embeddings", kind == "fused"), ("none", False)):
         plain, other = (
@@ -281,15 +275,6 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
         for costs in taken.values():  # of one unit of density, in each modality
             assert costs == pytest.approx([costs[0]] * len(costs), rel=0.05, abs=1e-4)
             assert (costs[0] > 1e-3) == is_corrected
-
-
-def test_where_a_part_has_no_densities_of_items_no_part_is_ranked_by_its_own(model, pool, tmp_path):
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
-    (segment,) = made.snapshot.segments
-    earlier = segment._replace(densities=None)  # as an earlier version wrote it
-    for segments, is_known in (((segment, segment), True), ((segment, earlier), False)):
-        opened = Snapshot(made.snapshot.manifest, segments)
-        assert (opened.densities is not None) == is_known
 
 
 def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):

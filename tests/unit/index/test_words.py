@@ -7,10 +7,9 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.config import SearchConfig
-from genius_search.errors import UsageError
 from genius_search.index.index import Index
-from genius_search.index.items import ItemStore
-from genius_search.index.words import find_rare_words, split_words
+from genius_search.index.query import find_rare_words, split_words
+from genius_search.index.snapshot import Location
 
 NUMBERS = range(100, 140)
 NAMES = ("Kerlin", "Vikdal", "Zôra", "Moprasen")
@@ -77,8 +76,12 @@ def test_what_many_items_contain_changes_nothing(index):
 
 def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
     words = find_rare_words(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
-    assert set(words.weights) == {"note 100.txt", "note 105.txt", "late.txt", "IMG_2031.png"}
-    assert words.first == {"note 105.txt", "IMG_2031.png"}
+
+    def named(places):
+        return {index.snapshot.item_at(Location(*place)).id for place in places}
+
+    assert named(words.weights) == {"note 100.txt", "note 105.txt", "late.txt", "IMG_2031.png"}
+    assert named(words.first) == {"note 105.txt", "IMG_2031.png"}
 
 
 def test_filters_and_deleted_items_count(index):
@@ -94,12 +97,9 @@ def test_a_generators_order_and_an_index_without_full_text_search_are_searched_t
     assert (
         index.search("kerlin", modality="text", config=SearchConfig(rerank="codes"))[0].id == "note 100.txt"
     )
-
-    def lacks(_):
-        raise UsageError("this SQLite lacks full-text search")
-
     plain = index.search("img_2031", hybrid=False)
-    monkeypatch.setattr(ItemStore, "_check_full_text", lacks)
+    for segment in index.snapshot.segments:
+        monkeypatch.setattr(segment.items, "has_full_text", False)
     assert index.search("img_2031") == plain
 
 

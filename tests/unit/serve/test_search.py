@@ -15,7 +15,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import DeadlinePassed
 from genius_search.index import items
 from genius_search.index.index import Index
-from genius_search.index.requests import SearchRequest
+from genius_search.index.request import SearchRequest
 from genius_search.serve import app
 from genius_search.serve.schemas import MAX_HITS, MAX_PARTS, PICTURE_BYTES
 
