@@ -1,4 +1,4 @@
-"""The encoder protocols; `load_encoder` opens an encoder by its spec, and `features_of` uses one."""
+"""The encoder protocols; `load_encoder` opens an encoder by its spec."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from typing import (
     runtime_checkable,
 )
 
-import numpy as np
-from jaxtyping import Float32
-
-from genius_search.errors import BadData, UsageError
-from genius_search.nn.codebooks import AnyArray, as_floats
+from genius_search.errors import UsageError
+from genius_search.nn.codebooks import AnyArray
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -195,11 +192,14 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:
     from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
-    from genius_search.hub import find_or_pull  # noqa: PLC0415
 
     if name == WORDLLAMA:
         return StaticEncoder(name)
-    folder = find_or_pull(name, download=download)
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        from genius_search.hub import find_or_pull  # noqa: PLC0415  searching by a folder needs none of it
+
+        folder = find_or_pull(name, download=download)
     if is_static(folder):
         return StaticEncoder(name, folder)
     from genius_search.encoders.pretrained import SentenceEncoder  # noqa: PLC0415
@@ -260,54 +260,3 @@ class VectorEncoder:
             "this index was made of vectors, and does not know the encoder that they come from, so it cannot "
             f"read {what}; search with vector= and add items with vectors=, each of {self.dim} numbers"
         )
-
-
-class Content(NamedTuple):
-    """Image, text or both of one query or candidate, for the encoder."""
-
-    image: Image.Image | None
-    text: str
-    """Text for the encoder; empty if there is none."""
-    key: ItemKey
-
-
-class ContentFeatures(NamedTuple):
-    """Features of contents; zero for absent modalities. A joint encoder's are those of the text."""
-
-    image: Float32[np.ndarray, "items dim"]
-    text: Float32[np.ndarray, "items dim"]
-
-    def total(self) -> Float32[np.ndarray, "items dim"]:
-        """Return the unnormalised sum of image and text features (score fusion, UniIR's CLIP-SF)."""
-        return np.asarray(self.image + self.text)
-
-
-def features_of(encoder: Encoder, contents: Sequence[Content]) -> ContentFeatures:
-    """Compute features of queries or candidates in memory, all images and all texts in one batch each.
-
-    An image or a text that several of them have is encoded once.
-
-    Raises
-    ------
-    BadData
-        One of them has neither an image nor a text.
-    """
-    for image, text, key in contents:
-        if image is None and not text:
-            raise BadData(f"{key.role} {key.id!r} has neither an image nor a text; it needs one of them")
-    features = ContentFeatures(*np.zeros((2, len(contents), encoder.dim), dtype=np.float32))
-    if is_joint(encoder):
-        both = [JointInput(image, text, key, image is not None) for image, text, key in contents]
-        features.text[:] = as_floats(encoder.joint_features(both))
-        return features
-    pictures = {(id(image), key): ImageInput(image, key) for image, _, key in contents if image is not None}
-    words = {(text, key): TextInput(text, key) for _, text, key in contents if text}
-    if pictures:
-        vectors = dict(zip(pictures, as_floats(encoder.image_features([*pictures.values()])), strict=True))
-        for own, (image, _, key) in zip(features.image, contents, strict=True):
-            own[:] = vectors.get((id(image), key), 0)
-    if words:
-        found = dict(zip(words, as_floats(encoder.text_features([*words.values()])), strict=True))
-        for own, (_, text, key) in zip(features.text, contents, strict=True):
-            own[:] = found.get((text, key), 0)
-    return features

@@ -355,9 +355,9 @@ def _make_hits(
     if query.rare is not None and among_rare is not None:
         ranking, log_probabilities = own = _join(own, among_rare)
         places = list(zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True))
-        weights = np.array([query.rare.weights.get(place, 0.0) for place in places], dtype=np.float32)
-        spread = np.float32(scores[0] - scores[-1] if len(scores) else 0)
-        scores = ranking.scores + np.float32(WORD_WEIGHT) * spread * weights
+        weights = np.array([query.rare.weights.get(place, 0.0) for place in places])
+        spread = float(scores[0] - scores[-1]) if len(scores) else 0.0
+        scores = ranking.scores + WORD_WEIGHT * spread * weights
         is_first = np.array([place in query.rare.first for place in places], dtype=bool)
     probabilities: list[float | None] = [None] * len(scores)
     if calibration is not None and query.has_probability:

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from genius_search.data.features import Features
-from genius_search.data.images import SHORTEST_SIDE, open_image
-from genius_search.encoders.base import Content, ItemKey, features_of
+from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
@@ -231,40 +230,3 @@ def test_a_joint_vector_stands_in_the_text_slot(tmp_path, pictures, needs_pixels
     assert batch.has_text.all()
     assert not batch.has_image.any()
     assert batch.total().tolist() == [[n, n % 3 != 1, 0 if n % 3 == 0 else n] for n in range(6)]
-
-
-def test_queries_in_memory_get_what_rows_would(tmp_path, pictures):
-    rows = mixed_rows(pictures)
-    contents = [
-        Content(
-            None if row.image is None else open_image(row.image, shortest_side=SHORTEST_SIDE),
-            row.text or "",
-            row.key,
-        )
-        for row in rows
-    ]
-    for encoder in (Encoder(), Joint()):
-        expected = run(rows, encoder, tmp_path / type(encoder).__name__).gather(np.arange(len(rows)))
-        together = features_of(encoder, contents)
-        alone = [features_of(encoder, [content]) for content in contents]
-        for number, values in enumerate(expected[:2]):
-            np.testing.assert_array_equal(together[number], values)
-            np.testing.assert_array_equal(np.concatenate([one[number] for one in alone]), values)
-    with pytest.raises(BadData, match="neither an image nor a text"):
-        features_of(Encoder(), [*contents, Content(None, "", ItemKey("query", ""))])
-
-
-def test_what_several_queries_have_is_encoded_once():
-    picture, key = Image.new("RGB", (4, 4), "red"), ItemKey("query", "7")
-    encoder = Encoder()
-    asked = []
-    given = (("image_features", encoder.image_features), ("text_features", encoder.text_features))
-    for name, encode in given:
-        setattr(encoder, name, lambda items, encode=encode: asked.append(len(items)) or encode(items))
-    contents = [Content(picture, text, key) for text in ("1", "2", "1", "")]
-    together = features_of(encoder, contents)
-    assert asked == [1, 2]
-    for row, content in enumerate(contents):
-        alone = features_of(Encoder(), [content])
-        np.testing.assert_array_equal(together.image[row], alone.image[0])
-        np.testing.assert_array_equal(together.text[row], alone.text[0])
