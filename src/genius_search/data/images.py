@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError, features
 from PIL.JpegImagePlugin import JpegImageFile
 
 from genius_search.errors import BadImage
@@ -185,7 +185,7 @@ def _errors_about(path: Path) -> Iterator[None]:
         raise BadImage(path, f"is damaged or unreadable: {reason or type(error).__name__}") from None
 
 
-def _opened(file: io.BufferedReader | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+def _opened(file: io.BufferedReader | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> ImageFile.ImageFile:
     """Read the header of a picture."""
     with _quiet():
         opened = Image.open(file, formats=formats)
