@@ -120,7 +120,7 @@ def read_image(
     path = Path(name)
     if not data:
         raise BadImage(path, "is empty (0 bytes)")
-    with _errors_about(path), _opened(io.BytesIO(data), formats) as opened:
+    with _errors_about(path, formats), _opened(io.BytesIO(data), formats) as opened:
         return _decode(path, opened, max_pixels, shortest_side)
 
 
@@ -169,14 +169,14 @@ def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
 
 
 @contextmanager
-def _errors_about(path: Path) -> Iterator[None]:
+def _errors_about(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[None]:
     """Turn whatever decoders raise on damaged bytes, which is nearly anything, into :class:`BadImage`."""
     try:
         yield
     except BadImage:
         raise
     except UnidentifiedImageError:
-        known = ", ".join(FORMATS)
+        known = ", ".join(formats)
         raise BadImage(path, f"is not a picture in a supported format ({known}), or is damaged") from None
     except (Image.DecompressionBombError, MemoryError) as error:
         raise BadImage(path, f"is too large to be opened safely: {error}") from None

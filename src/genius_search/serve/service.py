@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from genius_search.config import SearchConfig
-from genius_search.data.images import MAX_EXIF_BYTES, SHORTEST_SIDE, read_image
+from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, read_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
@@ -220,25 +219,22 @@ def decode(data: bytes) -> Image.Image:
     Raises
     ------
     Problem
-        It has too many bytes, or is an AVIF: such a file may contain pictures of any size, whatever its
-        header says, and their decoder cannot be told a limit.
+        It has too many bytes.
     BadImage
-        It is no picture, is damaged, or has too many pixels.
+        It is no picture of a safe format, is damaged, or has too many pixels.
     """
     if len(data) > schemas.PICTURE_BYTES:
         raise Problem(413, f"image: it has more than {schemas.PICTURE_BYTES:,} bytes; send a smaller one")
-    if _is_avif(data):
-        raise Problem(422, "image: AVIF is not accepted here; save the picture as JPEG")
     try:
-        return read_image(data, name="image", max_pixels=schemas.PICTURE_PIXELS, shortest_side=SHORTEST_SIDE)
+        return read_image(
+            data,
+            name="image",
+            formats=SAFE_FORMATS,
+            max_pixels=schemas.PICTURE_PIXELS,
+            shortest_side=SHORTEST_SIDE,
+        )
     except BadImage as error:  # its traceback leads back to it, and would keep the picture in memory
         raise error.with_traceback(None) from None
-
-
-def _is_avif(data: bytes) -> bool:
-    with contextlib.suppress(Exception), Image.open(io.BytesIO(data), formats=["AVIF"]):
-        return True  # only its header was read
-    return False
 
 
 def _find_picture(pictures: Mapping[str, memoryview], name: str) -> bytes:
