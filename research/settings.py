@@ -41,9 +41,8 @@ class EvaluationConfig:
     beam: Count = 50
     """IDs kept at each level."""
 
-    scores: Literal["level", "vocabulary", "children"] = "level"
-    """Normalise the generator's scores over a level's codes, over its whole vocabulary, or over the codes
-    that exist at that point."""
+    scores: Literal["level", "vocabulary"] = "level"
+    """Normalise the generator's scores over a level's codes, or over its whole vocabulary."""
 
     candidates: Natural = 0
     """Re-ranking: stop decoding once the beams cover at most this many IDs, and rank them all;

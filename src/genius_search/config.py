@@ -267,9 +267,8 @@ class SearchConfig:
     embeddings (the paper's GENIUS^R)."""
 
     # Deviation 17: the released code normalises over the whole vocabulary.
-    scores: Literal["level", "vocabulary", "children"] = "level"
-    """Normalise each decoding step over the level's codes, over the whole vocabulary (released code), or
-    over the codes that continue the prefix in the pool."""
+    scores: Literal["level", "vocabulary"] = "level"
+    """Normalise each decoding step over the level's codes, or over the whole vocabulary (released code)."""
 
     # Deviation 23: the paper decodes every level.
     candidates: Annotated[Natural, Le(10**9)] = 0

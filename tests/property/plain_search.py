@@ -248,17 +248,14 @@ def teacher_forced(generator: Generator, queries: torch.Tensor, ids: set[Id], sc
     codes = torch.tensor(distinct, dtype=torch.int64).reshape(len(distinct), len(generator.sizes))
     with torch.no_grad():
         hidden = generator(queries.repeat_interleave(len(codes), dim=0), codes.repeat(len(queries), 1))
-        values = []
-        for level, (start, size) in enumerate(zip(generator.offsets, generator.sizes, strict=True)):
-            if scores == "children":
-                values.append(generator.logits(hidden[:, level], slice(start, start + size)))
-            else:
-                values.append(generator.log_probabilities(hidden[:, level], level, scores))
+        values = [
+            generator.log_probabilities(hidden[:, level], level, scores)
+            for level in range(len(generator.sizes))
+        ]
 
     def of_query(query: int) -> Foretold:
         def foretold(prefix: Id, codes: list[int]) -> list[float]:
-            of_codes = values[len(prefix)][query * len(distinct) + rows[prefix], codes]
-            return (torch.log_softmax(of_codes, dim=0) if scores == "children" else of_codes).tolist()
+            return values[len(prefix)][query * len(distinct) + rows[prefix], codes].tolist()
 
         return foretold
 
@@ -299,7 +296,7 @@ def draw_case(seed: int, sizes: tuple[int, ...], **config) -> Case:
         )
     widths = random.integers(1, 10, QUERIES).tolist() if random.random() < 0.5 else None
     settings = {"beam": int(random.choice([1, 2, 3, 5, 8, 50])), **config}
-    settings.setdefault("scores", str(random.choice(["level", "vocabulary", "children"])))
+    settings.setdefault("scores", str(random.choice(["level", "vocabulary"])))
     queries = torch.from_numpy(random.standard_normal((QUERIES, DIM)).astype(np.float32))
     queries[:, 0] = torch.arange(QUERIES)  # their numbers, to an exact decoder
     return Case(pool, queries, SearchConfig(**settings), level0, masks, widths)

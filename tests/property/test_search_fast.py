@@ -264,7 +264,6 @@ def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
     fast = quick(drawn.network, ranker)
     assert fast.covers(drawn.segments, config)
     assert not fast.covers(drawn.segments, dataclasses.replace(config, rerank="none"))
-    assert not fast.covers(drawn.segments, dataclasses.replace(config, scores="children"))
     wide = IdTable.build(np.array([[300]]), np.zeros(1))
     assert not fast.covers([*drawn.segments, SearchSegment(wide)], config)
     generated = quick(network_of(SMALL, plain.DIM, drawn.tables, 0), ranker)

@@ -11,7 +11,7 @@ def split(random: np.random.Generator, codes: np.ndarray, count: int) -> list[np
     return [codes[owner == segment] for segment in range(count)]
 
 
-@pytest.mark.parametrize("scores", ["level", "vocabulary", "children"])
+@pytest.mark.parametrize("scores", ["level", "vocabulary"])
 def test_searching_segments_finds_what_searching_the_merged_table_finds(plain, scores):
     for seed in range(plain.SOME_POOLS):
         random = np.random.default_rng(seed)

@@ -5,11 +5,9 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.search import table
 from genius_search.search.table import LARGEST_CODE, Allowed, IdTable
 
 
@@ -140,19 +138,3 @@ def test_a_table_built_again_from_some_of_its_items_equals_the_one_built_from_th
     expected = IdTable.build(codes[alive], code_cosine[alive])
     for name in ARRAYS:
         assert np.array_equal(getattr(again, name), getattr(expected, name))
-
-
-@settings(max_examples=40)
-@given(pools())
-def test_a_table_of_many_rows_numbers_them_with_eight_bytes_and_says_the_same(pool):
-    small = IdTable.build(*pool)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "MAX_INT32_ROWS", -1)
-        large = IdTable.build(*pool)
-    assert large.starts.dtype == large.bucket_starts.dtype == large.items.dtype == np.int64
-    assert contents(large) == contents(small)
-    low, high = np.array([0]), np.array([len(small)])
-    for level in range(small.num_levels):
-        found, expected = large.children(level, low, high), small.children(level, low, high)
-        assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
-        low, high = found.low, found.high

@@ -73,7 +73,7 @@ def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, que
 @pytest.mark.parametrize("leaves", [0, 20])
 def test_normalisation_and_mix_are_the_generators_alone(model, pool, queries, leaves):
     plain = asked(model, pool, queries, beam=6, candidates=leaves)
-    other = asked(model, pool, queries, beam=6, candidates=leaves, scores="children", generator_weight=0.5)
+    other = asked(model, pool, queries, beam=6, candidates=leaves, scores="vocabulary", generator_weight=0.5)
     for method in ("routing+codes", "routing+embeddings"):
         assert other[method].hits == plain[method].hits
         assert other[method].touched == plain[method].touched

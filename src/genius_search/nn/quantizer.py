@@ -309,7 +309,7 @@ class Quantizer(nn.Module):
 
     def decode(self, codes: Int[Tensor, "items levels"]) -> Float[Tensor, "items dim"]:
         """Return the vector of each ID: the sum of its code vectors."""
-        levels = zip(self.tables(), codes.to(self.device).T, strict=True)
+        levels = zip(self.tables(), codes.to(self.device).T, strict=False)
         nothing = torch.zeros(len(codes), self.dim, device=self.device)
         return sum((table[own] for table, own in levels), nothing)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -114,8 +114,9 @@ def search(
             prefixes.row[grid.ravel()] = np.arange(grid.size)  # of one that is repeated, any row will do
         step = decoder.advance(state, torch.from_numpy(tokens).to(decoder.device))
         state, hidden = step.state, step.hidden[:, -1]
-        rows = prefixes.row[children.parent]
-        gained = _log_probabilities(decoder, hidden, rows, level, children, config.scores)
+        values = decoder.log_probabilities(hidden, level, config.scores)
+        places = torch.from_numpy(np.stack([prefixes.row[children.parent], children.code])).to(values.device)
+        gained = values[places[0], places[1]].float().cpu().numpy()
         totals = prefixes.total[children.parent] + gained
         chosen = _choose(owner, totals, counts, beam_widths, budgets)
         prefixes = _extend(prefixes, children.take(chosen))
@@ -194,30 +195,6 @@ def _grid(query: Int64[np.ndarray, " beams"]) -> Int64[np.ndarray, "queries widt
     counts = np.diff(first, append=len(query))[:, None]
     slots = np.arange(counts.max(initial=0))
     return first[:, None] + np.where(slots < counts, slots, 0)
-
-
-def _log_probabilities(
-    decoder: Decoder,
-    hidden: Float[Tensor, "rows width"],
-    rows: Int64[np.ndarray, " children"],
-    level: int,
-    children: Children,
-    scores: Literal["level", "vocabulary", "children"],
-) -> Float32[np.ndarray, " children"]:
-    """Return the log-probability of each child; ``rows`` are the rows of ``hidden`` that predict them."""
-    if scores == "children":
-        values = decoder.logits(hidden, level)
-    else:
-        values = decoder.log_probabilities(hidden, level, scores)
-    places = torch.from_numpy(np.stack([rows, children.code])).to(values.device)
-    gained: np.ndarray = values[places[0], places[1]].float().cpu().numpy()
-    if scores != "children":
-        return gained
-    is_first = np.diff(children.parent, prepend=-1) > 0  # log-softmax over the children of a parent
-    starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
-    gained = gained - np.maximum.reduceat(gained, starts)[group]
-    normalised: np.ndarray = gained - np.log(np.add.reduceat(np.exp(gained), starts))[group]
-    return normalised
 
 
 def _beams(finished: Sequence[Prefixes], count: int) -> Beams:

@@ -496,6 +496,6 @@ class GuidedDecoder:
         if scores == "vocabulary":
             raise UsageError(
                 "this model's generator is guided by geometry, level by level; its scores cannot be "
-                'normalised over the whole vocabulary. Use scores="level" (or "children")'
+                'normalised over the whole vocabulary. Use scores="level"'
             )
         return torch.log_softmax(self.logits(hidden, level), dim=-1)

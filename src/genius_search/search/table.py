@@ -21,8 +21,6 @@ from genius_search.search.vectors import open_array, save_array
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)
 """Tables with a larger code store two bytes per code, others one."""
-MAX_INT32_ROWS: Final = int(np.iinfo(np.int32).max)
-"""Tables of more items than this use 64-bit row numbers instead of 32-bit."""
 
 
 class Children(NamedTuple):
@@ -118,14 +116,13 @@ class IdTable:
         differs = codes[1:] != codes[:-1]
         begins = np.flatnonzero(differs.any(axis=1)) + 1  # first row of every ID but the first
         levels = differs[begins - 1].argmax(axis=1)
-        row_type = np.int32 if num_items <= MAX_INT32_ROWS else np.int64
         first = [0] if num_items else []
         return IdTable(
             ids=codes[np.concatenate([first, begins]).astype(np.int64)],
-            starts=(levels.argsort(kind="stable") + 1).astype(row_type),
+            starts=(levels.argsort(kind="stable") + 1).astype(np.int32),
             level_bounds=np.concatenate([[0], np.bincount(levels, minlength=num_levels).cumsum()]),
-            bucket_starts=np.concatenate([first, begins, [num_items]]).astype(row_type),
-            items=order.astype(row_type),
+            bucket_starts=np.concatenate([first, begins, [num_items]]).astype(np.int32),
+            items=order.astype(np.int32),
         )
 
     def save(self, folder: Path) -> None:
@@ -145,12 +142,11 @@ class IdTable:
         ArtifactMismatch
             A file is truncated, has the wrong type, or does not fit the others.
         """
-        rows = (np.int32, np.int64)
         ids = open_array(folder / "ids.npy", np.uint8, np.int16, dimensions=2)
         bounds = np.array(open_array(folder / "level_bounds.npy", np.int64))
-        starts = open_array(folder / "starts.npy", *rows)
-        bucket_starts = open_array(folder / "bucket_starts.npy", *rows)
-        items = open_array(folder / "items.npy", *rows)
+        starts = open_array(folder / "starts.npy", np.int32)
+        bucket_starts = open_array(folder / "bucket_starts.npy", np.int32)
+        items = open_array(folder / "items.npy", np.int32)
         last = int(bucket_starts[-1]) if len(bucket_starts) else 0
         lengths = (len(bounds), len(starts), len(bucket_starts), len(items))
         if lengths != (ids.shape[1] + 1, max(0, len(ids) - 1), len(ids) + 1, last) or (
@@ -232,9 +228,7 @@ class RankedBits:
         packed = np.packbits(rows, bitorder="little")
         self.words.view(np.uint8)[: len(packed)] = packed
         counts = np.bitwise_count(self.words)
-        self.before = counts.cumsum(dtype=np.int64) - counts
-        if len(rows) <= MAX_INT32_ROWS:
-            self.before = self.before.astype(np.int32)
+        self.before = (counts.cumsum(dtype=np.int64) - counts).astype(np.int32)
 
     def count(
         self, low: Int64[np.ndarray, "*shape"], high: Int64[np.ndarray, "*shape"]

@@ -200,7 +200,7 @@ def score_path(
     decoder: Decoder,
     embedding: Float[Tensor, "1 dim"],
     codes: Sequence[int],
-    scores: Literal["level", "vocabulary", "children"],
+    scores: Literal["level", "vocabulary"],
     *,
     level0: frozenset[int] = frozenset(),
     restriction: Restriction | None = None,
@@ -235,13 +235,9 @@ def score_path(
                 is_allowed &= np.isin(children.code, list(level0))
             kept = np.flatnonzero(is_allowed | (children.code == code))
             children, items = children.take(kept), items[kept]
-            values = decoder.log_probabilities(
-                hidden[level : level + 1], level, "level" if scores == "children" else scores
-            )[0]
-            of_children = values.float().cpu()[torch.from_numpy(children.code)]
-            normalised = torch.log_softmax(of_children, dim=0)
-            gained = normalised if scores == "children" else of_children
+            values = decoder.log_probabilities(hidden[level : level + 1], level, scores)[0]
+            gained = values.float().cpu()[torch.from_numpy(children.code)]
             own = int(np.flatnonzero(children.code == code)[0])
-            steps.append(Step(children, items, gained.numpy(), normalised.exp().numpy(), own))
+            steps.append(Step(children, items, gained.numpy(), gained.softmax(dim=0).numpy(), own))
             ranges = _ranges_of(children).take(np.array([own]))
     return steps

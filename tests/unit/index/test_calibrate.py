@@ -102,7 +102,7 @@ def test_it_is_read_as_it_was_written_and_odd_ones_are_refused():
     ("changed", "applies"),
     [
         ({"beam": 200, "candidates": 50}, True),
-        ({"scores": "children"}, True),
+        ({"scores": "vocabulary"}, True),
         ({"rerank": "embeddings"}, False),
         ({"rerank": "none"}, False),
         ({"generator_weight": 0.1}, False),

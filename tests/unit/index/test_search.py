@@ -152,7 +152,6 @@ REQUESTS = [
     [
         SearchConfig(beam=8),
         SearchConfig(beam=8, scores="vocabulary"),
-        SearchConfig(beam=8, scores="children"),
         SearchConfig(beam=8, rerank="codes", candidates=16),
         SearchConfig(beam=8, rerank="embeddings"),
         SearchConfig(beam=8, rerank="embeddings", candidates=16, shortlist=12),

@@ -55,7 +55,7 @@ def rows_of(beams: Beams) -> list[list[int]]:
     return [low[is_filled, 0].tolist() for low, is_filled in zip(beams.low, filled, strict=True)]
 
 
-@pytest.mark.parametrize("scores", ["level", "vocabulary", "children"])
+@pytest.mark.parametrize("scores", ["level", "vocabulary"])
 def test_equal_scores_keep_the_order_of_the_table(indifferent, scores):
     beams = search(indifferent, [EVERYTHING], torch.randn(3, 6), SearchConfig(beam=7, scores=scores))
     assert rows_of(beams) == [list(range(7))] * 3
@@ -100,14 +100,6 @@ def test_a_modality_that_leaves_no_choice_is_scored_like_any_other(decoder, gene
         assert len(rows_of(forced)[query]) == len(codes)
         for row, gained in zip(rows_of(forced)[query], forced.log_probabilities[query], strict=True):
             np.testing.assert_allclose(gained, scores[row], atol=1e-5)
-
-
-def test_codes_without_a_choice_add_nothing_when_only_those_that_exist_count(decoder):
-    segments = [SearchSegment(table_of([[0, 1, 2], [0, 3, 1], [0, 3, 2]]))]
-    beams = search(decoder, segments, queries_of(3), SearchConfig(scores="children"))
-    total = np.exp(beams.scores()).sum(axis=1)
-    np.testing.assert_allclose(total, 1, atol=1e-5)
-    assert (beams.log_probabilities[:, :, 0] == 0).all()
 
 
 def test_a_leaf_stop_leaves_levels_unsaid(decoder):
