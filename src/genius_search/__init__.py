@@ -45,27 +45,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Candidate": "genius_search.records",
-    "Filter": "genius_search.index.filters",
-    "FitConfig": "genius_search.config",
-    "Genius": "genius_search.model",
-    "GeniusError": "genius_search.errors",
-    "Hits": "genius_search.index.hits",
-    "Index": "genius_search.index.index",
-    "Modality": "genius_search.records",
-    "NewItem": "genius_search.index.adding",
-    "Query": "genius_search.records",
-    "SearchConfig": "genius_search.config",
-    "SearchHit": "genius_search.index.hits",
-    "SearchPart": "genius_search.index.request",
-    "SearchRequest": "genius_search.index.request",
-    "fit": "genius_search.training.fit",
-    "preset": "genius_search.config",
+    "genius_search.config": ("FitConfig", "SearchConfig", "preset"),
+    "genius_search.errors": ("GeniusError",),
+    "genius_search.index.adding": ("NewItem",),
+    "genius_search.index.filters": ("Filter",),
+    "genius_search.index.hits": ("Hits", "SearchHit"),
+    "genius_search.index.index": ("Index",),
+    "genius_search.index.request": ("SearchPart", "SearchRequest"),
+    "genius_search.model": ("Genius",),
+    "genius_search.records": ("Candidate", "Modality", "Query"),
+    "genius_search.training.fit": ("fit",),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``import genius_search`` stays light."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'genius_search' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -107,7 +108,7 @@ QUERY_CAP: Final = 500_000
 """Query numbers within a data set are below this (UniIR's hash)."""
 CANDIDATE_CAP: Final = 10_000_000
 """Candidate numbers within a data set are below this (UniIR's hash)."""
-_MAX_ID_LENGTH: Final = 32
+_ID: Final = re.compile(r"(0|[1-9][0-9]{0,15}):(0|[1-9][0-9]{0,15})")
 
 
 def parse_id(text: str) -> tuple[int, int]:
@@ -115,17 +116,13 @@ def parse_id(text: str) -> tuple[int, int]:
 
     Leading zeros are refused: ``9:012`` would be a second spelling of the same id.
     """
-    dataset, _, number = text.partition(":")
-    if (
-        len(text) <= _MAX_ID_LENGTH
-        and text.isascii()
-        and all(part.isdecimal() and (part[0] != "0" or part == "0") for part in (dataset, number))
-    ):
-        return int(dataset), int(number)
-    raise BadData(
-        f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits without leading "
-        "zeros, for example 9:12"
-    )
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise BadData(
+            f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits without leading "
+            "zeros, for example 9:12"
+        )
+    return int(found[1]), int(found[2])
 
 
 def query_number(qid: str) -> int:

@@ -23,7 +23,7 @@ from genius_search.cli.options import (
     command,
     optional,
 )
-from genius_search.cli.terminal import TerminalProgress, print_json, print_table, print_text
+from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table, print_text
 from genius_search.errors import BadData, GeniusError, UsageError, plural
 
 if TYPE_CHECKING:
@@ -137,19 +137,16 @@ class Fit(DeviceOptions, WaitOption):
             for name, recall in (("before", fitted.before), ("after", fitted.after))
         ]
         print_table(("model", "R@1", "R@5"), rows, left=("model",))
-        left_out = (
-            f", {fitted.left_out:,} left out because the index lacks their items" if fitted.left_out else ""
-        )
-        done = (
-            f"{folder} has the new model."
-            if fitted.kept
-            else "The new model finds no more, so the index is as it was; --force replaces its model all the "
-            "same."
-        )
         print(
-            f"{plural(fitted.pairs, 'pair')}{left_out}; the table is of {fitted.measured:,} that were not "
-            f"trained on. {done}"
+            f"{plural(fitted.pairs, 'pair')}, {fitted.left_out:,} left out because the index lacks their "
+            f"items; the table is of {fitted.measured:,} that were not trained on."
         )
+        if fitted.kept:
+            print(f"{folder} has the new model.")
+        else:
+            print(
+                "The new model finds no more, so the index is as it was; --force replaces its model anyway."
+            )
 
 
 @command
@@ -173,7 +170,7 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
 
     def run(self) -> None:
         from genius_search.data.mbeir import MBeir
-        from genius_search.index.calibrate import ABSENT, calibrate, measure_hubness
+        from genius_search.index.calibrate import calibrate, measure_hubness
 
         data = MBeir(self.data)
         with TerminalProgress() as progress:
@@ -185,24 +182,18 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
         if self.json:
             print_json({**dataclasses.asdict(fitted), "hubness": dataclasses.asdict(hubness)})
             return
-        recalls = ", ".join(f"{recall:.3f} with {weight}" for weight, recall in hubness.recalls.items())
-        print(f"Weight of densities: {hubness.weight:g} (R@5 of {hubness.queries:,} queries: {recalls}).")
-        print(
-            f"{fitted.queries:,} other queries of {fitted.data}, each with and without its answers among "
-            f"{fitted.items:,} items ({ABSENT:.0%} without): the first hits have a probability of "
-            f"{fitted.promised:.2f} on average, and {fitted.right:.2f} of them are right."
+        print_facts(
+            {
+                "queries": fitted.queries,
+                "weight of densities": hubness.weight,
+                "mean probability of first hits": fitted.promised,
+                "share of them that are right": fitted.right,
+                "a good match has at least": fitted.threshold or "nothing; try a lower --precision",
+                "queries with a good match": fitted.good,
+                "good matches that are right": fitted.good_and_right,
+                "queries without an answer that have none": fitted.refused,
+            }
         )
-        if fitted.threshold is None:
-            print(
-                f"No probability is high enough for {fitted.precision:.0%} right first hits, so no match is "
-                "ever called good; try a lower --precision."
-            )
-        else:
-            print(
-                f"A first hit is a good match from {fitted.threshold:.2f} on: {fitted.good:.0%} of the "
-                f"queries have one, and {fitted.good_and_right:.0%} of those are right; "
-                f"{fitted.refused:.0%} of the queries without an answer have none."
-            )
 
 
 @command

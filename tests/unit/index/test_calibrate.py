@@ -173,4 +173,4 @@ def test_the_command_keeps_it(index, trained, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["weights"] == list(index.calibration.weights)
     assert main([str(word) for word in words]) == 0
-    assert "of them are right." in capsys.readouterr().out
+    assert "good matches that are right" in capsys.readouterr().out
