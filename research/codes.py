@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from genius_search.data.features import Features
-from genius_search.index.adding import encode_batch
+from genius_search.index.build import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
 from genius_search.nn.health import Health, examine

@@ -26,7 +26,7 @@ from genius_search.encoders import base as encoder_input
 from genius_search.encoders.base import ItemKey
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import first_few
-from genius_search.index.adding import encode_batch
+from genius_search.index.build import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
 from genius_search.records import Modality, format_text, instructed

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from genius_search.config import FitConfig, SearchConfig, preset
     from genius_search.errors import GeniusError
-    from genius_search.index.adding import NewItem
     from genius_search.index.filters import Filter
     from genius_search.index.hits import Hits, SearchHit
     from genius_search.index.index import Index
+    from genius_search.index.pool import NewItem
     from genius_search.index.request import SearchPart, SearchRequest
     from genius_search.model import Genius
     from genius_search.records import Candidate, Modality, Query
@@ -47,10 +47,10 @@ __all__ = [
 _HOMES = {
     "genius_search.config": ("FitConfig", "SearchConfig", "preset"),
     "genius_search.errors": ("GeniusError",),
-    "genius_search.index.adding": ("NewItem",),
     "genius_search.index.filters": ("Filter",),
     "genius_search.index.hits": ("Hits", "SearchHit"),
     "genius_search.index.index": ("Index",),
+    "genius_search.index.pool": ("NewItem",),
     "genius_search.index.request": ("SearchPart", "SearchRequest"),
     "genius_search.model": ("Genius",),
     "genius_search.records": ("Candidate", "Modality", "Query"),

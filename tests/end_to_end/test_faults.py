@@ -24,10 +24,10 @@ import numpy as np
 import pytest
 
 from genius_search.errors import UsageError
+from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest, ItemArrays, read_manifest
-from genius_search.index.verify import verify
 from genius_search.index.writer import Writer, one_writer
 from genius_search.records import Modality
 
@@ -93,7 +93,7 @@ def draw(kind: str, before: Contents, write: int, chance: random.Random) -> Oper
         return Operation(kind, lambda writer: writer.compact(), before)
     new = {f"{write}/{number}": write for number in range(chance.choice((1, 3, 40)))}
     new |= dict.fromkeys(chance.sample(names, min(len(names), chance.randint(0, 5))), write)
-    return Operation(kind, lambda writer: writer.add(*given(new)), before | new)
+    return Operation(kind, lambda writer: writer.add([given(new)]), before | new)
 
 
 def killed_after(seconds: float, work: Callable[[], object]) -> float | None:
@@ -142,7 +142,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     (folder / "segments").mkdir(parents=True)
     (folder / "segments" / "notes.txt").write_text("of somebody else")
     with one_writer(folder) as writer:
-        writer.create(FACTS, *given(state))
+        writer.create(FACTS, [given(state)])
     usual = dict.fromkeys(("add", "delete", "compact"), 60.0)  # the first of each kind may finish
     counts = {f"{kind} {outcome}": 0 for kind in usual for outcome in ("old", "new")} | {"acknowledged": 0}
     done, write = 0, 0
@@ -222,7 +222,7 @@ def forked(work: Callable[[], object]) -> Iterator[int]:
 @pytest.fixture
 def index(tmp_path) -> Path:
     with one_writer(tmp_path) as writer:
-        writer.create(FACTS, *given(dict.fromkeys("abcdefghijkl", 0)))
+        writer.create(FACTS, [given(dict.fromkeys("abcdefghijkl", 0))])
     return tmp_path
 
 
@@ -233,7 +233,7 @@ def add_one_by_one(folder: Path, names: Iterable[str], wait_seconds: float) -> i
         while True:
             try:
                 with one_writer(folder, wait_seconds=wait_seconds) as writer:
-                    writer.add(*given({name: 1}))
+                    writer.add([given({name: 1})])
                 break
             except UsageError:
                 refused += 1
@@ -274,7 +274,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
     def write() -> None:
         for number in range(1, 5):
             with one_writer(index) as writer:
-                writer.add(*given(dict.fromkeys("abcdefghijkl", number)))
+                writer.add([given(dict.fromkeys("abcdefghijkl", number))])
                 writer.delete("bcdefghijkl")
                 writer.compact()
 

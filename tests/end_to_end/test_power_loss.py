@@ -21,7 +21,7 @@ from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData
 from genius_search.index.index import Index
-from genius_search.index.verify import verify
+from genius_search.index.info import verify
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.serve.keys import add_key, read_keys

@@ -16,7 +16,7 @@ import pytest
 
 import genius_search
 from genius_search import Index, SearchHit
-from genius_search.index.adding import Added
+from genius_search.index.build import Added
 from genius_search.model import Genius
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ from genius_search.errors import NetworkNeeded, UsageError, need_packages, plura
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from genius_search.index.adding import Added
+    from genius_search.index.build import Added
     from genius_search.index.writer import Writer
 
 
@@ -73,7 +73,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     """Ignore texts beside pictures (.txt, .json, metadata lists)."""
 
     def run(self) -> None:
-        from genius_search.index.create import check_place
+        from genius_search.index.build import check_place
         from genius_search.index.index import Index
 
         encoder, download = self.encoder, self.download
@@ -143,7 +143,7 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
                 )
 
     def _add_to_cluster(self, progress: TerminalProgress) -> None:
-        from genius_search.index.adding import open_pool
+        from genius_search.index.pool import open_pool
 
         if self.pool is None or self.sync:
             raise UsageError(f"{self.index} is a cluster; name a POOL to add, without --vectors and --sync")
@@ -206,12 +206,9 @@ class Compact(WaitOption, IndexArgument):
     """Free the space of deleted items and merge all segments into one; no model is needed."""
 
     def run(self) -> None:
-        from genius_search.index.writer import remove_work
-
         with _write(self.index, self.wait) as writer:
             before = len(writer.snapshot.segments)
             writer.compact()
-            remove_work(self.index)
             after = writer.snapshot
         segments = plural(len(after.segments), "segment")
         print(f"{plural(after.num_alive, 'item')} in {segments}, before in {before}", file=sys.stderr)
@@ -234,8 +231,8 @@ class Info(JsonOption, IndexArgument):
     """Compare every file with its checksum instead. Exit status 4 if one is damaged, foreign or missing."""
 
     def run(self) -> None:
+        from genius_search.index.info import describe, verify
         from genius_search.index.snapshot import Snapshot
-        from genius_search.index.verify import describe, verify
 
         if self.verify:
             print_facts(verify(self.index)._asdict(), as_json=self.json)
@@ -257,7 +254,7 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     """
     from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
-    from genius_search.index.adding import open_pool
+    from genius_search.index.pool import open_pool
     from genius_search.records import Modality
 
     items = open_pool(pool, captions=captions).items()

@@ -170,15 +170,15 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
 
     def run(self) -> None:
         from genius_search.data.mbeir import MBeir
-        from genius_search.index.calibrate import calibrate, measure_hubness
+        from genius_search.index.calibrate import calibrate
 
         data = MBeir(self.data)
         with TerminalProgress() as progress:
             index = self.open_index()
-            hubness = measure_hubness(index, data, split=self.split, progress=progress)
-            index.keep_hubness(hubness, wait_seconds=self.wait)
-            fitted = calibrate(index, data, split=self.split, precision=self.precision, progress=progress)
-            index.keep_calibration(fitted, wait_seconds=self.wait)
+            fitted, hubness = calibrate(
+                index, data, split=self.split, precision=self.precision, progress=progress
+            )
+            index.keep_calibration(fitted, hubness, wait_seconds=self.wait)
         if self.json:
             print_json({**dataclasses.asdict(fitted), "hubness": dataclasses.asdict(hubness)})
             return

@@ -27,10 +27,11 @@ from genius_search.cluster.searcher import (
 from genius_search.data.mbeir import write_json_lines
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import BadData, UsageError
-from genius_search.index.adding import Pool, add_pool, feature_rows, open_pool, stamp_of
-from genius_search.index.create import fit_model, usual_bits
+from genius_search.index.build import add_pool, first_manifest, fit_model, usual_bits
 from genius_search.index.items import Item
+from genius_search.index.pool import Pool, open_pool, stamp_of
 from genius_search.index.snapshot import Snapshot
+from genius_search.index.source import feature_rows
 from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings, check_bits
 from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
@@ -201,12 +202,7 @@ def _prepare_model(folder: Path, settings: Settings, rows: int, progress: Progre
             model = _fit_model(folder, settings, rows, progress)
             bits = bits or (16 if embeddings == "raw" else usual_bits(rows))
             embeddings = embeddings or "fused"
-        manifest = IndexManifest(
-            model=str(model.folder.resolve()),
-            model_fingerprint=model.fingerprint,
-            embeddings=embeddings or "none",
-            embedding_bits=bits or 16,
-        )
+        manifest = first_manifest(model, embeddings or "none", bits or 16)
         write_json(place, manifest.model_dump(mode="json"))
     return IndexManifest.model_validate_json(place.read_bytes())
 
@@ -217,16 +213,19 @@ def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress) 
     encoder = load_encoder(spec, download=settings.download, device=settings.device)
     step = max(1, rows // MAX_SAMPLE)
     sample = [item for number in range(settings.shards) for item in _read_rows(folder, number, step)]
+    fingerprint = fingerprint_of([stamp_of(item) for item in sample])
     features = embed(
         feature_rows(sample, shard_folder(folder, 0)),
         encoder,
         folder / BUILD / "features",
-        inputs={"items": fingerprint_of([stamp_of(item) for item in sample])},
+        inputs={"items": fingerprint},
         expected=len(sample),
         progress=progress,
         skip_bad_images=True,
     )
-    return fit_model(folder / MODEL, encoder, features, items=rows, progress=progress)
+    return fit_model(
+        folder / MODEL, encoder, features, items=rows, fingerprint=fingerprint, progress=progress
+    )
 
 
 def create_shard(folder: Path, number: int) -> None:

@@ -21,18 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from genius_search.artifact import first_problem, read_json
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.index.adding import (
-    Added,
-    ItemOutcome,
-    NewItem,
-    Pool,
-    add_pool,
-    picture_bytes,
-    read_new_item,
-)
+from genius_search.index.build import Added, ItemOutcome, add_pool
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.items import Item
+from genius_search.index.pool import NewItem, Pool, picture_bytes, read_new_item
 from genius_search.index.query import SearchResult, interleave, merge
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import UnknownField
@@ -131,7 +124,7 @@ class Shard:
         return snapshot.item_at(snapshot.locate(item_id))
 
     def add(self, items: Sequence[Item], *, has_files: bool) -> Added:
-        """Add items of a pool; see :func:`genius_search.index.adding.add_pool`."""
+        """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), len(items), has_files=has_files)
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
             return add_pool(writer, self._index.model, pool, progress=Silent())

@@ -1,47 +1,52 @@
-"""Training on an index that was created with an encoder alone; its model is replaced in place."""
+"""Learning of an index that was created with an encoder: its model is replaced in place, and all IDs with it.
+
+:func:`refit_index` fits the codebooks anew to the items, :func:`fit_index` trains on queries with answers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Bool
+from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import FitConfig, SearchConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.data.pairs import Pairs
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.adding import CHUNK, encode_features, feature_rows
-from genius_search.index.hubness import FIRST, WEIGHTS, Hubness
+from genius_search.index.build import CHUNK, encode_items
+from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight
 from genius_search.index.query import EncodedQuery, default_settings, search_encoded
-from genius_search.index.refit import carry_encoder
 from genius_search.index.snapshot import Snapshot
+from genius_search.index.source import Source, StoredFeatures, draw_sample, feature_rows
 from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.nn.fusion import SumFusion
-from genius_search.nn.quantizer import Quantizer, TrainedQuantizer
+from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
-from genius_search.search.rank import CodeRanker
-from genius_search.training.codebooks import draw_sample, fit_codebooks
+from genius_search.training.codebooks import FITTED, check_levels, fit_codebooks
 from genius_search.training.features import FeatureRow, embed
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
-from genius_search.writing import put_in_place, sync_tree
+from genius_search.writing import new_folder, put_in_place, sync_tree
 
+GROWTH: Final = 1.5
+"""A refit is suggested when an index has this many times the items that its codebooks were fitted to."""
 MIN_BITS: Final = 4
 """Fewest bits of stored embeddings that are trained on instead of features."""
 FEWEST: Final = 100
@@ -125,7 +130,8 @@ def fit_index(
     """
     config = checked(config)
     snapshot = writer.snapshot
-    if not snapshot.manifest.has_own_model:
+    manifest = snapshot.manifest
+    if not manifest.has_own_model:
         raise UsageError(
             f"{writer.folder} was created with a trained model; `genius fit DATA --out MODEL` trains one "
             "anew, and `genius index create` makes an index with it"
@@ -135,86 +141,136 @@ def fit_index(
             "the features of this index are looked up by id, and these queries have none; give a data set in "
             "M-BEIR's layout"
         )
-    numbers, modalities = _number_items(snapshot)
+    modalities = {item.id: item.modality for segment in snapshot.segments for item in alive_items(segment)}
+    numbers = {name: number for number, name in enumerate(modalities)}
     given = _read_captions(snapshot, config.generator.training.seed) if pairs is None else _read_pairs(pairs)
     known = [pair._replace(items=tuple(name for name in pair.items if name in numbers)) for pair in given]
     known = [pair for pair in known if pair.items]
+    left_out = len(given) - len(known)
     if len(known) < FEWEST:
         where = "the captions of the index" if pairs is None else str(pairs)
-        count = len(given) - len(known)
-        missing = f" ({count:,} {'query names' if count == 1 else 'queries name'} no item of the index)"
+        missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
         raise BadData(
             f"{where} gives {plural(len(known), 'pair')} for {writer.folder}"
-            f"{missing if count else ''}; at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
+            f"{missing if left_out else ''}; at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
         )
     work = writer.folder / WORK / "fit"
-    wanted = [[numbers[name] for name in pair.items] for pair in known]
     queries = embed(
-        _query_rows(model, known, wanted, modalities),
+        _query_rows(model, known, modalities),
         model.encoder,
         work / "queries",
         inputs={"pairs": fingerprint_of([_describe(pair) for pair in known])},
         expected=len(known),
         progress=progress,
     )
-    candidates = _embed_items(writer, model, queries, work, len(numbers), progress)
-    measured = _hold_out(wanted, config.generator.training.seed)
+    items = _item_features(writer, model, queries, work, progress)
+    measured = _hold_out(known, config.generator.training.seed)
     lines = [
-        Query(qid_of(number), pair.modality, positives=tuple(map(did_of, rows)))
-        for number, (pair, rows) in enumerate(zip(known, wanted, strict=True))
+        Query(qid_of(number), pair.modality, positives=tuple(did_of(numbers[name]) for name in pair.items))
+        for number, pair in enumerate(known)
         if number not in measured
     ]
-    trained = _train(Pairs(lines, queries, candidates), candidates, model, work, config, device, progress)
-    held_out = [number for number, row in enumerate(queries.ids.tolist()) if row in measured]
-    right = [set(known[queries.ids[row]].items) for row in held_out]
-    before = _measure(model, snapshot, queries, held_out, right)
-    manifest = snapshot.manifest.replace(
-        model=f"{OWN_MODEL}-{snapshot.manifest.generation + 1}",
-        model_fingerprint=trained.fingerprint,
-        calibration=None,
-        hubness=None,
+    trained = _train(Pairs(lines, queries, items), items, model, work, config, device, progress)
+    held_out = _HeldOut(
+        queries, [row for row, number in enumerate(queries.ids.tolist()) if number in measured], known
     )
-    items = chain.from_iterable(map(alive_items, snapshot.segments))
-    written = writer.write_replacement(
-        manifest, encode_features(trained, items, candidates, manifest, progress)
-    )
-    after = _measure(trained, written, queries, held_out, right)
+    before = held_out.recall(model, snapshot)
+    name = f"{OWN_MODEL}-{manifest.generation + 1}"
+    written = _write_replacement(writer, name, trained, items, progress)
+    after = held_out.recall(trained, written)
     kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
     if kept:
-        place = writer.folder / manifest.model
+        place = writer.folder / name
         shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
         sync_tree(trained.folder)
         put_in_place(trained.folder, place)
-        writer.replace(written)
-        shutil.rmtree(writer.folder / snapshot.manifest.model, ignore_errors=True)
-        config_now = default_settings(trained, writer.snapshot)
-        is_found = {
-            weight: np.array(
-                [
-                    any(one)
-                    for one in _find(
-                        trained,
-                        writer.snapshot,
-                        queries,
-                        held_out,
-                        right,
-                        dataclasses.replace(config_now, density_weight=weight),
-                    )
-                ]
-            )
-            for weight in WEIGHTS
-        }
-        writer.keep_hubness(Hubness.choose(is_found, "pairs that were held out"))
+        writer.commit(written.manifest)
+        shutil.rmtree(writer.folder / manifest.model, ignore_errors=True)
+        settings = default_settings(trained, written)
+        is_found = {}
+        for weight in WEIGHTS:
+            found = held_out.find(trained, written, dataclasses.replace(settings, density_weight=weight))
+            is_found[weight] = np.asarray(found.any(axis=1))
+        writer.note(hubness=choose_weight(is_found, "pairs that were held out"))
         remove_work(writer.folder)
     else:
-        remove_leftovers(writer.folder, snapshot.manifest.segments)
-    return Fitted(kept, len(known), len(given) - len(known), len(held_out), before, after)
+        remove_leftovers(writer.folder, manifest.segments)
+    return Fitted(kept, len(known), left_out, len(held_out.rows), before, after)
 
 
-def _number_items(snapshot: Snapshot) -> tuple[dict[str, int], list[Modality]]:
-    """Return the number of each item by its id, and the items' modalities."""
-    items = list(chain.from_iterable(map(alive_items, snapshot.segments)))
-    return {item.id: number for number, item in enumerate(items)}, [item.modality for item in items]
+def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
+    """Return whether an index has grown by more than a half since its codebooks were fitted to it."""
+    fitted = model.quantizer_manifest.inputs.get(FITTED)
+    return fitted is not None and snapshot.num_alive > GROWTH * int(fitted)
+
+
+def refit_index(
+    writer: Writer, model: Genius, *, levels: int | None = None, seed: int = 0, progress: Progress
+) -> None:
+    """Fit the codebooks to the items of an index, and give all items new IDs in one step.
+
+    Nothing is encoded. Generator and calibration, which belong to the old IDs, are removed.
+
+    Raises
+    ------
+    UsageError
+        the index was not created with an encoder alone, stores no fused embeddings, or has no items.
+    """
+    levels = model.quantizer.config.levels if levels is None else check_levels(levels)
+    snapshot = writer.snapshot
+    manifest = snapshot.manifest
+    if not manifest.has_own_model or manifest.embeddings != "fused":
+        raise UsageError(
+            f"{writer.folder} was created with a trained model, or stores no fused embeddings; only an index "
+            "that was created with an encoder, and stores them, can be refitted"
+        )
+    if not snapshot.num_alive:
+        raise UsageError(f"{writer.folder} has no items to fit codebooks to")
+    features = StoredFeatures(snapshot, model)
+    rows = draw_sample(features, seed=seed)
+    name = f"{OWN_MODEL}-{manifest.generation + 1}"
+    folder = writer.folder / name
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted refit
+    quantizer = fit_codebooks(
+        F.normalize(features.gather(rows).total(), dim=-1),
+        features.modality[rows],
+        folder / "quantizer",
+        items=len(features),
+        inputs={"quantizer": model.quantizer_manifest.fingerprint},
+        fused_by=model.quantizer,
+        levels=levels,
+        seed=seed,
+        progress=progress,
+    )
+    fitted = Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
+    fitted.quantizer.fusion = SumFusion()  # from here on: what is stored is fused already
+    writer.commit(_write_replacement(writer, name, fitted, features, progress).manifest)
+    shutil.rmtree(writer.folder / manifest.model, ignore_errors=True)
+
+
+def _write_replacement(
+    writer: Writer, name: str, model: Genius, features: Source, progress: Progress
+) -> Snapshot:
+    """Write all items with the IDs of a new model; return that state, to be committed."""
+    snapshot = writer.snapshot
+    manifest = snapshot.manifest.replace(
+        model=name, model_fingerprint=model.fingerprint, calibration=None, hubness=None
+    )
+    items = chain.from_iterable(map(alive_items, snapshot.segments))
+    return writer.rewrite(manifest, encode_items(model, items, features, manifest, progress))
+
+
+def _carry_encoder(model: Genius, folder: Path) -> Encoder:
+    """Return the encoder for a new model in a folder; one inside the old model's folder is copied to it."""
+    kind, _, place = model.encoder.spec.partition(":")
+    inside = Path(place)
+    if not inside.exists() or not inside.resolve().is_relative_to(model.folder.resolve()):
+        return model.encoder
+    target = folder / inside.resolve().relative_to(model.folder.resolve())
+    shutil.rmtree(target, ignore_errors=True)  # of an interrupted run
+    with new_folder(target) as partial:
+        shutil.copytree(inside, partial, dirs_exist_ok=True)
+    return load_encoder(f"{kind}:{target}", device=model.device)
 
 
 def _read_captions(snapshot: Snapshot, seed: int) -> list[Pair]:
@@ -276,11 +332,11 @@ def _describe(pair: Pair) -> list[object]:
 
 
 def _query_rows(
-    model: Genius, pairs: Sequence[Pair], wanted: Sequence[list[int]], modalities: Sequence[Modality]
+    model: Genius, pairs: Sequence[Pair], modalities: Mapping[str, Modality]
 ) -> Iterator[FeatureRow]:
     """Yield each query once for each modality of its answers, as a search reads it."""
-    for number, (pair, rows) in enumerate(zip(pairs, wanted, strict=True)):
-        for modality in sorted({modalities[row] for row in rows}, key=lambda one: one.code):
+    for number, pair in enumerate(pairs):
+        for modality in sorted({modalities[name] for name in pair.items}, key=lambda one: one.code):
             yield FeatureRow(
                 id=number,
                 key=pair.key if pair.key.id else ItemKey("query", str(number)),  # features are kept by key
@@ -292,80 +348,40 @@ def _query_rows(
             )
 
 
-class _Stored:
-    """An encoder that gives the stored embeddings of items as their features."""
-
-    kind = "stored"
-    needs_pixels = False
-
-    def __init__(self, snapshot: Snapshot, encoder: Encoder, ranker: CodeRanker) -> None:
-        self._ranker = ranker
-        self.spec = encoder.spec
-        self.fingerprint = encoder.fingerprint
-        self.dim = encoder.dim
-        self._segments = snapshot.segments
-        self._rows = [segment.alive_rows() for segment in snapshot.segments]
-        self._starts = np.cumsum([0, *map(len, self._rows)])
-
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the embeddings of items by number."""
-        return self._vectors(images)
-
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the embeddings of items by number."""
-        return self._vectors(texts)
-
-    def _vectors(self, given: Sequence[ImageInput | TextInput]) -> Float32[np.ndarray, "items dim"]:
-        numbers = np.array([int(one.key.id) for one in given])
-        found = np.empty((len(numbers), self.dim), dtype=np.float32)
-        segments = np.searchsorted(self._starts, numbers, side="right") - 1
-        for place, segment in enumerate(self._segments):
-            own = segments == place
-            found[own] = segment.vectors(self._ranker)(self._rows[place][numbers[own] - self._starts[place]])
-        return found
-
-
-def _embed_items(
-    writer: Writer, model: Genius, queries: Features, work: Path, items: int, progress: Progress
+def _item_features(
+    writer: Writer, model: Genius, queries: Features, work: Path, progress: Progress
 ) -> Features:
-    """Return the features of all items: from their embeddings if these are features, else encoded again.
+    """Return the features of all items: their embeddings if these are features, else encoded again.
 
     A sum of two features, the result of a trained fusion, and features that are no unit vectors cannot be had
     from embeddings.
     """
     snapshot = writer.snapshot
     lengths = queries.gather(np.arange(min(len(queries), CHUNK))).total().norm(dim=-1)
-    is_enough = (
+    if (
         snapshot.manifest.embeddings != "none"
         and snapshot.manifest.embedding_bits >= MIN_BITS
         and isinstance(model.quantizer.fusion, SumFusion)
         and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
         and bool(((lengths - 1).abs() < 0.01).all())
-    )
-    rows = feature_rows(chain.from_iterable(map(alive_items, snapshot.segments)), writer.folder)
-    encoder = model.encoder
-    if is_enough:
-        encoder = _Stored(snapshot, model.encoder, model.ranker)
-        rows = (row._replace(key=ItemKey("candidate", str(row.id))) for row in rows)
+    ):
+        return StoredFeatures(snapshot, model)
     return embed(
-        rows,
-        encoder,
+        feature_rows(chain.from_iterable(map(alive_items, snapshot.segments)), writer.folder),
+        model.encoder,
         work / "items",
-        inputs={
-            "items": fingerprint_of([entry.model_dump() for entry in snapshot.manifest.segments]),
-            "from": "embeddings" if is_enough else "items",
-        },
-        expected=items,
+        inputs={"items": fingerprint_of([entry.model_dump() for entry in snapshot.manifest.segments])},
+        expected=snapshot.num_alive,
         progress=progress,
     )
 
 
-def _hold_out(wanted: Sequence[list[int]], seed: int) -> set[int]:
+def _hold_out(pairs: Sequence[Pair], seed: int) -> set[int]:
     """Return the numbers of the pairs to measure: all of some items."""
-    by_item: dict[int, list[int]] = {}
-    for number, rows in enumerate(wanted):
-        by_item.setdefault(rows[0], []).append(number)
-    count = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(wanted))))
+    by_item: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        by_item.setdefault(pair.items[0], []).append(number)
+    count = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(pairs))))
     groups = list(by_item.values())
     random.Random(seed).shuffle(groups)
     return set(islice(chain.from_iterable(groups), count))
@@ -381,23 +397,21 @@ def _train(
     progress: Progress,
 ) -> Genius:
     folder = work / "model"
-    fusion: TrainedQuantizer | None = None
+    fused_by: Quantizer | None = None
+    inputs = {"items": items.manifest.fingerprint}
     if config.quantizer.fusion.kind != "sum":
         fusion = train_quantizer(pairs, work / "fusion", config.quantizer, progress=progress, device=device)
+        fused_by, inputs["fusion"] = fusion.quantizer.cpu(), fusion.manifest.fingerprint
     rows = draw_sample(items)
-    some = items.gather(rows)
-    fused_by: Quantizer | None = None if fusion is None else fusion.quantizer.cpu()
+    sampled = items.gather(rows)
     with torch.no_grad():
-        embeddings = (SumFusion() if fused_by is None else fused_by.fusion)(some.image, some.text)
+        embeddings = (SumFusion() if fused_by is None else fused_by.fusion)(sampled.image, sampled.text)
     quantizer = fit_codebooks(
         embeddings,
         items.modality[rows],
         folder / "quantizer",
         items=len(items),
-        inputs={
-            "items": items.manifest.fingerprint,
-            "fusion": "sum" if fusion is None else fusion.manifest.fingerprint,
-        },
+        inputs=inputs,
         fused_by=fused_by,
         levels=model.quantizer.config.levels,
         progress=progress,
@@ -405,45 +419,42 @@ def _train(
     generator = train_generator(
         pairs, quantizer, folder / "generator", config.generator, progress=progress, device=device
     )
-    return Genius.finish(folder, carry_encoder(model, folder), quantizer, generator, model.instructions)
+    return Genius.finish(folder, _carry_encoder(model, folder), quantizer, generator, model.instructions)
 
 
-def _measure(
-    model: Genius, snapshot: Snapshot, queries: Features, rows: Sequence[int], right: Sequence[set[str]]
-) -> Recall:
-    """Return the recall of queries with the settings that searches have by default."""
-    found = _find(model, snapshot, queries, rows, right, default_settings(model, snapshot))
-    return Recall(sum(any(one[:1]) for one in found) / len(found), sum(map(any, found)) / len(found))
+class _HeldOut:
+    """Queries that were not trained on."""
 
+    def __init__(self, queries: Features, rows: Sequence[int], pairs: Sequence[Pair]) -> None:
+        self.rows = np.array(rows)
+        self._features = queries.gather(self.rows)
+        self._wanted = [list(Modality)[code] for code in queries.wanted[self.rows]]
+        self._right = [set(pairs[number].items) for number in queries.ids[self.rows].tolist()]
 
-def _find(
-    model: Genius,
-    snapshot: Snapshot,
-    queries: Features,
-    rows: Sequence[int],
-    right: Sequence[set[str]],
-    config: SearchConfig,
-) -> list[list[bool]]:
-    """Return for each query which of its first hits are right."""
-    is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
-    modalities = list(Modality)
-    hits = []
-    for start in range(0, len(rows), CHUNK):
-        some = np.array(rows[start : start + CHUNK])
-        features = queries.gather(some)
-        fused = as_floats(model.embed(features))
-        evidence = normalize(as_floats(features.total())) if is_raw else fused
+    def recall(self, model: Genius, snapshot: Snapshot) -> Recall:
+        """Return the recall with the settings that searches have by default."""
+        found = self.find(model, snapshot, default_settings(model, snapshot))
+        return Recall(float(found[:, 0].mean()), float(found.any(1).mean()))
+
+    def find(
+        self, model: Genius, snapshot: Snapshot, config: SearchConfig
+    ) -> Bool[np.ndarray, "queries hits"]:
+        """Return for each query which of its first :data:`FIRST` hits are right."""
+        is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
+        fused = as_floats(model.embed(self._features))
+        evidence = normalize(as_floats(self._features.total())) if is_raw else fused
         encoded = [
             EncodedQuery(
                 number,
                 FIRST,
-                level0=model.level0_codes(modalities[queries.wanted[row]])
-                if model.level0_is_exact
-                else frozenset(),
+                level0=model.level0_codes(wanted) if model.level0_is_exact else frozenset(),
                 embedding=fused[number],
                 evidence=evidence[number],
             )
-            for number, row in enumerate(some)
+            for number, wanted in enumerate(self._wanted)
         ]
-        hits += [result.hits for result in search_encoded(model, snapshot, encoded, config)]
-    return [[hit.id in answers for hit in own] for own, answers in zip(hits, right, strict=True)]
+        found = np.zeros((len(encoded), FIRST), dtype=bool)
+        for number, result in enumerate(search_encoded(model, snapshot, encoded, config)):
+            right = [hit.id in self._right[number] for hit in result.hits]
+            found[number, : len(right)] = right
+        return found

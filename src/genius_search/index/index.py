@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from genius_search.config import FitConfig
-    from genius_search.index.adding import Added, GivenPool, ItemOutcome, NewItem
-    from genius_search.index.calibrate import Calibration
+    from genius_search.index.build import Added, ItemOutcome
+    from genius_search.index.calibrate import Calibration, Hubness
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
-    from genius_search.index.hubness import Hubness
-    from genius_search.index.verify import IndexInfo, Verified
+    from genius_search.index.info import IndexInfo, Verified
+    from genius_search.index.pool import GivenPool, NewItem, Pool
     from genius_search.index.writer import Deleted, Writer
 
 
@@ -143,16 +143,14 @@ class Index:
             Nothing in the pool can be used; or a vector is zero, has a number that is not finite, or an id
             occurs twice: the message names the row.
         """
-        from genius_search.index.create import create_index
-        from genius_search.index.vectors import VectorItems
+        from genius_search.index.build import create_index
+        from genius_search.index.pool import open_vectors
 
         if (pool is None) is (vectors is None):
             raise UsageError("give either a pool, or vectors")
-        given: GivenPool | VectorItems
-        if pool is not None:
-            given = pool
-        else:
-            given = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+        given = pool
+        if given is None:
+            given = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
         folder = Path(folder)
         opened, added = create_index(
             folder,
@@ -300,24 +298,23 @@ class Index:
         UsageError
             The pool is a list; :meth:`add_items` adds items from memory.
         """
-        from genius_search.index.adding import add_pool, open_pool
-        from genius_search.index.vectors import VectorItems, add_vectors
+        from genius_search.index.build import add_pool
+        from genius_search.index.pool import open_pool, open_vectors
 
-        progress = progress or Silent()
+        items: Pool
         if vectors is not None:
             if ids is None:
                 raise UsageError("vectors that are added need ids=, a name for each row")
-            given = VectorItems.check(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-            with self._one_writer(wait_seconds) as writer:
-                return add_vectors(writer, self._model_for(writer.snapshot), given, progress=progress)
-        if not isinstance(pool, str | Path):
+            items = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+        elif isinstance(pool, str | Path):
+            items = open_pool(Path(pool), captions=captions)
+        else:
             raise UsageError(
                 f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
                 "memory, each with an id"
             )
-        items = open_pool(Path(pool), captions=captions)
         with self._one_writer(wait_seconds) as writer:
-            return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress)
+            return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
 
     def sync(
         self,
@@ -340,7 +337,8 @@ class Index:
         UsageError
             The pool is a single picture or text.
         """
-        from genius_search.index.adding import add_pool, open_pool
+        from genius_search.index.build import add_pool
+        from genius_search.index.pool import open_pool
 
         if Path(pool).is_file() and Path(pool).suffix != ".jsonl":
             raise UsageError(f"{pool} is one file, and all other items would be deleted; add it instead")
@@ -362,7 +360,8 @@ class Index:
 
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
-        from genius_search.index.adding import add_new_items, read_new_item
+        from genius_search.index.build import add_new_items
+        from genius_search.index.pool import read_new_item
 
         given = [read_new_item(item) for item in items]
         with self._one_writer(wait_seconds) as writer:
@@ -375,11 +374,8 @@ class Index:
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
         """Merge all segments into one and free the space of deleted items, in bounded memory."""
-        from genius_search.index.writer import remove_work
-
         with self._one_writer(wait_seconds) as writer:
             writer.compact()
-            remove_work(self.folder)
 
     def refit(
         self, *, levels: int | None = None, progress: Progress | None = None, wait_seconds: float = 0.0
@@ -399,7 +395,7 @@ class Index:
         UsageError
             The index was created with a trained model, stores no fused embeddings, or has no items.
         """
-        from genius_search.index.refit import refit_index
+        from genius_search.index.fit import refit_index
 
         with self._one_writer(wait_seconds) as writer:
             model = self._model_for(writer.snapshot)
@@ -460,7 +456,7 @@ class Index:
     @property
     def has_outgrown(self) -> bool:
         """Whether the index has grown by more than a half since its codebooks were fitted to it."""
-        from genius_search.index.refit import has_outgrown
+        from genius_search.index.fit import has_outgrown
 
         return has_outgrown(*self.current())
 
@@ -472,7 +468,7 @@ class Index:
         ArtifactMismatch, ArtifactMissing
             A file is damaged or missing. The message names it.
         """
-        from genius_search.index.verify import verify
+        from genius_search.index.info import verify
 
         return verify(self.folder)
 
@@ -591,7 +587,7 @@ class Index:
 
     def info(self) -> IndexInfo:
         """Return the numbers of items, IDs, collisions and bytes."""
-        from genius_search.index.verify import describe
+        from genius_search.index.info import describe
 
         return describe(self.folder, self.snapshot)
 
@@ -627,20 +623,20 @@ class Index:
         """The calibration stored by `genius calibrate`, if any."""
         return self.snapshot.manifest.calibration
 
-    def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
-        """Store a calibration with the index; hits have probabilities from then on."""
+    def keep_calibration(
+        self, calibration: Calibration, hubness: Hubness | None = None, *, wait_seconds: float = 0.0
+    ) -> None:
+        """Store a calibration with the index, and the weight of densities that it was made with.
+
+        From then on hits have probabilities, and searches use the weight.
+        """
         with self._one_writer(wait_seconds) as writer:
-            writer.calibrate(calibration)
+            writer.note(calibration=calibration, **({} if hubness is None else {"hubness": hubness}))
 
     @property
     def hubness(self) -> Hubness | None:
         """The weight of densities that was measured by `genius calibrate` or :meth:`fit`, if any."""
         return self.snapshot.manifest.hubness
-
-    def keep_hubness(self, hubness: Hubness, *, wait_seconds: float = 0.0) -> None:
-        """Store a weight of densities with the index; searches use it from then on."""
-        with self._one_writer(wait_seconds) as writer:
-            writer.keep_hubness(hubness)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether the first hit is a good match: as probable as the calibration's threshold.

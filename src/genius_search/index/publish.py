@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from genius_search import hub
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import DELETED, LOCK, OWN_MODEL, SEGMENTS
+from genius_search.index.store import DELETED, OWN_MODEL, SEGMENTS
 from genius_search.index.writer import PICTURES, one_writer
 from genius_search.model import save_model
 from genius_search.writing import new_folder
@@ -53,24 +50,12 @@ def save_index(
     if target.exists() and any(target.iterdir()):
         raise UsageError(f"{target} is there already; choose another place")
     state = Snapshot.open(source)
-    with new_folder(target) as folder:
-        with one_writer(source) as writer:
-            state = writer.snapshot
-            for entry in state.manifest.segments:
-                shutil.copytree(source / SEGMENTS / entry.name, folder / SEGMENTS / entry.name)
-                if entry.deleted is not None:
-                    (folder / DELETED).mkdir(exist_ok=True)
-                    shutil.copyfile(source / DELETED / entry.deleted, folder / DELETED / entry.deleted)
-            if model is None and state.manifest.has_own_model:
-                save_model(source / state.manifest.model, folder / OWN_MODEL)
-                model = OWN_MODEL
-        write_manifest(folder, state.manifest.replace(model=model or ""))
-        copy = Snapshot.open(folder)
-        if any(len(segment.dead) for segment in copy.segments) or any(outside_images(copy)):
-            with one_writer(folder) as writer:
-                writer.compact(_without_path)
-            (folder / LOCK).unlink(missing_ok=True)
-            shutil.rmtree(folder / DELETED, ignore_errors=True)
+    with new_folder(target) as folder, one_writer(source) as writer:
+        state = writer.snapshot
+        if model is None and state.manifest.has_own_model:
+            save_model(source / state.manifest.model, folder / OWN_MODEL)
+            model = OWN_MODEL
+        writer.copy_to(folder, state.manifest.replace(model=model or ""), _without_path)
         facts: dict[str, object] = {"model": state.manifest.model_fingerprint}
         facts |= {f"items: {kind.value}": count for kind, count in state.count_by_modality().items()}
         use = "" if model in (None, OWN_MODEL) else f"$ genius pull {model} --out model\n"
@@ -93,17 +78,13 @@ def check_images(folder: Path) -> None:
     ArtifactMismatch
         An image is not stored in the index.
     """
-    for path in outside_images(Snapshot.open(folder)):
-        raise ArtifactMismatch(
-            f"{folder}: the picture of an item is {path!r} on the machine that published it, expected none; "
-            "have it published again"
-        )
-
-
-def outside_images(state: Snapshot) -> Iterator[str]:
-    """Yield the paths of images that are not stored in the index, such as those of a folder of pictures."""
-    for segment in state.segments:
-        yield from (path for path in segment.items.images() if not _STORED.fullmatch(path))
+    for segment in Snapshot.open(folder).segments:
+        for path in segment.items.images():
+            if not _STORED.fullmatch(path):
+                raise ArtifactMismatch(
+                    f"{folder}: the picture of an item is {path!r} on the machine that published it, "
+                    "expected none; have it published again"
+                )
 
 
 def _without_path(item: Item) -> Item:

@@ -143,7 +143,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     Raises
     ------
     BadData
-        Two items have the same id, or an item cannot be stored.
+        Two items have the same id.
     OSError
         The disk is full.
     """
@@ -168,26 +168,17 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
                 if "no such module" not in str(error):
                     raise
             _index_fields(database)
-        with path.open("r+b") as file:
-            os.fsync(file.fileno())
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-        if isinstance(error, UnicodeEncodeError):
-            text = str(error.object)[:80]
-            raise BadData(f"an item contains a lone surrogate (half a character): {text!r}") from None
         raise
     return counts.total()
 
 
 def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int | str | None, ...]]:
     for row, item in enumerate(items):
-        modality = item.modality.mbeir
-        counts[modality] += 1
-        if "\0" in item.id:
-            raise BadData(f"the id {item.id!r} holds a NUL character; rename the item")
-        yield row, item.id, modality, item.text, item.image, item.source, item.stamp
+        counts[item.modality.mbeir] += 1
+        yield row, item.id, item.modality.mbeir, item.text, item.image, item.source, item.stamp
 
 
 def _index_ids(database: sqlite3.Connection) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
+from genius_search.artifact import check_files
 from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item, spell_path
@@ -26,10 +27,10 @@ from genius_search.index.store import (
     SEGMENTS,
     IndexManifest,
     Segment,
-    check_segment,
     load_segment,
     read_deleted,
     read_state,
+    with_hint,
 )
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
@@ -91,7 +92,8 @@ class Snapshot:
         segments = []
         for entry in manifest.segments:
             place = folder / SEGMENTS / entry.name
-            check_segment(place, entry.files, verify=False)
+            with with_hint():
+                check_files(place, entry.files, verify=False)
             segment = load_segment(place, entry.name, read_deleted(folder, entry), manifest.embedding_bits)
             if segment.table.num_items != entry.items:
                 raise ArtifactMismatch(
@@ -285,7 +287,7 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
         raise
     except (LookupError, ValueError, sqlite3.Error):
         if snapshot.segments and not snapshot.is_verified:
-            from genius_search.index.verify import verify  # noqa: PLC0415  needed only here
+            from genius_search.index.info import verify  # noqa: PLC0415  needed only here
 
             verify(snapshot.folder)
             snapshot.is_verified = True

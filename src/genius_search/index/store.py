@@ -7,7 +7,7 @@ import errno
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -15,10 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float16, Int16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of, read_json
+from genius_search.artifact import FileFact, file_fingerprint, fingerprint_of, read_json
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index.calibrate import Calibration
-from genius_search.index.hubness import Hubness
+from genius_search.index.calibrate import Calibration, Hubness
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.search.table import IdTable
 from genius_search.search.vectors import (
@@ -129,35 +128,34 @@ def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"], bits
 
     Raises
     ------
-    ArtifactMismatch
-        One of them cannot be read, or does not fit the others.
+    ArtifactMissing, ArtifactMismatch
+        One of them is missing, cannot be read, or does not fit the others.
     """
+    embeddings = scales = densities = None
     with with_hint():
         table = IdTable.open(folder)
         code_cosine = open_array(folder / CODE_COSINE, np.float16)
-        embeddings = scales = None
         if (folder / EMBEDDINGS).exists():
             embeddings = open_array(folder / EMBEDDINGS, value_type(bits), dimensions=2)
             scales = None if bits == 16 else open_array(folder / SCALES, np.float16)
-        has_densities = (folder / DENSITIES).exists()
-        densities = open_array(folder / DENSITIES, np.uint8) if has_densities else None
-    try:
-        with with_hint():
-            store = ItemStore(folder)
-        num_rows = store.num_rows
-    except sqlite3.DatabaseError as error:
+        if (folder / DENSITIES).exists():
+            densities = open_array(folder / DENSITIES, np.uint8)
         if not (folder / ITEMS_FILE).exists():
-            raise ArtifactMissing(f"{folder / ITEMS_FILE} is missing; {REMEDY}") from None
-        raise ArtifactMismatch(f"{folder / ITEMS_FILE} is damaged ({error}); {REMEDY}") from None
-    arrays = {CODE_COSINE: code_cosine, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
-    rows = {name: len(array) for name, array in arrays.items() if array is not None} | {ITEMS_FILE: num_rows}
-    for file, count in rows.items():
-        if count != table.num_items:
-            raise ArtifactMismatch(
-                f"{folder / file} has {count} rows, the table beside it {table.num_items} items; {REMEDY}"
-            )
+            raise ArtifactMissing(f"{folder / ITEMS_FILE} is missing")
+        try:
+            items = ItemStore(folder)
+            num_rows = items.num_rows
+        except sqlite3.DatabaseError as error:
+            raise ArtifactMismatch(f"{folder / ITEMS_FILE} is damaged ({error})") from None
+        arrays = {CODE_COSINE: code_cosine, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
+        rows = {file: len(array) for file, array in arrays.items() if array is not None}
+        for file, count in {**rows, ITEMS_FILE: num_rows}.items():
+            if count != table.num_items:
+                raise ArtifactMismatch(
+                    f"{folder / file} has {count} rows, the table beside it {table.num_items} items"
+                )
     stored = None if embeddings is None else Quantized(embeddings, scales)
-    return Segment(name, folder, table, store, code_cosine, stored, bits, densities, dead)
+    return Segment(name, folder, table, items, code_cosine, stored, bits, densities, dead)
 
 
 @contextlib.contextmanager
@@ -167,12 +165,6 @@ def with_hint() -> Iterator[None]:
         yield
     except ArtifactError as error:
         raise type(error)(f"{error}; {REMEDY}") from None
-
-
-def check_segment(folder: Path, files: Mapping[str, FileFact], *, verify: bool) -> None:
-    """Check the files of a segment (:func:`genius_search.artifact.check_files`)."""
-    with with_hint():
-        check_files(folder, files, verify=verify)
 
 
 CURRENT: Final = "index.json"
@@ -296,22 +288,18 @@ def read_manifest(folder: Path) -> IndexManifest:
                 f"{folder} has format {version}, this version reads {FORMAT}: create the index again"
             )
         if fingerprint_of({"format": version, **body}) != checksum:
-            raise _damaged(path, "its contents do not match its checksum")
+            raise ValueError("its contents do not match its checksum")  # noqa: TRY301  as any other damage
         return IndexManifest.model_validate_json(json.dumps(body))
+    except ArtifactError:
+        raise
     except OSError as error:
-        if isinstance(error, ArtifactError) or error.errno not in {errno.ENOENT, *NO_PLACE}:
+        if error.errno not in {errno.ENOENT, *NO_PLACE}:
             raise
         raise ArtifactMissing(
             f"no index at {folder}; `genius index create {folder} --pool FOLDER` makes one"
         ) from None
-    except ArtifactError:
-        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _damaged(path: Path, why: str) -> ArtifactMismatch:
-    return ArtifactMismatch(f"{path} is damaged ({why}); {REMEDY}")
+        raise ArtifactMismatch(f"{path} is damaged ({error}); {REMEDY}") from None
 
 
 NOTHING: Final = np.empty(0, dtype=np.int64)
@@ -349,38 +337,16 @@ def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        there is no such list, or it is none of rows of this segment.
+        The list is missing, or is not the one that was written.
     """
     if entry.deleted is None:
         return NOTHING
     path = folder / DELETED / entry.deleted
-    if path.is_dir():
-        raise ArtifactMismatch(f"{path} is a folder, expected a list of deleted items; {REMEDY}")
-    with with_hint():
-        dead = open_array(path, np.int64)
-    if len(dead) != entry.num_deleted:
-        raise ArtifactMismatch(
-            f"{path} is damaged: it lists {len(dead)} items, expected {entry.num_deleted}; {REMEDY}"
-        )
-    if len(dead) and (dead[0] < 0 or dead[-1] >= entry.items or not (dead[1:] > dead[:-1]).all()):
-        raise ArtifactMismatch(
-            f"{path} is damaged: it is no ascending list of rows below {entry.items}; {REMEDY}"
-        )
-    return dead
-
-
-def check_deleted(folder: Path, entry: SegmentEntry) -> list[Path]:
-    """Compare a list of deleted items with its checksum; return its path, if there is one.
-
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        it is missing, or is not the one that was written.
-    """
-    if entry.deleted is None:
-        return []
-    read_deleted(folder, entry)
-    path = folder / DELETED / entry.deleted
+    if not path.is_file():
+        raise ArtifactMissing(f"{path} is missing; {REMEDY}")
     if file_fingerprint(path) != entry.deleted_sha256:
         raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
-    return [path]
+    dead = open_array(path, np.int64)
+    if dead[0] < 0 or dead[-1] >= entry.items or not (dead[1:] > dead[:-1]).all():
+        raise ArtifactMismatch(f"{path} is no ascending list of rows below {entry.items}; {REMEDY}")
+    return dead

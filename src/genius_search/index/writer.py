@@ -15,16 +15,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int64
 
-from genius_search.artifact import FileFact, file_fingerprint
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index.calibrate import Calibration
-from genius_search.index.hubness import Hubness
+from genius_search.artifact import FileFact, check_files, file_fingerprint
+from genius_search.errors import UsageError
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import ArraysWriter, write_items, write_manifest
 from genius_search.index.snapshot import Snapshot
@@ -34,7 +32,6 @@ from genius_search.index.store import (
     LOCK,
     NAME,
     NO_PLACE,
-    REMEDY,
     SEGMENTS,
     TEMPORARY,
     WORK,
@@ -42,133 +39,22 @@ from genius_search.index.store import (
     ItemArrays,
     Segment,
     SegmentEntry,
-    check_deleted,
-    check_segment,
     read_manifest,
+    with_hint,
 )
 from genius_search.search.vectors import save_array
 from genius_search.writing import make_folder, sync, sync_tree, write_file
-
-
-def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
-    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
-    entries = tuple(entries)
-    shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
-    (folder / f"{CURRENT}.tmp").unlink(missing_ok=True)
-    segments = {entry.name for entry in entries}
-    for path in (folder / SEGMENTS).glob("*"):
-        if NAME.fullmatch(path.name) and path.name not in segments:
-            shutil.rmtree(path, ignore_errors=True)
-    lists = {entry.deleted for entry in entries}
-    for path in (folder / DELETED).glob("*.npy"):
-        if path.name not in lists:
-            path.unlink()
-
-
-PICTURES: Final = "pictures"
-
-
-def picture_name(data: bytes) -> str:
-    """Return the path of a stored picture, relative to the index."""
-    digest = hashlib.sha256(data).hexdigest()
-    return f"{PICTURES}/{digest[:2]}/{digest}"
-
-
-def store_picture(folder: Path, data: bytes) -> None:
-    """Store a picture in the folder of an index."""
-    place = folder / picture_name(data)
-    make_folder(place.parent)
-    write_file(place, data)
-
-
-@contextlib.contextmanager
-def keep_pictures(writer: Writer, pictures: Mapping[str, bytes]) -> Iterator[set[str]]:
-    """Store images, by path, in an index before the block that adds their items; remove them if it fails.
-
-    The block receives a set, to which it adds the paths of images that turn out to be unusable.
-    """
-    generation = writer.generation
-    new: list[str] = []
-    unusable: set[str] = set()
-    try:
-        for name, data in pictures.items():
-            place = writer.folder / name
-            if not place.exists():
-                new.append(name)
-                make_folder(place.parent)
-                write_file(place, data)
-        yield unusable
-    except BaseException:
-        if writer.generation == generation:
-            unusable.update(new)
-        raise
-    finally:
-        for name in unusable.intersection(new):
-            (writer.folder / name).unlink(missing_ok=True)
-
-
-def remove_unused_pictures(folder: Path, segments: Sequence[Segment]) -> None:
-    """Remove images that no item refers to; requires the writer's lock."""
-    if not (folder / PICTURES).is_dir():
-        return
-    used = {folder / name for segment in segments for name in _names(segment)}
-    for path in (folder / PICTURES).glob("*/*"):
-        if path not in used:
-            path.unlink()
-
-
-def check_pictures(folder: Path, segments: Sequence[Segment]) -> list[Path]:
-    """Compare every stored image with its name, which is its checksum; return the files.
-
-    A published index contains no images.
-
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        An image is missing or damaged.
-    """
-    if not (folder / PICTURES).is_dir():
-        return []
-    paths = sorted({folder / name for segment in segments for name in _names(segment)})
-    for path in paths:
-        if not path.is_file():
-            raise ArtifactMissing(f"{path} is missing; {REMEDY}")
-        if file_fingerprint(path) != path.name:
-            raise ArtifactMismatch(f"{path} is damaged; {REMEDY}")
-    return paths
-
-
-def _names(segment: Segment) -> Iterator[str]:
-    """Yield the stored pictures of the items of a segment that are not deleted."""
-    dead = set(segment.dead.tolist())
-    yield from (name for row, name in segment.items.images_below(PICTURES) if row not in dead)
-
-
-def alive_items(segment: Segment) -> Iterator[Item]:
-    """Yield the items that are not deleted, by row."""
-    alive = segment.alive()
-    items = segment.items.all()
-    return items if alive is None else itertools.compress(items, alive)
-
-
-def remove_work(folder: Path) -> None:
-    """Remove the saved work of an interrupted run; requires the writer's lock."""
-    shutil.rmtree(folder / WORK, ignore_errors=True)
-
-
-def work_bytes(folder: Path) -> int:
-    """Return the size of the saved work of an interrupted or running writer."""
-    found = 0
-    for path in (folder / WORK).rglob("*"):
-        with contextlib.suppress(OSError):  # a writer removed it meanwhile
-            found += path.stat().st_size if path.is_file() else 0
-    return found
-
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
+PICTURES: Final = "pictures"
+"""Folder inside the index for pictures that came without a file, named by their SHA-256."""
+
+Batch: TypeAlias = tuple[Iterable[Item], ItemArrays]
+"""Items that are written together."""
+Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
 
 class HeldByAnother(UsageError):
@@ -216,8 +102,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
         The index is damaged; nothing is changed.
     """
     with writing_lock(folder, wait_seconds=wait_seconds):
-        if (folder / CURRENT).exists():
-            remove_leftovers(folder, read_manifest(folder).segments)
+        remove_leftovers(folder, read_manifest(folder).segments if (folder / CURRENT).exists() else ())
         yield Writer(folder)
 
 
@@ -251,6 +136,57 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
         lock.release()
 
 
+def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
+    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
+    entries = tuple(entries)
+    shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
+    (folder / f"{CURRENT}.tmp").unlink(missing_ok=True)
+    segments = {entry.name for entry in entries}
+    for path in (folder / SEGMENTS).glob("*"):
+        if NAME.fullmatch(path.name) and path.name not in segments:
+            shutil.rmtree(path, ignore_errors=True)
+    lists = {entry.deleted for entry in entries}
+    for path in (folder / DELETED).glob("*.npy"):
+        if path.name not in lists:
+            path.unlink()
+
+
+def remove_work(folder: Path) -> None:
+    """Remove the saved work of an interrupted run; requires the writer's lock."""
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+
+
+def store_picture(folder: Path, data: bytes) -> str:
+    """Store a picture in an index before an item names it; return its path, relative to the index.
+
+    Pictures that no item names, such as those of a change that failed, leave with the next compaction.
+    """
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"{PICTURES}/{digest[:2]}/{digest}"
+    place = folder / name
+    if not place.exists():
+        make_folder(place.parent)
+        write_file(place, data)
+    return name
+
+
+def stored_pictures(folder: Path, segments: Sequence[Segment]) -> set[Path]:
+    """Return the stored pictures of the items that are not deleted."""
+    found = set()
+    if (folder / PICTURES).is_dir():  # a published index has none
+        for segment in segments:
+            dead = set(segment.dead.tolist())
+            found |= {folder / name for row, name in segment.items.images_below(PICTURES) if row not in dead}
+    return found
+
+
+def alive_items(segment: Segment) -> Iterator[Item]:
+    """Yield the items that are not deleted, by row."""
+    alive = segment.alive()
+    items = segment.items.all()
+    return items if alive is None else itertools.compress(items, alive)
+
+
 class Writer:
     """Changes an index; created by :func:`one_writer`. When a method returns, its change is on disk.
 
@@ -263,27 +199,13 @@ class Writer:
         self._snapshot: Snapshot | None = None
 
     @property
-    def generation(self) -> int:
-        """Number of changes on disk so far."""
-        return read_manifest(self.folder).generation
-
-    @property
     def snapshot(self) -> Snapshot:
-        """The current state; lists of deleted items are verified, because changes extend them."""
+        """The current state."""
         if self._snapshot is None:
-            state = Snapshot.open(self.folder)
-            for entry in state.manifest.segments:
-                check_deleted(self.folder, entry)
-            self._snapshot = state
+            self._snapshot = Snapshot.open(self.folder)
         return self._snapshot
 
-    def create(self, manifest: IndexManifest, items: Iterable[Item], arrays: ItemArrays) -> Changed:
-        """Create an index, which may be empty; see :meth:`create_batches`."""
-        return self.create_batches(manifest, [(items, arrays)])
-
-    def create_batches(
-        self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
-    ) -> Changed:
+    def create(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Changed:
         """Create an index, which may be empty.
 
         Raises
@@ -297,11 +219,7 @@ class Writer:
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
         return self._add(Snapshot(manifest, ()), batches)
 
-    def add(self, items: Iterable[Item], arrays: ItemArrays) -> Changed:
-        """Add items; see :meth:`add_batches`."""
-        return self.add_batches([(items, arrays)])
-
-    def add_batches(self, batches: Iterable[tuple[Iterable[Item], ItemArrays]]) -> Changed:
+    def add(self, batches: Iterable[Batch]) -> Changed:
         """Add items as one segment; an item replaces the one with the same id.
 
         The last segment is merged into the new one as long as it has at most twice as many items, without
@@ -318,12 +236,10 @@ class Writer:
         """
         return self._add(self.snapshot, batches)
 
-    def write_replacement(
-        self, manifest: IndexManifest, batches: Iterable[tuple[Iterable[Item], ItemArrays]]
-    ) -> Snapshot:
+    def rewrite(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Snapshot:
         """Write all items anew, with the model and settings of a manifest; return that state.
 
-        :meth:`replace` makes it the state of the index; until then nothing has changed.
+        :meth:`commit` makes it the state of the index; until then nothing has changed.
         """
 
         def all_items(writer: ArraysWriter) -> Iterator[Item]:
@@ -331,13 +247,21 @@ class Writer:
                 writer.append(arrays)
                 yield from items
 
-        new = self._write_segment(Snapshot(manifest, ()), all_items)
+        new = _write_segment(self.folder, manifest, all_items)
         written = manifest.replace(generation=manifest.generation + 1, segments=(new,))
         return Snapshot.load(self.folder, written)
 
-    def replace(self, written: Snapshot) -> None:
-        """Let what :meth:`write_replacement` has written become the state of the index."""
-        self._commit(written.manifest)
+    def commit(self, manifest: IndexManifest) -> None:
+        """Make this the state of the index, whose files are on disk; remove those of the state before."""
+        sync(self.folder / SEGMENTS, self.folder)
+        self._snapshot = None  # first, because what follows may fail on either side of the change
+        write_manifest(self.folder, manifest)
+        remove_leftovers(self.folder, manifest.segments)
+
+    def note(self, **changes: Any) -> None:
+        """Change entries of the manifest, such as ``calibration``, but not the items."""
+        manifest = self.snapshot.manifest
+        self.commit(manifest.replace(generation=manifest.generation + 1, **changes))
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; compaction frees their space."""
@@ -346,32 +270,13 @@ class Writer:
         found = {segment.name: _alive_rows(segment, ids) for segment in snapshot.segments}
         there = {name for names, _ in found.values() for name in names}
         if there:
-            gone = {name: rows for name, (_, rows) in found.items()}
-            self._change(snapshot, kept=len(found), gone=gone, new=None)
+            self._change(snapshot, kept=len(found), gone={name: rows for name, (_, rows) in found.items()})
         return Deleted(len(there), [name for name in ids if name not in there])
 
-    def calibrate(self, calibration: Calibration) -> None:
-        """Store a calibration."""
-        self._note(self.snapshot.manifest.replace(calibration=calibration))
-
-    def keep_hubness(self, hubness: Hubness) -> None:
-        """Store the weight of densities; a calibration with another one does not apply any more."""
-        self._note(self.snapshot.manifest.replace(hubness=hubness))
-
-    def _note(self, manifest: IndexManifest) -> None:
-        """Replace the manifest without changing the items."""
-        self._snapshot = None
-        write_manifest(self.folder, manifest.replace(generation=manifest.generation + 1))
-
-    def compact(self, change: Callable[[Item], Item] | None = None) -> None:
+    def compact(self) -> None:
         """Merge all segments into one without deleted items.
 
-        Stored images of deleted items are removed first.
-
-        Parameters
-        ----------
-        change
-            returns what to write for an item.
+        Pictures that no item names, and the saved work of an interrupted run, are removed.
 
         Raises
         ------
@@ -380,32 +285,40 @@ class Writer:
         """
         snapshot = self.snapshot
         segments = snapshot.segments
-        remove_unused_pictures(self.folder, segments)
-        if len(segments) > 1 or any(len(one.dead) for one in segments) or change is not None:
+        named = stored_pictures(self.folder, segments)
+        for path in (self.folder / PICTURES).glob("*/*"):
+            if path not in named:
+                path.unlink()
+        if len(segments) > 1 or any(len(one.dead) for one in segments):
             self._check_contents(snapshot.manifest.segments)
             new = None
             if snapshot.num_alive:
-                new = self._write_segment(
-                    snapshot, lambda arrays: map(change or _same, _merge(arrays, segments))
-                )
-            self._change(snapshot, kept=0, gone={}, new=new)
+                new = _write_segment(self.folder, snapshot.manifest, lambda arrays: _merge(arrays, segments))
+            self._change(snapshot, kept=0, new=new)
+        remove_work(self.folder)
 
-    def _add(
-        self,
-        snapshot: Snapshot,
-        batches: Iterable[tuple[Iterable[Item], ItemArrays]],
-    ) -> Changed:
+    def copy_to(self, folder: Path, manifest: IndexManifest, change: Callable[[Item], Item]) -> None:
+        """Write the items that are not deleted, each changed, as an index into an empty folder."""
+        segments = self.snapshot.segments
+        self._check_contents(self.snapshot.manifest.segments)
+        new = []
+        if self.snapshot.num_alive:
+            new.append(_write_segment(folder, manifest, lambda arrays: map(change, _merge(arrays, segments))))
+        copied = manifest.replace(generation=manifest.generation + 1, segments=tuple(new))
+        Writer(folder).commit(copied)
+
+    def _add(self, snapshot: Snapshot, batches: Iterable[Batch]) -> Changed:
         """Add items; delete those with the same ids."""
         segments = snapshot.segments
         ids: list[str] = []
-        gone: dict[str, Int64[np.ndarray, " rows"]] = {}
+        gone: dict[str, Rows] = {}
         kept = len(segments)
 
         filled = (batch for batch in batches if len(batch[1].codes))
         first = next(filled, None)
         if first is None:
             if snapshot.manifest.generation == 0:
-                self._change(snapshot, kept=0, gone={}, new=None)
+                self._change(snapshot, kept=0)
             return Changed(0, 0)
 
         def all_items(writer: ArraysWriter) -> Iterator[Item]:
@@ -424,80 +337,66 @@ class Writer:
             ]
             yield from _merge(writer, rest)
 
-        new = self._write_segment(snapshot, all_items)
+        new = _write_segment(self.folder, snapshot.manifest, all_items)
         self._change(snapshot, kept=kept, gone=gone, new=new)
         return Changed(len(ids), sum(map(len, gone.values())))
 
-    def _write_segment(
-        self, snapshot: Snapshot, items: Callable[[ArraysWriter], Iterable[Item]]
-    ) -> SegmentEntry:
-        """Write a segment; remove the unfinished folder if an error occurs."""
-        manifest = snapshot.manifest
-        remove_leftovers(self.folder, manifest.segments)
-        draft = self.folder / TEMPORARY
-        place = self.folder / SEGMENTS / _numbered(manifest.generation + 1)
-        try:
-            make_folder(draft)
-            with closing(ArraysWriter(draft, manifest.embedding_bits)) as arrays:
-                written = write_items(draft, items(arrays))
-                arrays.finish()
-            sync_tree(draft)
-            files = {
-                path.name: FileFact(bytes=path.stat().st_size, sha256=file_fingerprint(path))
-                for path in sorted(draft.iterdir())
-            }
-            make_folder(place.parent)
-            draft.rename(place)
-        except BaseException:
-            remove_leftovers(self.folder, manifest.segments)
-            raise
-        return SegmentEntry(name=place.name, items=written, files=files)
-
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
-        for entry in entries:
-            check_segment(self.folder / SEGMENTS / entry.name, entry.files, verify=True)
+        with with_hint():
+            for entry in entries:
+                check_files(self.folder / SEGMENTS / entry.name, entry.files, verify=True)
 
     def _change(
         self,
         snapshot: Snapshot,
         *,
         kept: int,
-        gone: Mapping[str, Int64[np.ndarray, " rows"]],
-        new: SegmentEntry | None,
+        gone: Mapping[str, Rows] | None = None,
+        new: SegmentEntry | None = None,
     ) -> None:
         """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
         generation = snapshot.manifest.generation + 1
         entries = []
         for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
-            rows = gone[segment.name]
-            if len(rows) < segment.num_alive:
-                entries.append(self._without_rows(generation, segment, entry, rows))
+            rows = (gone or {})[segment.name]
+            if not len(rows):
+                entries.append(entry)
+            elif len(rows) < segment.num_alive:
+                dead = np.union1d(segment.dead, rows)
+                path = self.folder / DELETED / f"{_numbered(generation)}-{segment.name}.npy"
+                path.parent.mkdir(exist_ok=True)
+                save_array(path, dead)
+                sync(path, path.parent)
+                named = {"deleted": path.name, "deleted_sha256": file_fingerprint(path)}
+                entries.append(entry.model_copy(update={**named, "num_deleted": len(dead)}))
         if new is not None:
             entries.append(new)
-        self._commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
+        self.commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
 
-    def _commit(self, manifest: IndexManifest) -> None:
-        """Make this the state of the index, whose files are on disk; remove those of the state before."""
-        sync(self.folder / SEGMENTS, self.folder)
-        self._snapshot = None  # first, because what follows may fail on either side of the change
-        write_manifest(self.folder, manifest)
-        remove_leftovers(self.folder, manifest.segments)
 
-    def _without_rows(
-        self, generation: int, segment: Segment, entry: SegmentEntry, rows: Int64[np.ndarray, " rows"]
-    ) -> SegmentEntry:
-        """Return the entry of a segment after deleting more rows."""
-        if not len(rows):
-            return entry
-        dead = np.union1d(segment.dead, rows)
-        path = self.folder / DELETED / f"{_numbered(generation)}-{segment.name}.npy"
-        path.parent.mkdir(exist_ok=True)
-        save_array(path, dead)
-        sync(path, path.parent)
-        return entry.model_copy(
-            update={"deleted": path.name, "num_deleted": len(dead), "deleted_sha256": file_fingerprint(path)}
-        )
+def _write_segment(
+    folder: Path, manifest: IndexManifest, items: Callable[[ArraysWriter], Iterable[Item]]
+) -> SegmentEntry:
+    """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
+    draft = folder / TEMPORARY
+    place = folder / SEGMENTS / _numbered(manifest.generation + 1)
+    try:
+        make_folder(draft)
+        with closing(ArraysWriter(draft, manifest.embedding_bits)) as arrays:
+            written = write_items(draft, items(arrays))
+            arrays.finish()
+        sync_tree(draft)
+        files = {
+            path.name: FileFact(bytes=path.stat().st_size, sha256=file_fingerprint(path))
+            for path in sorted(draft.iterdir())
+        }
+        make_folder(place.parent)
+        draft.rename(place)
+    except BaseException:
+        remove_leftovers(folder, manifest.segments)
+        raise
+    return SegmentEntry(name=place.name, items=written, files=files)
 
 
 def _merge(arrays: ArraysWriter, segments: Iterable[Segment]) -> Iterator[Item]:
@@ -507,11 +406,7 @@ def _merge(arrays: ArraysWriter, segments: Iterable[Segment]) -> Iterator[Item]:
         yield from alive_items(segment)
 
 
-def _same(item: Item) -> Item:
-    return item
-
-
-def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Int64[np.ndarray, " found"]]:
+def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:
     """Return the ids that are in a segment and not deleted, and their rows."""
     found = segment.items.rows_by_id(ids)
     rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))

@@ -24,8 +24,8 @@ from PIL import Image, PngImagePlugin
 from genius_search.config import SearchConfig
 from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, read_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
-from genius_search.index.adding import NewItem
 from genius_search.index.index import Index
+from genius_search.index.pool import NewItem
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, FIELDS_DEPTH, LeftOut, Problem, log, too_much

@@ -97,15 +97,6 @@ def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, nam
     assert err.count("\n") == 1
 
 
-def test_files_of_a_killed_writer_are_shown_by_info_and_removed_by_compact(index, capsys):
-    assert run_json(capsys, "index", "info", index)["work_bytes"] == 0
-    (index / ".work" / "features").mkdir(parents=True)
-    (index / ".work" / "features" / "ids.npy").write_bytes(bytes(1000))
-    assert run_json(capsys, "index", "info", index)["work_bytes"] == 1000
-    run(capsys, "index", "compact", index)
-    assert not (index / ".work").exists()
-
-
 def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
     flags = ("--where", "price>=20", "--where", "colour=red", "--match", '"red leather"')
     assert found_by(capsys, whole, *flags) == {"1:3"}

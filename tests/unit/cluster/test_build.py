@@ -11,7 +11,7 @@ from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.searcher import MODEL, Searcher, read_cluster, shard_folder, shard_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.index import Index
-from genius_search.index.verify import verify
+from genius_search.index.info import verify
 
 
 class Counting:

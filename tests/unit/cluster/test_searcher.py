@@ -10,8 +10,8 @@ import pytest
 from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.index.adding import NewItem, open_pool
 from genius_search.index.index import Index
+from genius_search.index.pool import NewItem, open_pool
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import UnknownField, UnknownItem
 

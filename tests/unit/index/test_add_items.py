@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import shutil
@@ -14,8 +13,8 @@ from PIL import Image
 from genius_search import NewItem, SearchPart
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index import adding
-from genius_search.index.adding import ItemOutcome
+from genius_search.index import build
+from genius_search.index.build import ItemOutcome
 from genius_search.index.index import Index
 from genius_search.index.publish import save_index
 from genius_search.index.snapshot import UnknownItem
@@ -97,19 +96,9 @@ def test_items_with_one_id_are_told_apart_as_if_they_came_one_by_one(index):
 
 
 def test_items_from_memory_leave_no_saved_work_behind(index, monkeypatch):
-    monkeypatch.setattr(adding, "MIN_SAVED", 1)
+    monkeypatch.setattr(build, "MIN_SAVED", 1)
     index.add_items([NewItem("one", "a kite")])
     assert not (index.folder / ".work").exists()
-
-
-def test_an_add_that_fails_leaves_no_picture_behind(index, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr("genius_search.index.writer.write_manifest", full)
-    with pytest.raises(OSError, match="full"):
-        index.add_items([NewItem("red", image=picture("red"))])
-    assert kept(index) == []
 
 
 @pytest.mark.parametrize(

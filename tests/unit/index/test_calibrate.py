@@ -17,7 +17,16 @@ from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
-from genius_search.index.calibrate import Calibration, Cases, calibrate, fit, hit_numbers, threshold_for
+from genius_search.index.calibrate import (
+    USUAL,
+    WEIGHTS,
+    Calibration,
+    calibrate,
+    choose_weight,
+    fit,
+    hit_numbers,
+    threshold_for,
+)
 from genius_search.index.index import Index
 from genius_search.index.store import IndexManifest
 from genius_search.model import Genius
@@ -40,26 +49,24 @@ CALIBRATION = Calibration(
 )
 
 
-def drawn_cases(queries: int, weights: tuple[float, float, float]) -> Cases:
-    """Hits that are right as often as a known regression says."""
+def drawn_cases(queries: int, weights: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of hits, and whether they are right: as often as a known regression says."""
     random = np.random.default_rng(0)
-    found = []
-    for _ in range(queries):
-        numbers = hit_numbers(np.sort(random.normal(0, 0.3, 10))[::-1].astype(np.float32))
-        is_right = random.random(10) < 1 / (1 + np.exp(1 - numbers @ weights))
-        found.append(Cases(numbers, is_right, np.ones(10), np.arange(10) == 0))
-    return Cases.join(found)
+    scores = -np.sort(-random.normal(0, 0.3, (queries, 10)), axis=1)
+    numbers = np.concatenate([hit_numbers(own.astype(np.float32)) for own in scores])
+    return numbers, random.random(len(numbers)) < 1 / (1 + np.exp(1 - numbers @ weights))
 
 
 def test_the_regression_that_drew_the_answers_is_found_again():
-    intercept, weights = fit(drawn_cases(1200, (3, 4, 2)))
+    numbers, is_right = drawn_cases(1200, (3, 4, 2))
+    intercept, weights = fit(numbers, is_right, np.ones(len(numbers)))
     assert intercept == pytest.approx(-1, abs=0.3)
     assert weights == pytest.approx((3, 4, 2), abs=1)
 
 
 def test_where_high_scores_are_worse_the_score_says_nothing():
-    cases = drawn_cases(300, (3, 4, 2))
-    _, weights = fit(cases._replace(is_right=~cases.is_right))
+    numbers, is_right = drawn_cases(300, (3, 4, 2))
+    _, weights = fit(numbers, ~is_right, np.ones(len(numbers)))
     assert weights == pytest.approx((0, 0, 0), abs=1e-9)
 
 
@@ -72,6 +79,21 @@ def test_the_threshold_accepts_as_much_as_it_may():
     assert threshold(many, right, 0.6) == 0.6
     few = np.array([0.9] * 5 + [0.3] * 40)
     assert threshold(few, few > 0.5, 0.9) is None
+
+
+def found_with(shares: dict[float, float], queries: int = 1000):
+    return {weight: np.arange(queries) < shares.get(weight, 0.5) * queries for weight in WEIGHTS}
+
+
+@pytest.mark.parametrize(
+    ("shares", "weight"),
+    [({}, USUAL), ({0.3: 0.55, 0.2: 0.53}, 0.3), ({0.3: 0.5005}, USUAL), ({0.0: 0.6, 0.5: 0.2}, 0.0)],
+)
+def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_standard_error(shares, weight):
+    chosen = choose_weight(found_with(shares), "captions")
+    assert chosen.weight == weight
+    assert chosen.queries == 1000
+    assert chosen.recalls[f"{USUAL:g}"] == 0.5
 
 
 def test_the_numbers_of_hits():
@@ -131,13 +153,14 @@ def index(whole, trained, tmp_path) -> Index:
 def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     (before,) = index.search("a red square", k=1)
     assert (before.probability, index.good_match([before])) == (None, None)
-    found = calibrate(index, MBeir(trained.data), split="test", precision=0.05, progress=Silent())
+    found, hubness = calibrate(index, MBeir(trained.data), split="test", precision=0.05, progress=Silent())
     assert index.calibration is None
     assert found.queries == 48
     assert found.promised == pytest.approx(found.right, abs=0.15)
-    index.keep_calibration(found)
+    index.keep_calibration(found, hubness)
     again = Index.open(index.folder, model=trained.model)
-    assert again.calibration == found
+    assert (again.calibration, again.hubness) == (found, hubness)
+    assert again.settings.density_weight == hubness.weight
     hits = again.search("a red square", modality="image", k=12)
     few = again.search("a red square", modality="image", k=1)
     assert few == hits[:1]

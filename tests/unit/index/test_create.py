@@ -12,9 +12,9 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
-from genius_search.index import create
-from genius_search.index.adding import open_pool
+from genius_search.index import build
 from genius_search.index.index import Index
+from genius_search.index.pool import open_pool
 from genius_search.index.publish import save_index
 
 WORDS = [
@@ -89,7 +89,7 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(create, "fit_codebooks", stop)
+        patch.setattr(build, "fit_codebooks", stop)
         with pytest.raises(Stop):
             Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     monkeypatch.setattr("genius_search.training.features.encode_shard", stop)
@@ -209,7 +209,7 @@ def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
     encoder = f"clip:{clip_folder}"
     index, _ = Index.create(tmp_path / "raw", pool=pool, encoder=encoder, embeddings="raw")
     assert index.info().embeddings == "raw, 16 bits a number"
-    monkeypatch.setattr(create, "MANY_ITEMS", 2)
+    monkeypatch.setattr(build, "MANY_ITEMS", 2)
     index, _ = Index.create(tmp_path / "large", pool=pool, encoder=encoder)
     assert index.info().embeddings == "fused, 1 bit a number"
     index.refit()  # reads embeddings by the code vectors before

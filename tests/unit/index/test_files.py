@@ -6,7 +6,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from genius_search.errors import BadData, UsageError
-from genius_search.index import adding
+from genius_search.index import build, pool
 from genius_search.index.index import Index
 from genius_search.training import features as embed
 
@@ -46,7 +46,7 @@ def test_folder_name_and_date_are_fields(index):
 
 
 def test_unchanged_photos_are_not_opened_again(index, photos, monkeypatch):
-    monkeypatch.setattr(adding, "read_photo_fields", None)
+    monkeypatch.setattr(pool, "read_photo_fields", None)
     assert index.sync(photos)[0].unchanged == 5
 
 
@@ -63,7 +63,7 @@ def test_one_file_can_be_added_but_is_no_pool_to_follow(index, tmp_path):
 
 
 def test_an_interrupted_run_loses_at_most_the_pictures_it_was_at(photos, clip_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(adding, "MIN_SAVED", 1)
+    monkeypatch.setattr(build, "MIN_SAVED", 1)
     opened = []
     real = embed.open_image
 

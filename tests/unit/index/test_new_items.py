@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius_search.index import adding
-from genius_search.index.adding import ItemOutcome, NewItem
+from genius_search.index import build
+from genius_search.index.build import ItemOutcome
 from genius_search.index.index import Index
+from genius_search.index.pool import NewItem
 from genius_search.index.store import WORK
 
 
@@ -46,7 +47,7 @@ def contents(index: Index) -> dict[str, tuple[list[int], float, list[float]]]:
 def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     model, pool, tmp_path, monkeypatch, embeddings
 ):
-    monkeypatch.setattr(adding, "CHUNK", 4)  # so that there are several
+    monkeypatch.setattr(build, "CHUNK", 4)  # so that there are several
     of_files, _ = Index.create(tmp_path / "files", model=model, pool=pool, embeddings=embeddings)
     index, _ = Index.create(tmp_path / "memory", model=model, pool=pool, embeddings=embeddings)
     expected = contents(of_files)
@@ -72,7 +73,7 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
 
 
 def test_pictures_that_cannot_be_read_are_left_out_and_the_rest_is_added(model, pool, tmp_path, monkeypatch):
-    monkeypatch.setattr(adding, "CHUNK", 2)
+    monkeypatch.setattr(build, "CHUNK", 2)
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     bad = [NewItem(f"bad {number}", "a text", b"no picture") for number in range(2)]
     drum = NewItem("new", "a drum")

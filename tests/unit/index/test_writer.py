@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from genius_search.artifact import fingerprint_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index import writer as live
+from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, FORMAT, IndexManifest, ItemArrays, read_manifest
-from genius_search.index.verify import verify
 from genius_search.index.writer import MAX_SEGMENTS, Changed, Writer, one_writer
 from genius_search.records import Modality
 
@@ -61,7 +61,7 @@ def found(folder: Path) -> dict[str, int]:
 
 def make(folder: Path, contents: dict[str, int]) -> Path:
     with one_writer(folder) as writer:
-        writer.create(FACTS, *given_items(contents))
+        writer.create(FACTS, [given_items(contents)])
     return folder
 
 
@@ -99,7 +99,7 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
         for kind, what in changes:
             if kind == "add":
                 replaced = sum(name in expected for name in what)
-                assert writer.add(*given_items(what)) == Changed(len(what), replaced)
+                assert writer.add([given_items(what)]) == Changed(len(what), replaced)
                 expected |= what
             elif kind == "delete":
                 wanted = list(dict.fromkeys(what))
@@ -121,8 +121,8 @@ def test_an_index_keeps_its_facts_and_counts_its_changes(tmp_path):
     assert read_manifest(tmp_path).replace(generation=0, segments=()) == FACTS
     assert Snapshot.open(tmp_path).manifest.generation == 1
     with one_writer(tmp_path) as writer:
-        writer.add(*given_items({"b": 1}))
-        writer.add(*given_items({}))  # nothing: no change
+        writer.add([given_items({"b": 1})])
+        writer.add([given_items({})])  # nothing: no change
         writer.delete(["c"])  # likewise
         assert writer.snapshot.manifest.generation == 2
     assert Snapshot.open(tmp_path).manifest.replace(generation=0, segments=()) == FACTS
@@ -133,13 +133,13 @@ def test_an_index_may_be_empty_and_filled_again(tmp_path):
     assert found(tmp_path) == {}
     assert verify(tmp_path).segments == 0
     with one_writer(tmp_path) as writer:
-        writer.add(*given_items({"a": 1, "b": 2}))
+        writer.add([given_items({"a": 1, "b": 2})])
         assert writer.delete(["a", "b", "a"]) == (2, [])
         assert writer.snapshot.segments == ()
         writer.compact()
     assert found(tmp_path) == {}
     with one_writer(tmp_path) as writer:
-        writer.add(*given_items({"a": 3}))
+        writer.add([given_items({"a": 3})])
     assert found(tmp_path) == {"a": 3}
 
 
@@ -156,9 +156,9 @@ def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
     items, arrays = given_items({"c": 3, "d": 4})
     with one_writer(tmp_path) as writer:
         with pytest.raises(BadData, match="'c'"):
-            writer.add([items[0], items[0]], arrays)
+            writer.add([([items[0], items[0]], arrays)])
         assert present_names(tmp_path) == before
-        assert writer.add(items, arrays) == Changed(2, 0)  # and the next attempt finds its place free
+        assert writer.add([(items, arrays)]) == Changed(2, 0)  # and the next attempt finds its place free
     assert len(found(tmp_path)) == 4
 
 
@@ -168,7 +168,7 @@ def test_adding_one_by_one_keeps_segments_few_and_leaves_the_large_one_alone(tmp
     most = 0
     with one_writer(tmp_path) as writer:
         for number in range(25):
-            writer.add(*given_items({f"new {number}": number}))
+            writer.add([given_items({f"new {number}": number})])
             most = max(most, len(writer.snapshot.segments))
         assert writer.snapshot.segments[0].name == large
     assert 1 < most <= 5
@@ -180,7 +180,7 @@ def test_no_series_of_additions_makes_more_segments_than_allowed(tmp_path, monke
     make(tmp_path, {})
     with one_writer(tmp_path) as writer:
         for size in (200, 99, 49, 24, 11, 5, 2, 1):  # each less than half of the one before
-            writer.add(*given_items({f"{size}/{number}": number for number in range(size)}))
+            writer.add([given_items({f"{size}/{number}": number for number in range(size)})])
             assert len(writer.snapshot.segments) <= 4
     assert len(found(tmp_path)) == 391
     assert MAX_SEGMENTS == 8
@@ -192,7 +192,7 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     with one_writer(tmp_path) as writer:
         writer.delete(["3", "4"])
         writer.compact()
-        writer.add(*given_items({"3": 99}))
+        writer.add([given_items({"3": 99})])
     (segment,) = before.segments
     assert not segment.folder.exists()
     assert [item.id for item in segment.items.get([3, 4])] == ["3", "4"]
@@ -220,7 +220,7 @@ def delete(writer: Writer) -> object:
 
 
 def add(writer: Writer) -> object:
-    return writer.add(*given_items({"old 3": 77, "newer": 78}))
+    return writer.add([given_items({"old 3": 77, "newer": 78})])
 
 
 @pytest.mark.parametrize("work", [add, delete, Writer.compact])
@@ -229,7 +229,7 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
 ):
     template = make(tmp_path / "template", {f"old {number}": number for number in range(10)})
     with one_writer(template) as writer:
-        writer.add(*given_items({f"new {number}": number for number in range(3)}))
+        writer.add([given_items({f"new {number}": number for number in range(3)})])
         writer.delete(["old 5", "new 1"])
     (template / "segments" / "photos").mkdir()
     old = found(template)
@@ -343,7 +343,7 @@ def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tm
     make(tmp_path, {"a": 1, "b": 2})
     outdated = read_manifest(tmp_path)
     with one_writer(tmp_path) as writer:
-        writer.add(*given_items({"c": 3}))
+        writer.add([given_items({"c": 3})])
     answers = iter([outdated])
     monkeypatch.setattr(
         "genius_search.index.store.read_manifest",
@@ -353,7 +353,7 @@ def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tm
 
 
 def test_opening_an_index_needs_no_torch():
-    program = "import sys, genius_search.index.writer, genius_search.index.verify; raise SystemExit('torch' in sys.modules)"
+    program = "import sys, genius_search.index.writer, genius_search.index.info; raise SystemExit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
 
 
@@ -404,7 +404,7 @@ def test_where_no_folder_can_be_there_is_no_index(tmp_path):
 
 def make_bigger(folder: Path) -> None:
     with one_writer(folder) as writer:
-        writer.add(*given_items({"b": 2}))
+        writer.add([given_items({"b": 2})])
 
 
 def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -422,24 +422,13 @@ def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_pat
     make_bigger(tmp_path)
 
 
-def test_pictures_of_an_add_that_fails_are_removed_unless_it_was_committed(tmp_path, monkeypatch):
+def test_pictures_of_an_add_that_fails_leave_with_the_next_compaction(tmp_path):
     make(tmp_path, {"a": 1})
-    kept, new = ({live.picture_name(data): data} for data in (b"kept", b"new"))
-    with one_writer(tmp_path) as writer, live.keep_pictures(writer, kept):
-        pass
-    with (
-        one_writer(tmp_path) as writer,
-        pytest.raises(OSError, match="failed"),
-        live.keep_pictures(writer, kept | new),
-    ):
-        raise OSError("failed")
-    stored = [path for path in (tmp_path / "pictures").rglob("*") if path.is_file()]
-    assert stored == [tmp_path / name for name in kept]
-    monkeypatch.setattr(live, "remove_leftovers", failing_after_commit(tmp_path))
-    with pytest.raises(OSError, match="failed"), one_writer(tmp_path) as writer:  # noqa: SIM117
-        with live.keep_pictures(writer, new):
-            writer.add(*given_items({"b": 2}))
-    assert all((tmp_path / name).exists() for name in new)
+    with one_writer(tmp_path) as writer:
+        picture = tmp_path / live.store_picture(tmp_path, b"new")
+        assert picture.read_bytes() == b"new"
+        writer.compact()
+    assert not picture.exists()
 
 
 @pytest.mark.parametrize("code", live.READ_ONLY)
@@ -468,8 +457,8 @@ def test_a_change_whose_last_sync_fails_is_not_forgotten(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(live, "remove_leftovers", failing_after_commit(tmp_path))
             with pytest.raises(OSError, match="failed"):
-                writer.add(*given_items({"b": 2, "c": 3}))
-        writer.add(*given_items({"d": 4}))
+                writer.add([given_items({"b": 2, "c": 3})])
+        writer.add([given_items({"d": 4})])
     assert found(tmp_path) == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 

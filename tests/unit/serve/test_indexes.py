@@ -7,7 +7,7 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from genius_search.index.adding import NewItem
+from genius_search.index.pool import NewItem
 from genius_search.records import Modality
 from genius_search.serve.app import create_app
 from genius_search.serve.service import Service

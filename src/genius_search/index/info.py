@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from genius_search.artifact import open_artifact
-from genius_search.errors import ArtifactMismatch, plural
-from genius_search.index.hubness import Hubness
+from genius_search.artifact import check_files, file_fingerprint, open_artifact
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, plural
+from genius_search.index.calibrate import Hubness
 from genius_search.index.items import ITEMS_FILE
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CODE_COSINE,
     CURRENT,
+    DELETED,
     DENSITIES,
     EMBEDDINGS,
     REMEDY,
@@ -26,11 +27,10 @@ from genius_search.index.store import (
     SEGMENTS,
     IndexManifest,
     Segment,
-    check_deleted,
-    check_segment,
     read_state,
+    with_hint,
 )
-from genius_search.index.writer import check_pictures, work_bytes
+from genius_search.index.writer import stored_pictures
 from genius_search.search.table import IdTable
 
 
@@ -47,9 +47,7 @@ class Verified(NamedTuple):
 
 
 def verify(folder: Path) -> Verified:
-    """Verify every file of an index, which may be in use.
-
-    Compares every file with its checksum, and opens the index.
+    """Compare every file of an index, which may be in use, with its checksum, and open the index.
 
     Raises
     ------
@@ -62,15 +60,21 @@ def verify(folder: Path) -> Verified:
 
 
 def _verify(folder: Path, manifest: IndexManifest) -> Verified:
-    files = [folder / CURRENT]  # its own checksum is checked whenever it is read
-    for entry in manifest.segments:
-        check_segment(folder / SEGMENTS / entry.name, entry.files, verify=True)
-        files += [folder / SEGMENTS / entry.name / name for name in entry.files]
-        files += check_deleted(folder, entry)
-    snapshot = Snapshot.load(folder, manifest)
-    files += check_pictures(folder, snapshot.segments)
+    files = [folder / CURRENT]  # reading it compares it with its own checksum
+    with with_hint():
+        for entry in manifest.segments:
+            check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
+            files += [folder / SEGMENTS / entry.name / name for name in entry.files]
+            files += [folder / DELETED / entry.deleted] if entry.deleted else []
+    snapshot = Snapshot.load(folder, manifest)  # which verifies the lists of deleted items
+    for picture in sorted(stored_pictures(folder, snapshot.segments)):
+        if not picture.is_file():
+            raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
+        if file_fingerprint(picture) != picture.name:
+            raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
+        files.append(picture)
     if manifest.has_own_model:
-        files += check_own_model(folder / manifest.model, manifest.model_fingerprint)
+        files += _verify_model(folder / manifest.model, manifest.model_fingerprint)
     alive = snapshot.num_alive
     return Verified(
         segments=len(snapshot.segments),
@@ -81,16 +85,15 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     )
 
 
-def check_own_model(folder: Path, fingerprint: str) -> list[Path]:
+def _verify_model(folder: Path, fingerprint: str) -> list[Path]:
     """Compare the files of a model inside an index with their checksums; return them."""
-    from genius_search.model import MODEL_FILE, read_model_file  # noqa: PLC0415  imports torch
+    from genius_search.model import MODEL_FILE, read_model_file  # noqa: PLC0415  with its encoder's libraries
 
     model = read_model_file(folder)
     if model.fingerprint_of_parts() != fingerprint:
         raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
     for name in model.parts.keys() - {"encoder"}:
-        manifest = open_artifact(folder / name, kind=name, verify=True)
-        if manifest.fingerprint != model.parts[name].fingerprint:
+        if open_artifact(folder / name, kind=name, verify=True).fingerprint != model.parts[name].fingerprint:
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
     return [path for path in folder.rglob("*") if path.is_file()]
 
@@ -129,8 +132,6 @@ class IndexInfo:
     hubness: Hubness | None
     """The weight of densities and how it was measured; None if it is the default."""
     segments: list[SegmentInfo]
-    work_bytes: int
-    """Size of the temporary files of an interrupted or running `genius index add`."""
 
 
 def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
@@ -142,32 +143,26 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         The index is damaged.
     """
     with diagnose_corruption(snapshot):
-        return _describe(folder, snapshot)
-
-
-def _describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
-    sizes = _bucket_sizes(snapshot.segments)
-    manifest, count = snapshot.manifest, snapshot.num_alive
-    return IndexInfo(
-        folder=str(folder),
-        model=manifest.model,
-        model_fingerprint=manifest.model_fingerprint,
-        generation=manifest.generation,
-        items=count,
-        by_modality={modality.value: number for modality, number in snapshot.count_by_modality().items()},
-        distinct_ids=len(sizes),
-        collision_rate=float(sizes[sizes > 1].sum() / max(1, count)),
-        bytes_per_item=_bytes_per_item(snapshot.segments),
-        embeddings=manifest.embeddings
-        if manifest.embeddings == "none"
-        else f"{manifest.embeddings}, {plural(manifest.embedding_bits, 'bit')} a number",
-        hubness=manifest.hubness,
-        segments=[
-            SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
-            for segment in snapshot.segments
-        ],
-        work_bytes=work_bytes(folder),
-    )
+        manifest, count = snapshot.manifest, snapshot.num_alive
+        sizes = _bucket_sizes(snapshot.segments)
+        bits = "" if manifest.embeddings == "none" else f", {plural(manifest.embedding_bits, 'bit')} a number"
+        return IndexInfo(
+            folder=str(folder),
+            model=manifest.model,
+            model_fingerprint=manifest.model_fingerprint,
+            generation=manifest.generation,
+            items=count,
+            by_modality={kind.value: number for kind, number in snapshot.count_by_modality().items()},
+            distinct_ids=len(sizes),
+            collision_rate=float(sizes[sizes > 1].sum() / max(1, count)),
+            bytes_per_item=_bytes_per_item(snapshot.segments),
+            embeddings=f"{manifest.embeddings}{bits}",
+            hubness=manifest.hubness,
+            segments=[
+                SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
+                for segment in snapshot.segments
+            ],
+        )
 
 
 def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
@@ -175,10 +170,7 @@ def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
     if len(segments) == 1 and not len(segments[0].dead):
         return np.diff(segments[0].table.bucket_starts).astype(np.int64)
     found = [np.zeros((0, segments[0].table.num_levels if segments else 1), dtype=np.int16)]
-    for segment in segments:
-        table, alive = segment.table, segment.alive()
-        codes = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
-        found.append(codes if alive is None else codes[alive[table.items]])
+    found += [segment.table.ids[segment.table.rows()[segment.alive_rows()]] for segment in segments]
     codes = np.concatenate(found)
     table = IdTable.build(codes, np.zeros(len(codes), dtype=np.float16))
     return np.diff(table.bucket_starts).astype(np.int64)

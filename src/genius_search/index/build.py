@@ -1,0 +1,427 @@
+"""How an index is filled: items become features, then IDs and embeddings, then a segment.
+
+Creating an index with a model or with an encoder, adding, and adding vectors take this one way. They differ
+in where features come from (an encoder, or given vectors) and in where the model comes from: with an encoder
+alone, its codebooks are fitted to the features (:func:`create_index`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int8
+from torch.nn import functional as F
+
+from genius_search.artifact import fingerprint_of
+from genius_search.data.features import FeatureBatch, LeftOut
+from genius_search.encoders.base import Encoder, VectorEncoder, load_encoder, reads_images
+from genius_search.errors import BadData, BadImage, UsageError
+from genius_search.index.items import Item
+from genius_search.index.pool import (
+    GivenPool,
+    NewItem,
+    Pool,
+    keep_item,
+    nothing_to_index,
+    open_given,
+    stamp_of,
+)
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.source import FromShard, FromVectors, Source, draw_sample, feature_rows
+from genius_search.index.store import (
+    CURRENT,
+    DELETED,
+    LOCK,
+    OWN_MODEL,
+    SEGMENTS,
+    TEMPORARY,
+    WORK,
+    IndexManifest,
+    ItemArrays,
+    StoredEmbeddings,
+    check_bits,
+)
+from genius_search.index.writer import PICTURES, Batch, Writer, one_writer, remove_work
+from genius_search.model import Genius
+from genius_search.nn.fusion import SumFusion
+from genius_search.progress import Progress, Silent
+from genius_search.records import Modality
+from genius_search.search.vectors import EmbeddingBits, is_residual
+from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks
+from genius_search.training.features import SHARD_ROWS, embed, encode_shard
+from genius_search.training.fit import absolute_spec
+
+CHUNK: Final = 4096
+"""Items whose IDs are computed together."""
+MIN_SAVED: Final = 256
+"""Features of at least so many items are saved in ``.work/``, so that an interrupted run can resume."""
+STEPS: Final = 64
+"""Parts in which features are saved: an interrupted run loses at most one of them."""
+MANY_ITEMS: Final = 1_000_000
+"""Number of items from which embeddings have one bit a number by default."""
+LEFTOVERS: Final = frozenset(
+    {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
+)
+"""Names that an interrupted writer may leave in the folder of an index."""
+
+
+class ItemOutcome(NamedTuple):
+    """The result of adding one item."""
+
+    id: str
+    status: Literal["added", "replaced", "unchanged", "left out"]
+    reason: str | None = None
+    """Why it was left out."""
+
+
+@dataclass(slots=True)
+class Added:
+    """The result of adding items."""
+
+    added: int = 0
+    replaced: int = 0
+    """Number of these that replaced an item with the same id."""
+    unchanged: int = 0
+    """Number of items that were already in the index, unchanged."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Unusable files with their reasons."""
+
+
+class Changes(NamedTuple):
+    """The items of a pool that are new or have changed, with their features."""
+
+    pool: Pool
+    stamps: list[str | None]
+    """Of all items of the pool; None for those that have not changed."""
+    features: Source
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items that have features."""
+        known = zip(self.pool.items(), self.stamps, strict=False)
+        changed = (item._replace(stamp=stamp) for item, stamp in known if stamp is not None)
+        positions = iter(self.features.ids.tolist())
+        position = next(positions, None)
+        for number, item in enumerate(changed):
+            if number == position:
+                yield self.pool.with_fields(item)
+                position = next(positions, None)
+
+    @property
+    def all_left_out(self) -> list[LeftOut]:
+        """What could not be used."""
+        return [*self.pool.left_out, *self.features.left_out]
+
+
+def read_changes(
+    folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None, progress: Progress
+) -> Changes:
+    """Find the items of a pool that an index does not have as they are, and their features.
+
+    Raises
+    ------
+    UsageError
+        The encoder does not read an item, or has features of another width than the vectors.
+    """
+    if pool.vectors is not None and pool.vectors.vectors.shape[1] != encoder.dim:
+        raise UsageError(
+            f"the vectors have {pool.vectors.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
+            "give vectors of its encoder"
+        )
+    stamps: list[str | None] = []
+    items = pool.items()
+    while chunk := list(islice(items, CHUNK)):
+        known = {} if snapshot is None else snapshot.stamps([item.id for item in chunk])
+        for item in chunk:
+            if pool.vectors is None and item.modality is not Modality.TEXT and not reads_images(encoder):
+                raise UsageError(
+                    f"{encoder.spec} reads texts only, and {item.id!r} has an image; choose an encoder of "
+                    "images, for example clip:NAME or siglip:NAME"
+                )
+            stamp = stamp_of(item)
+            stamps.append(None if known.get(item.id) == stamp else stamp)
+    changed = [number for number, stamp in enumerate(stamps) if stamp is not None]
+    if pool.vectors is not None:
+        return Changes(pool, stamps, FromVectors(pool.vectors, np.array(changed, dtype=np.int64)))
+    every = zip(pool.items(), stamps, strict=False)
+    rows = feature_rows((item for item, stamp in every if stamp is not None), folder)
+    if len(changed) < MIN_SAVED:
+        return Changes(pool, stamps, FromShard(encode_shard(list(rows), encoder, skip_bad_images=True)))
+    features = embed(
+        rows,
+        encoder,
+        folder / WORK / "features",
+        inputs={"items": fingerprint_of(stamps)},
+        expected=len(changed),
+        progress=progress,
+        skip_bad_images=True,
+        shard_rows=min(SHARD_ROWS, max(MIN_SAVED, len(changed) // STEPS)),
+    )
+    return Changes(pool, stamps, features)
+
+
+def write_changes(
+    writer: Writer, model: Genius, changes: Changes, create: IndexManifest | None, progress: Progress
+) -> Added:
+    """Add items to an index, or create the index with them."""
+    result = Added(unchanged=changes.stamps.count(None), left_out=changes.all_left_out)
+    if len(changes.features.ids):
+        manifest = create or writer.snapshot.manifest
+        batches = encode_items(model, changes.items(), changes.features, manifest, progress)
+        done = writer.add(batches) if create is None else writer.create(create, batches)
+        result.added, result.replaced = done
+    for left_out in changes.features.left_out:
+        if Path(left_out.file).is_relative_to(writer.folder / PICTURES):
+            Path(left_out.file).unlink(missing_ok=True)
+    remove_work(writer.folder)
+    return result
+
+
+def add_pool(
+    writer: Writer, model: Genius, pool: Pool, *, create: IndexManifest | None = None, progress: Progress
+) -> Added:
+    """Add the items of a pool to an index, or create the index with them; unchanged items are skipped.
+
+    Raises
+    ------
+    BadData
+        Nothing in the pool can be used; the index is unchanged.
+    """
+    before = writer.snapshot if create is None else None
+    changes = read_changes(writer.folder, pool, model.encoder, before, progress)
+    if not len(changes.features.ids) and None not in changes.stamps:
+        raise nothing_to_index(": none of the pictures can be read", changes.all_left_out)
+    return write_changes(writer, model, changes, create, progress)
+
+
+def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> list[ItemOutcome]:
+    """Add items from memory; return the outcome of each, in order, as if they were added one by one."""
+    given: list[Item | str] = []
+    """Each item, or why it cannot be used."""
+    last: dict[str, Item] = {}
+    for new in items:
+        try:
+            item = keep_item(new, writer.folder)
+        except (BadData, BadImage) as error:
+            given.append(getattr(error, "reason", str(error)))
+        else:
+            given.append(item)
+            last[item.id] = item
+    known = writer.snapshot.stamps(list(last))
+    changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
+    unreadable: dict[str, str] = {}
+    if changed:
+        pool = Pool(partial(iter, changed), len(changed))
+        changes = read_changes(writer.folder, pool, model.encoder, None, Silent())
+        write_changes(writer, model, changes, None, Silent())
+        unreadable = {changed[entry.id].id: entry.reason for entry in changes.features.left_out}
+    outcomes = []
+    for new, read in zip(items, given, strict=True):
+        if isinstance(read, str) or new.id in unreadable:
+            reason = read if isinstance(read, str) else unreadable[new.id]
+            outcomes.append(ItemOutcome(new.id, "left out", reason))
+            continue
+        is_same = known.get(new.id) == stamp_of(read)
+        outcomes.append(
+            ItemOutcome(new.id, "unchanged" if is_same else "replaced" if new.id in known else "added")
+        )
+        known[new.id] = stamp_of(read)
+    return outcomes
+
+
+def create_index(
+    folder: Path,
+    *,
+    pool: GivenPool,
+    model: str | Path | Genius | None,
+    encoder: str | None,
+    embeddings: StoredEmbeddings | None,
+    embedding_bits: EmbeddingBits | None,
+    levels: int | None,
+    captions: bool,
+    device: str,
+    download: bool,
+    progress: Progress,
+) -> tuple[Genius, Added]:
+    """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
+    check_bits(embedding_bits, embeddings)
+    if model is not None and levels is not None:
+        raise UsageError("a trained model has its levels; give levels with an encoder only")
+    levels = LEVELS if levels is None else check_levels(levels)
+    opened: Genius | Encoder
+    if (model is None) is not (encoder is None):
+        if isinstance(model, str | Path):
+            model = Genius.open(model, device=device, download=download)
+        opened = model or load_encoder(absolute_spec(encoder or ""), download=download, device=device)
+    elif model is None and isinstance(pool, Pool) and pool.vectors is not None:
+        opened = VectorEncoder(str(pool.vectors.vectors.shape[1]))
+    else:
+        raise UsageError("give either a model, or the encoder of an index that needs no training")
+    check_place(folder)
+    with one_writer(folder) as writer:
+        try:
+            given = open_given(pool, folder, captions=captions)
+            if isinstance(opened, Genius):
+                manifest = first_manifest(opened, embeddings or "none", embedding_bits or 16)
+                return opened, add_pool(writer, opened, given, create=manifest, progress=progress)
+            return _create_with_encoder(writer, opened, given, embeddings, embedding_bits, levels, progress)
+        except BaseException:
+            with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
+                shutil.rmtree(folder / PICTURES, ignore_errors=True)
+                if [path.name for path in folder.iterdir()] == [LOCK]:
+                    shutil.rmtree(folder)
+            raise
+
+
+def _create_with_encoder(
+    writer: Writer,
+    encoder: Encoder,
+    pool: Pool,
+    embeddings: StoredEmbeddings | None,
+    embedding_bits: EmbeddingBits | None,
+    levels: int,
+    progress: Progress,
+) -> tuple[Genius, Added]:
+    """Create an index with a model of its own: an encoder, and codebooks fitted to the pool."""
+    changes = read_changes(writer.folder, pool, encoder, None, progress)
+    count = len(changes.features.ids)
+    if not count:
+        raise nothing_to_index(": none of the pictures can be read", changes.all_left_out)
+    model = fit_model(
+        writer.folder / OWN_MODEL,
+        encoder,
+        changes.features,
+        items=count,
+        fingerprint=fingerprint_of(changes.stamps),
+        levels=levels,
+        progress=progress,
+    )
+    bits = embedding_bits or (16 if embeddings == "raw" else usual_bits(count))
+    manifest = first_manifest(model, embeddings or "fused", bits).replace(model=OWN_MODEL)
+    return model, write_changes(writer, model, changes, manifest, progress)
+
+
+def first_manifest(model: Genius, embeddings: StoredEmbeddings, bits: EmbeddingBits) -> IndexManifest:
+    """Return the manifest that an index with a model begins with."""
+    return IndexManifest(
+        model=str(model.folder.resolve()),
+        model_fingerprint=model.fingerprint,
+        embeddings=embeddings,
+        embedding_bits=bits,
+    )
+
+
+def usual_bits(items: int) -> EmbeddingBits:
+    """Return the bits of a number of an embedding, for an index of so many items without a trained model."""
+    return 4 if items < MANY_ITEMS else 1
+
+
+def check_place(folder: Path) -> None:
+    """Raise :class:`UsageError` unless an index can be created in this folder."""
+    if (folder / CURRENT).exists():
+        raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not place.is_dir():
+        raise UsageError(f"{place} is a file, or a link to nothing; an index needs a folder")
+    if folder.exists() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
+        raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
+
+
+def fit_model(
+    folder: Path,
+    encoder: Encoder,
+    features: Source,
+    *,
+    items: int,
+    fingerprint: str,
+    levels: int = LEVELS,
+    progress: Progress,
+) -> Genius:
+    """Fit codebooks to features of a pool of so many ``items``, or of a sample; return a model with them.
+
+    ``fingerprint`` is that of the items; an interrupted run with the same one goes on.
+    """
+    rows = draw_sample(features)
+    sampled = features.gather(rows)
+    quantizer = fit_codebooks(
+        SumFusion()(sampled.image, sampled.text),
+        features.modality[rows],
+        folder / "quantizer",
+        items=items,
+        inputs={"items": fingerprint},
+        levels=levels,
+        progress=progress,
+    )
+    return Genius.finish(folder, encoder, quantizer, None, ())
+
+
+def encode_items(
+    model: Genius, items: Iterable[Item], features: Source, manifest: IndexManifest, progress: Progress
+) -> Iterator[Batch]:
+    """Yield items with their IDs, from features of the same items in the same order.
+
+    Raises
+    ------
+    BadData
+        There are fewer items than features.
+    """
+    count = len(features.ids)
+    progress.begin("index", count)
+    remaining = iter(items)
+    for start in range(0, count, CHUNK):
+        rows = np.arange(start, min(start + CHUNK, count))
+        chunk = list(islice(remaining, len(rows)))
+        if len(chunk) < len(rows):
+            raise BadData("the pool changed while it was indexed; run the command again")
+        arrays = encode_batch(
+            model,
+            features.gather(rows),
+            features.modality[rows],
+            embeddings=manifest.embeddings,
+            bits=manifest.embedding_bits,
+        )
+        yield chunk, arrays
+        progress.advance(start + len(rows), {})
+
+
+def encode_batch(
+    model: Genius,
+    features: FeatureBatch,
+    modality: Int8[np.ndarray, " items"],
+    *,
+    embeddings: StoredEmbeddings,
+    bits: EmbeddingBits = 16,
+) -> ItemArrays:
+    """Return the IDs of some items, and their embeddings if they are to be stored.
+
+    Parameters
+    ----------
+    bits
+        of a number, as the embeddings will be stored; with fewer than 16, their residuals are returned.
+    """
+    encoded = model.encode(features, modality.astype(np.int64))
+    vectors = densities = None
+    if embeddings == "fused":
+        of_items = model.quantizer.norm_and_density
+        densities = of_items.item_density(encoded.embeddings, encoded.codes).numpy()
+    if embeddings != "none":
+        kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
+        if is_residual(bits):
+            kept = kept - torch.from_numpy(model.ranker.vectors(encoded.codes.numpy()))
+        vectors = kept.numpy().astype(np.float16)
+    return ItemArrays(
+        encoded.columns.numpy().astype(np.int16),
+        encoded.code_cosine.numpy().astype(np.float16),
+        vectors,
+        embeddings,
+        densities,
+    )

@@ -1,0 +1,406 @@
+"""What an index is made of: pools on disk, items in memory, and vectors with what belongs to them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import PIL.Image
+from jaxtyping import Float32, Int8, Shaped
+
+from genius_search.data.features import LeftOut
+from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
+from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
+from genius_search.data.mbeir import read_pool
+from genius_search.errors import BadData, BadImage, UsageError, plural
+from genius_search.index.items import Item
+from genius_search.index.query import SHORTEST_VECTOR
+from genius_search.index.writer import store_picture
+from genius_search.nn.codebooks import normalize
+from genius_search.records import Candidate, Modality
+
+MAX_REASONS: Final = 5
+"""Number of files that an error names."""
+MAX_ID_LENGTH: Final = 500
+MAX_JPEG_SIDE: Final = 65_500
+JPEG_QUALITY: Final = 95
+"""Quality at which pictures from memory are stored."""
+SAMPLE_BYTES: Final = 1 << 16
+"""Bytes of a file of candidates by which its lines are estimated."""
+ROWS_AT_ONCE: Final = 4096
+"""Vectors that are checked together."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class NewItem(NamedTuple):
+    """An item to add from memory: a text, an image's bytes, or both."""
+
+    id: str
+    text: str | None = None
+    image: Path | bytes | PIL.Image.Image | np.ndarray | None = None
+    """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3). The last two are
+    stored as JPEG."""
+    fields: Mapping[str, object] | None = None
+    """Values to filter by."""
+
+
+class GivenVectors(NamedTuple):
+    """Vectors of the items of a pool, in their order, instead of pictures and texts to encode."""
+
+    vectors: Shaped[np.ndarray, "items dim"]
+    """May be memory-mapped."""
+    modality: Int8[np.ndarray, " items"]
+
+    def units(self, rows: np.ndarray) -> Float32[np.ndarray, "rows dim"]:
+        """Return vectors at unit length, scaled in double precision, in which large squares are finite."""
+        vectors = np.asarray(self.vectors[rows], dtype=np.float64)
+        return np.asarray(normalize(vectors), dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Items of a pool, which can be read several times."""
+
+    items: Callable[[], Iterator[Item]]
+    expected: int
+    """Approximate number of items."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Files that cannot be used as items."""
+    has_files: bool = False
+    """Whether each item is a file, so that :func:`with_file_fields` applies."""
+    vectors: GivenVectors | None = None
+
+    def with_fields(self, item: Item) -> Item:
+        """Return an item with all its fields; those of a file are read only for what is encoded."""
+        return with_file_fields(item) if self.has_files else item
+
+
+GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
+"""A pool on disk, items in memory, or an open pool."""
+
+
+def open_given(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
+    """Open a pool; pictures that come without a file are stored in the folder of the index."""
+    if isinstance(pool, Pool):
+        return pool
+    if isinstance(pool, str | Path):
+        return open_pool(Path(pool), captions=captions)
+    return open_memory(pool, folder, captions=captions)
+
+
+def with_file_fields(item: Item) -> Item:
+    """Add to an item's fields its folder, the words of its name, and a photo's date, camera and place.
+
+    Fields that it has already are kept.
+    """
+    path = PurePosixPath(item.id)
+    name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
+    folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
+    photo = {} if item.image is None else read_photo_fields(Path(item.image))
+    return item._replace(source=json.dumps({**folder, **name, **photo, **item.fields}, ensure_ascii=False))
+
+
+def open_pool(pool: Path, *, captions: bool) -> Pool:
+    """Open a pool: a folder of images and texts, one such file, or a ``.jsonl`` file of M-BEIR candidates.
+
+    Raises
+    ------
+    BadData
+        The path is not a pool, or a folder without items. A file without items raises when it is read.
+    """
+    if (pool / "cand_pool").is_dir() and (pool / "query").is_dir():
+        raise BadData(
+            f"{pool} is a data set in M-BEIR's layout; give one of its pools, a file in "
+            f"{pool / 'cand_pool' / 'local'} or {pool / 'cand_pool' / 'global'}"
+        )
+    if not pool.exists():
+        raise BadData(f"{pool}: there is no such file or folder")
+    if pool.suffix != ".jsonl":
+        read = read_folder if pool.is_dir() else read_file
+        found, problems = _read_scan(read(pool.absolute(), captions=captions))
+        items = list(_some(found, pool, problems))
+        return Pool(partial(iter, items), len(items), problems, has_files=True)
+    if not pool.is_file():
+        raise BadData(
+            f"{pool} is not a pool: give a folder of pictures and texts, one such file, or a .jsonl file of "
+            "candidates in M-BEIR's layout"
+        )
+    with pool.open("rb") as file:
+        lines = file.read(SAMPLE_BYTES).count(b"\n") + 1
+    expected = max(lines, lines * pool.stat().st_size // SAMPLE_BYTES)
+    # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
+    above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
+    root = above or pool.resolve().parent
+    return Pool(lambda: _some((to_item(one, root) for one in read_pool([pool])), pool, []), expected)
+
+
+def _read_scan(scan: FolderScan) -> tuple[Iterator[Item], list[LeftOut]]:
+    """Return the items of a folder or of a single file, and what cannot be used."""
+    root = scan.root.resolve()
+    problems = [LeftOut(-1, str(one.file), getattr(one, "reason", str(one))) for one in scan.problems]
+    return (to_item(candidate, root) for candidate in scan.candidates), problems
+
+
+def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
+    """Yield items; an error if there are none."""
+    first = next(items, None)
+    if first is None:
+        raise nothing_to_index(f" in {pool}: no picture or text that can be used", left_out)
+    yield first
+    yield from items
+
+
+def nothing_to_index(why: str, left_out: Sequence[LeftOut]) -> BadData:
+    """Return the error of a pool in which nothing can be used, with the first reasons."""
+    reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:MAX_REASONS])
+    more = f" (left out {plural(len(left_out), 'file')}: {reasons})" if left_out else ""
+    return BadData(f"there is nothing to index{why}{more}")
+
+
+def to_item(candidate: Candidate, root: Path) -> Item:
+    """Return a candidate as an item, its picture's path below ``root``.
+
+    Raises
+    ------
+    BadData
+        The picture lies elsewhere, or the item cannot be stored.
+    """
+    image = None if candidate.image is None else os.path.normpath(root / candidate.image)
+    if image is not None and not Path(image).is_relative_to(root):
+        raise BadData(
+            f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; paths in a "
+            "pool must stay inside its folder"
+        )
+    return check_item(Item(candidate.did, candidate.modality, candidate.text, image, candidate.source))
+
+
+def check_item(item: Item) -> Item:
+    """Return an item; raise :class:`BadData` if its id or its texts cannot be stored."""
+    if _CONTROL.search(item.id):
+        raise BadData(f"the id {item.id!r} contains a control character; rename the item")
+    for part in (item.id, item.text, item.image, item.source):
+        try:
+            (part or "").encode()
+        except UnicodeEncodeError:
+            raise BadData(
+                f"item {item.id!r} contains a lone surrogate (half a character) in {str(part)[:80]!r}; "
+                "write it as UTF-8"
+            ) from None
+    return item
+
+
+def fields_to_json(fields: Mapping[str, object] | None) -> str | None:
+    """Return the fields of an item as they are stored; raise :class:`BadData` if they are not JSON."""
+    try:
+        return json.dumps(dict(fields), ensure_ascii=False, allow_nan=False) if fields else None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadData(f"its fields are not JSON: {error}") from None
+
+
+def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Pool:
+    """Return a pool of items in memory and of single files; pictures are stored in the folder of the index.
+
+    Items without an id are numbered from 0.
+    """
+    items: list[Item] = []
+    left_out: list[LeftOut] = []
+    for number, one in enumerate(given):
+        if isinstance(one, Path):
+            found, problems = _read_scan(read_file(one, captions=captions))
+            items += [with_file_fields(item)._replace(id=one.as_posix()) for item in found]
+            left_out += problems
+            continue
+        new = read_new_item(one, default_id=str(number))
+        try:
+            items.append(keep_item(new, folder))
+        except (BadData, BadImage) as error:
+            left_out.append(LeftOut(number, new.id, getattr(error, "reason", str(error))))
+    if not items:
+        raise nothing_to_index(": no picture or text that can be used", left_out)
+    return Pool(partial(iter, items), len(items), left_out)
+
+
+def keep_item(new: NewItem, folder: Path) -> Item:
+    """Return an item in its stored form, and store its picture in the folder of the index.
+
+    Raises
+    ------
+    BadData, BadImage
+        The item cannot be stored. The message has the reason.
+    """
+    if not 1 <= len(new.id) <= MAX_ID_LENGTH:
+        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(new.id)}")
+    text = new.text if new.text and new.text.strip() else None
+    if text is None and new.image is None:
+        raise BadData("an item needs a text, an image, or both")
+    modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
+    item = check_item(Item(new.id, modality, text, None, fields_to_json(new.fields)))
+    return item if new.image is None else item._replace(image=store_picture(folder, picture_bytes(new.image)))
+
+
+def picture_bytes(image: object) -> bytes:
+    """Return a picture as an index stores it: a file or its bytes as they are, anything else as JPEG.
+
+    Raises
+    ------
+    BadImage
+        It is no picture, or the file cannot be read.
+    """
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Path):
+        image_type(image)
+        return image.read_bytes()
+    picture = as_image(image)
+    if max(picture.size) > MAX_JPEG_SIDE:
+        longer = f"is {max(picture.size):,} pixels long; at most {MAX_JPEG_SIDE:,} can be stored"
+        raise BadImage(Path("the image"), f"{longer}. Make it smaller, or give its file")
+    return encode_jpeg(picture, quality=JPEG_QUALITY)
+
+
+def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
+    """Return an item that was given as a :class:`NewItem`, a mapping, a text or a picture.
+
+    Parameters
+    ----------
+    default_id
+        the id of an item that has none.
+
+    Raises
+    ------
+    UsageError
+        It is of another kind, has no id or unknown keys, its text is no text or its fields are no mapping, or
+        it may be a file's name or a URL instead of a text.
+    """
+    item: dict[str, Any]
+    match given:
+        case NewItem():
+            item = given._asdict()
+        case Mapping():
+            if unknown := [str(key) for key in given if key not in NewItem._fields]:
+                raise UsageError(
+                    f"an item has no {', '.join(unknown)}; its keys are id, text, image and fields, and "
+                    "whatever else is known of it belongs into fields"
+                )
+            item = {"id": default_id, **given}
+        case str():
+            _check_is_text(given)
+            item = {"id": default_id, "text": given}
+        case bytes() | PIL.Image.Image() | np.ndarray():
+            item = {"id": default_id, "image": given}
+        case _:
+            kind = f"{type(given).__module__}.{type(given).__qualname__}"
+            raise UsageError(
+                f"an item is of type {kind}; expected a NewItem, a dict with id, text, image and fields, a "
+                "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
+            )
+    if not isinstance(item["id"], str):
+        raise UsageError(f"an item has the id {item['id']!r}; give each one a text as its id")
+    new = NewItem(**item)
+    parts: tuple[tuple[str, object, type], ...] = (("text", new.text, str), ("fields", new.fields, Mapping))
+    for part, value, wanted in parts:
+        if value is not None and not isinstance(value, wanted):
+            found = type(value).__qualname__
+            raise UsageError(f"item {new.id!r}: {part} is of type {found}, expected {wanted.__name__}")
+    return new
+
+
+def _check_is_text(text: str) -> None:
+    """Refuse what is probably meant as an address or a file."""
+    if re.fullmatch(r"[a-z][a-z0-9+.-]+://\S+", text, re.IGNORECASE):
+        raise UsageError(
+            f"{text[:80]} is a URL, and nothing is fetched: give the picture's bytes, or {{'text': ...}} to "
+            "index the address itself"
+        )
+    if is_file(Path(text)):
+        raise UsageError(f"{text} is a file; give Path({text!r}), or {{'text': {text!r}}} for the words")
+
+
+def open_vectors(
+    vectors: object,
+    ids: Sequence[str] | None,
+    *,
+    modalities: str | Modality | Sequence[str | Modality],
+    texts: Sequence[str | None] | None,
+    fields: Sequence[Mapping[str, object] | None] | None,
+) -> Pool:
+    """Return a pool of items that are given as vectors; without ``ids`` they are numbered from 0.
+
+    Raises
+    ------
+    BadData
+        A vector is zero or has a number that is not finite, or an id occurs twice; the message names the row.
+    UsageError
+        What is given is no matrix of numbers, or there are not as many ids, texts or fields.
+    """
+    array = np.asanyarray(vectors)
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.size:
+        raise UsageError(
+            f"vectors are {array.dtype} of shape {array.shape}; expected numbers of shape (items, dim), "
+            "a row for each item"
+        )
+    count = len(array)
+    kinds = [modalities] * count if isinstance(modalities, str) else modalities
+    given = {"ids": ids, "texts": texts, "fields": fields, "modalities": kinds}
+    for name, values in given.items():
+        if values is not None and len(values) != count:
+            raise UsageError(f"there are {count} vectors and {len(values)} {name}; give one for each vector")
+    names = [str(number) for number in range(count)] if ids is None else [str(one) for one in ids]
+    first: dict[str, int] = {}
+    for row, name in enumerate(names):
+        if not 1 <= len(name) <= MAX_ID_LENGTH:
+            raise BadData(f"the id of row {row} has {len(name)} characters; ids have 1 to {MAX_ID_LENGTH}")
+        if first.setdefault(name, row) != row:
+            raise BadData(f"rows {first[name]} and {row} have the id {name!r}; ids must be unique")
+    for start in range(0, count, ROWS_AT_ONCE):
+        _check_rows(array[start : start + ROWS_AT_ONCE], start)
+    parsed = [Modality(Modality.parse(kind)) for kind in kinds]
+
+    def item(row: int) -> Item:
+        try:
+            source = fields_to_json(None if fields is None else fields[row])
+            text = None if texts is None else texts[row]
+            contents = repr((parsed[row], text, source)).encode() + np.ascontiguousarray(array[row]).tobytes()
+            stamp = hashlib.sha256(contents).hexdigest()[:16]
+            return check_item(Item(names[row], parsed[row], text, None, source, stamp))
+        except BadData as error:
+            raise BadData(f"row {row}: {error}") from None
+
+    codes = np.array([kind.code for kind in parsed], dtype=np.int8)
+    return Pool(lambda: map(item, range(count)), count, vectors=GivenVectors(array, codes))
+
+
+def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:
+    lengths = np.linalg.norm(np.asarray(vectors, dtype=np.float64), axis=1)
+    for bad, what in (
+        (~np.isfinite(lengths), "a number that is not finite"),
+        (lengths <= SHORTEST_VECTOR, "only zeros"),
+    ):
+        if bad.any():
+            rows = start + np.flatnonzero(bad)
+            raise BadData(
+                f"row {rows[0]} of the vectors has {what}; leave such rows out ({len(rows)} of rows {start} "
+                f"to {start + len(vectors) - 1})"
+            )
+
+
+def stamp_of(item: Item) -> str:
+    """Return a stamp that changes whenever the item's text, fields, image file or given vector change."""
+    if item.stamp is not None:
+        return item.stamp
+    file = None
+    if item.image is not None:
+        with contextlib.suppress(OSError):  # a missing picture is reported when it is opened
+            status = Path(item.image).stat()
+            file = (status.st_size, status.st_mtime_ns)
+    contents = (item.modality.mbeir, item.text, item.source, item.image, file)
+    return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
