@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -207,13 +208,15 @@ def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(hu
 
 
 def test_a_pulled_index_that_names_files_of_this_machine_is_refused(hub, some_index, trained, tmp_path):
+    theirs = tmp_path / "theirs"
     with one_writer(some_index) as writer:
-        writer.compact(lambda item: item._replace(image="/elsewhere/secret.png"))
-    hub.hold("me/some", some_index, kind="datasets")
+        named = functools.partial(Item._replace, image="/elsewhere/secret.png")
+        writer.copy_to(theirs, writer.snapshot.manifest, named)
+    hub.hold("me/some", theirs, kind="datasets")
     with pytest.raises(ArtifactMismatch, match=r"secret\.png"):
         Index.from_pretrained("me/some", model=trained.model)
     assert main(["pull", "datasets/me/some"]) == ArtifactMismatch.exit_code
-    Index.open(some_index, model=trained.model).push_to_hub("me/clean", model="me/model")
+    Index.open(theirs, model=trained.model).push_to_hub("me/clean", model="me/model")
     assert b"secret.png" not in b"".join(hub.repositories["datasets/me/clean"].values())
     assert Index.from_pretrained("me/clean", model=trained.model).info().items == 2
 

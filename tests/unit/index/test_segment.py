@@ -99,7 +99,7 @@ def test_files_of_different_segments_do_not_open_together(tmp_path, name):
         (tmp_path / folder).mkdir()
         fill(tmp_path / folder, *new(count), 8)
     (tmp_path / "b" / name).replace(tmp_path / "a" / name)
-    with pytest.raises(ArtifactMismatch, match=r"\.npy .*(create the index again|make the folder again)"):
+    with pytest.raises(ArtifactMismatch, match="create the index again"):
         load_segment(tmp_path / "a", "000001", NOTHING, 8)
 
 
