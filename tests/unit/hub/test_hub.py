@@ -15,6 +15,7 @@ from genius_search.cli import main
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.hub import CHECKPOINTS, find, is_name, pull
+from genius_search.index.items import Item
 from genius_search.index.store import read_manifest
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius, save_model
