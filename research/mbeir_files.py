@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from genius_search.data.mbeir import candidate_row, query_row, replacing, write_json_lines
+from genius_search.data.mbeir import replacing, write_json_lines
 from genius_search.errors import BadData
 from genius_search.records import Candidate, Modality, Query
 
@@ -24,12 +24,39 @@ class InstructionRow(NamedTuple):
 
 def write_queries(path: Path, queries: Iterable[Query]) -> int:
     """Write queries in M-BEIR's format atomically; return their number."""
-    return write_json_lines(path, map(query_row, queries))
+    return write_json_lines(
+        path,
+        (
+            {
+                "qid": query.qid,
+                "query_txt": query.text,
+                "query_img_path": query.image,
+                "query_modality": query.modality.mbeir,
+                "query_src_content": query.source,
+                "pos_cand_list": list(query.positives),
+                "neg_cand_list": list(query.negatives),
+                "task_id": query.task_id,
+            }
+            for query in queries
+        ),
+    )
 
 
 def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
     """Write candidates in M-BEIR's format atomically; return their number."""
-    return write_json_lines(path, map(candidate_row, candidates))
+    return write_json_lines(
+        path,
+        (
+            {
+                "did": candidate.did,
+                "txt": candidate.text,
+                "img_path": candidate.image,
+                "modality": candidate.modality.mbeir,
+                "src_content": candidate.source,
+            }
+            for candidate in candidates
+        ),
+    )
 
 
 def write_qrels(path: Path, queries: Iterable[Query]) -> int:

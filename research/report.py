@@ -211,9 +211,7 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     BadData
         A run answers none of the queries.
     """
-    judged = {
-        qid: answers for qid, answers in read_qrels(qrels, layout="trec").items() if max(answers.values()) > 0
-    }
+    judged = {qid: answers for qid, answers in read_qrels(qrels).items() if max(answers.values()) > 0}
     lines: list[tuple[Cell, ...]] = []
     values: dict[str, dict[str, PerTask]] = {}
     for path in runs:

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32
 
-from genius_search.data.mbeir import bad_record, numbered_lines
-from genius_search.errors import BadData
+from genius_search.data.mbeir import numbered_lines
+from genius_search.errors import BadData, BadRecord
 from genius_search.evaluate import KS, Measures, Qrels, first_few
 from genius_search.evaluate import measure as measure_rankings
 from genius_search.writing import write_file
@@ -145,17 +145,17 @@ def read_run(path: Path) -> Run:
         columns = raw.decode(errors="replace").split()
         if len(columns) not in {6, 7}:
             expected = f"TREC's 6 ({TREC_COLUMNS}) or UniIR's 7 (and the task)"
-            raise bad_record(path, line, f"{len(columns)} columns, expected {expected}")
+            raise BadRecord(path, line, f"{len(columns)} columns, expected {expected}")
         qid, _, did, _, text, name = columns[:6]
         try:
             score = float(text)
         except ValueError:
             score = math.nan
         if not math.isfinite(score):
-            raise bad_record(path, line, f"score {text!r} is not a finite number")
+            raise BadRecord(path, line, f"score {text!r} is not a finite number")
         ranking = rankings.setdefault(qid, {})
         if did in ranking:
-            raise bad_record(path, line, f"candidate {did} is twice in the ranking of query {qid}")
+            raise BadRecord(path, line, f"candidate {did} is twice in the ranking of query {qid}")
         with np.errstate(over="ignore"):
             ranking[did] = float(np.float32(score))
     if not rankings:

@@ -91,7 +91,7 @@ def _measured(folder: Path, stem: str, method: str) -> dict[str, dict[str, float
     for file in (qrels_file, run_file):
         if not file.exists():
             raise ArtifactMissing(f"{file} is missing; evaluate again")
-    qrels = read_qrels(qrels_file, layout="trec")
+    qrels = read_qrels(qrels_file)
     # A method that found nothing for any query leaves a file without a line.
     found = read_run(run_file).hits if run_file.stat().st_size else {}
     return measure(qrels, Run(method, {**dict.fromkeys(qrels, ()), **found})).per_query

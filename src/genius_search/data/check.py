@@ -5,18 +5,17 @@ Files are read line by line; in memory are a byte for each id and pool, and the 
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from genius_search.data.images import SHORTEST_SIDE, open_image
-from genius_search.data.mbeir import BadLines, IdColumn, MBeir, read_candidates, read_qrels, read_queries
-from genius_search.errors import BadData
-from genius_search.records import Modality, parse_id
+from genius_search.data.mbeir import IdColumn, MBeir, read_candidates, read_qrels, read_queries
+from genius_search.errors import BadData, BadRecord
+from genius_search.records import Modality, Query, parse_id
 
 NUM_EXAMPLES: Final = 5
 """Maximum number of examples per kind of finding; all are counted."""
@@ -47,7 +46,7 @@ class CheckReport:
     num_images: int
     """Number of distinct images referred to."""
     findings: tuple[Finding, ...]
-    """Errors first."""
+    """Errors first, each kind in alphabetical order."""
 
     @property
     def ok(self) -> bool:
@@ -55,15 +54,8 @@ class CheckReport:
         return all(finding.severity != "error" for finding in self.findings)
 
 
-def check(root: Path, *, images: bool = True, workers: int = 2) -> CheckReport:
-    """Check a folder in M-BEIR's layout.
-
-    Parameters
-    ----------
-    images
-        decode every image; otherwise none is looked at.
-    workers
-        number of decoding threads, at least 1.
+def check(root: Path, *, images: bool = True) -> CheckReport:
+    """Check a folder in M-BEIR's layout, and with ``images`` decode every image.
 
     Raises
     ------
@@ -80,8 +72,13 @@ def check(root: Path, *, images: bool = True, workers: int = 2) -> CheckReport:
     if data.instructions.file is None:
         run.add("no-instructions", f"{data.instructions_file} is missing: queries are read without one")
     if images:
-        run.check_images(workers)
-    return CheckReport(str(root), data.name, dict(run.records), len(run.images), run.findings())
+        run.check_images()
+    findings = [
+        Finding("warning" if kind in _WARNINGS else "error", kind, count, tuple(run.examples[kind]))
+        for kind, count in run.counts.items()
+    ]
+    findings.sort(key=lambda finding: (finding.severity, finding.kind))
+    return CheckReport(str(root), data.name, dict(run.records), len(run.images), tuple(findings))
 
 
 class _Check:
@@ -91,35 +88,25 @@ class _Check:
         self.data = data
         self.records: Counter[str] = Counter()
         self.images: set[str] = set()
-        self._counts: Counter[str] = Counter()
-        self._examples: defaultdict[str, list[str]] = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.examples: defaultdict[str, list[str]] = defaultdict(list)
         self._pools: dict[Path, IdColumn] = {}
         self._modalities = IdColumn()  # of candidates of any pool: code + 1
 
-    def add(self, kind: str, *examples: str, count: int = 1) -> None:
+    def add(self, kind: str, example: str) -> None:
         """Count a problem, and keep the first examples of its kind."""
-        self._counts[kind] += count
-        self._examples[kind].extend(examples[: NUM_EXAMPLES - len(self._examples[kind])])
-
-    def findings(self) -> tuple[Finding, ...]:
-        """Return errors first, each kind in alphabetical order."""
-        found = [
-            Finding("warning" if kind in _WARNINGS else "error", kind, count, tuple(self._examples[kind]))
-            for kind, count in self._counts.items()
-            if count
-        ]
-        return tuple(sorted(found, key=lambda finding: (finding.severity, finding.kind)))
+        self.counts[kind] += 1
+        if self.counts[kind] <= NUM_EXAMPLES:
+            self.examples[kind].append(example)
 
     def check_pool(self, path: Path) -> None:
         members = self._pools[path] = IdColumn()
-        bad = BadLines(NUM_EXAMPLES)
-        for candidate in read_candidates(path, skip_bad=bad):
+        for candidate in read_candidates(path, on_bad=self._add_line):
             self._count(path, candidate.image)
             if members[candidate.did]:
                 self.add("duplicate-id", f"{path}: did {candidate.did} occurs again")
             members[candidate.did] = 1
             self._modalities[candidate.did] = candidate.modality.code + 1
-        self.add("bad-line", *map(str, bad.problems), count=bad.count)
 
     def check_queries(self, path: Path, split: str) -> None:
         """Check one query file; one of an evaluation split is a row, which has a pool and may have qrels."""
@@ -134,8 +121,7 @@ class _Check:
                     qrels = read_qrels(row.qrels)
             except BadData as error:
                 self.add("layout", str(error))
-        bad = BadLines(NUM_EXAMPLES)
-        for query in read_queries(path, skip_bad=bad):
+        for query in read_queries(path, on_bad=self._add_line):
             where = f"{path}: qid {query.qid}"
             self._count(path, query.image)
             if not query.positives:
@@ -146,7 +132,7 @@ class _Check:
                     f"{where}: none of its positives ({', '.join(query.positives[:3])}) is in the pool; add "
                     "the candidate's line, or fetch the pool again",
                 )
-            self._check_instruction(where, parse_id(query.qid)[0], query.modality, query.positives)
+            self._check_instruction(where, query)
             if qrels is not None:
                 judged = {did for did, relevance in qrels.get(query.qid, {}).items() if relevance > 0}
                 if differing := sorted(judged ^ set(query.positives)):
@@ -154,38 +140,38 @@ class _Check:
                         "qrels-disagree",
                         f"{where}: {', '.join(differing[:3])} is in its positives or its qrels, not in both",
                     )
-        self.add("bad-line", *map(str, bad.problems), count=bad.count)
 
-    def check_images(self, workers: int) -> None:
+    def _check_instruction(self, where: str, query: Query) -> None:
+        """Look for the instruction that a query needs for its first positive that is in any pool."""
+        code = next((code for did in query.positives if (code := self._modalities[did])), 0)
+        if code:
+            try:
+                self.data.instructions.lookup(
+                    parse_id(query.qid)[0], query.modality, list(Modality)[code - 1]
+                )
+            except BadData as error:
+                self.add("missing-instruction", f"{where}: {error}")
+
+    def check_images(self) -> None:
         """Decode all images."""
         names = sorted(self.images)
-        with ThreadPoolExecutor(workers) as threads:
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
             for start in range(0, len(names), _IMAGES_AT_ONCE):
-                some = names[start : start + _IMAGES_AT_ONCE]
-                for problem in threads.map(partial(_image_problem, self.data), some):
+                for problem in threads.map(self._image_problem, names[start : start + _IMAGES_AT_ONCE]):
                     if problem is not None:
                         self.add("bad-image", problem)
+
+    def _image_problem(self, relative: str) -> str | None:
+        try:
+            open_image(self.data.image_path(relative), shortest_side=SHORTEST_SIDE)
+        except BadData as error:
+            return str(error)
+        return None
+
+    def _add_line(self, bad: BadRecord) -> None:
+        self.add("bad-line", str(bad))
 
     def _count(self, path: Path, image: str | None) -> None:
         self.records[path.relative_to(self.data.root).as_posix()] += 1
         if image is not None:
             self.images.add(image)
-
-    def _check_instruction(
-        self, where: str, dataset: int, modality: Modality, positives: Iterable[str]
-    ) -> None:
-        """Look for the instruction that a query needs for its first positive that is in any pool."""
-        code = next((code for did in positives if (code := self._modalities[did])), 0)
-        if code:
-            try:
-                self.data.instructions.lookup(dataset, modality, list(Modality)[code - 1])
-            except BadData as error:
-                self.add("missing-instruction", f"{where}: {error}")
-
-
-def _image_problem(data: MBeir, relative: str) -> str | None:
-    try:
-        open_image(data.image_path(relative), shortest_side=SHORTEST_SIDE).close()
-    except BadData as error:
-        return str(error)
-    return None

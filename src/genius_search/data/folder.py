@@ -18,7 +18,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
-from genius_search.data.mbeir import BadLines, read_json_lines
+from genius_search.data.mbeir import read_json_lines
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import Candidate, Modality
 
@@ -210,24 +209,22 @@ def _caption_of(row: Mapping[str, Any]) -> _Caption:
 
 def _read_list(path: Path, images: set[Path], listed: dict[Path, _Caption], problems: list[Problem]) -> None:
     """Read the captions in a list."""
-    bad = BadLines(remember=sys.maxsize)
     try:
         require_file(path)
-        rows = _csv_rows(path) if path.suffix == ".csv" else read_json_lines(path, dict, bad)
+        rows = _csv_rows(path) if path.suffix == ".csv" else read_json_lines(path, dict, problems.append)
         for line, row in rows:
             name = next((row[key] for key in _FILE_KEYS if isinstance(row.get(key), str)), None)
             image = path if name is None else Path(os.path.normpath(path.parent / name))
             if name is None:
-                bad.add(BadRecord(path, line, f"has none of {', '.join(_FILE_KEYS)}"))
+                problems.append(BadRecord(path, line, f"has none of {', '.join(_FILE_KEYS)}"))
             elif image not in images:
-                bad.add(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
+                problems.append(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
             else:
                 listed[image] = _caption_of(row)
     except BadImage as error:
         problems.append(error)
     except (OSError, ValueError, csv.Error) as error:
-        bad.add(BadRecord(path, 1, f"cannot be read: {error}"))
-    problems.extend(bad.problems)
+        problems.append(BadRecord(path, 1, f"cannot be read: {error}"))
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TextIO, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from genius_search.artifact import first_problem
 from genius_search.errors import BadData, BadRecord, UsageError
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, parse_id, query_number
 from genius_search.writing import write_atomically
 
 Record = TypeVar("Record")
+OnBad = Callable[[BadRecord], None]
+"""Is called with every unusable line, which is then left out; without it, the first one is raised."""
 
 PAPER_ROWS: Final = (
     "visualnews_task0",
@@ -43,29 +48,7 @@ PAPER_ROWS: Final = (
 
 _HEADLINE_AT_10: Final = frozenset({"fashion200k", "fashioniq"})
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
-_FILE_NAME: Final = re.compile(
-    r"^mbeir_(?P<name>.+?)(?:_(?P<split>up_train|train|val|test))?(?:_cand_pool|_qrels)?\.(?:jsonl|txt)$"
-)
-_RELEVANCE: Final = {
-    "mbeir": (re.compile(r"[0-9]{1,9}"), "a whole number from 0 up"),
-    "trec": (re.compile(r"-?[0-9]{1,9}"), "a whole number"),
-}
-
-
-@dataclass(slots=True)
-class BadLines:
-    """Collector of unusable lines: their number, and the first few of them."""
-
-    remember: int = 20
-    """Maximum number of lines to keep; all are counted."""
-    count: int = 0
-    problems: list[BadRecord] = field(default_factory=list)
-
-    def add(self, problem: BadRecord) -> None:
-        """Count a line, and keep it if it is among the first."""
-        self.count += 1
-        if len(self.problems) < self.remember:
-            self.problems.append(problem)
+_RELEVANCE: Final = re.compile(r"-?[0-9]{1,9}")
 
 
 class IdColumn:
@@ -92,88 +75,95 @@ class IdColumn:
         values[number] = value
 
 
-def numbered_lines(
-    path: Path, observe: Callable[[bytes], object] | None = None
-) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield non-blank lines with their numbers, without a byte order mark.
 
-    ``observe`` is called with the raw bytes of every line.
+    Raises
+    ------
+    BadData
+        The file cannot be opened.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise BadData(f"{path}: is not a file; expected lines in a file")
     try:
         file = path.open("rb")
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
     with file:
         for number, raw in enumerate(file, start=1):
-            if observe is not None:
-                observe(raw)
             line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             if line.strip():
                 yield number, line.rstrip(b"\r\n")
 
 
-def bad_record(path: Path, line: int, problem: str) -> BadRecord:
-    """Return an error about a line; it names data set and split if the file's name contains them."""
-    match = _FILE_NAME.match(path.name)
-    origin = f"{match['name']}, {match['split'] or path.parent.name}: " if match else ""
-    return BadRecord(path, line, f"{origin}{problem}")
-
-
-def _refuse(path: Path, line: int, problem: str, skip_bad: BadLines | None) -> None:
-    error = bad_record(path, line, problem)
-    if skip_bad is None:
-        raise error from None
-    skip_bad.add(error)
-
-
 def read_json_lines(
-    path: Path,
-    parse: Callable[[dict[str, Any]], Record],
-    skip_bad: BadLines | None = None,
-    observe: Callable[[bytes], object] | None = None,
+    path: Path, parse: Callable[[dict[str, Any]], Record], on_bad: OnBad | None = None
 ) -> Iterator[tuple[int, Record]]:
     """Parse the JSON object on each line; yield line numbers and results.
 
     Raises
     ------
     BadRecord
-        A line is invalid, and there is no ``skip_bad`` to collect it.
+        A line is invalid, and there is no ``on_bad``.
     BadData
         The file cannot be opened.
     """
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise BadData(f"{path}: is not a file; expected lines in a file")
-    for line, raw in numbered_lines(path, observe):
+    for line, raw in numbered_lines(path):
         try:
             row = json.loads(raw.decode())
             if not isinstance(row, dict):
                 raise BadData(f"is a JSON {type(row).__name__}, expected an object {{...}}")
+            if b"\\u" in raw:
+                json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
             record = parse(row)
         except UnicodeDecodeError as error:
-            _refuse(path, line, f"is not UTF-8 (byte {error.start + 1} of the line)", skip_bad)
+            problem = f"is not UTF-8 (byte {error.start + 1} of the line)"
         except json.JSONDecodeError as error:
-            _refuse(path, line, f"is not valid JSON: {error.msg} at column {error.colno}", skip_bad)
-        except RecursionError:
-            _refuse(path, line, "is not usable JSON: nested too deeply", skip_bad)
-        except ValueError as error:
-            _refuse(path, line, str(error), skip_bad)
+            problem = f"is not valid JSON: {error.msg} at column {error.colno}"
+        except ValidationError as error:
+            problem = first_problem(error)
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
         else:
             yield line, record
+            continue
+        bad = BadRecord(path, line, problem)
+        if on_bad is None:
+            raise bad
+        on_bad(bad)
 
 
-def read_queries(
-    path: Path, *, skip_bad: BadLines | None = None, observe: Callable[[bytes], object] | None = None
-) -> Iterator[Query]:
-    """Read the queries of one file lazily; raises like :func:`read_json_lines`.
+class _CandidateRow(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-    ``observe`` is called with the raw bytes of every line, for example to hash the file.
-    """
-    return (query for _, query in read_json_lines(path, _parse_query, skip_bad, observe))
+    did: str
+    modality: str
+    txt: str | None = None
+    img_path: str | None = None
+    src_content: Any = None
 
 
-def read_candidates(path: Path, *, skip_bad: BadLines | None = None) -> Iterator[Candidate]:
+class _QueryRow(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    qid: str
+    query_modality: str
+    query_txt: str | None = None
+    query_img_path: str | None = None
+    query_src_content: Any = None
+    pos_cand_list: list[str] | None = None
+    neg_cand_list: list[str] | None = None
+    task_id: int | None = None
+
+
+def read_queries(path: Path, *, on_bad: OnBad | None = None) -> Iterator[Query]:
+    """Read the queries of one file lazily; raises like :func:`read_json_lines`."""
+    return (query for _, query in read_json_lines(path, _parse_query, on_bad))
+
+
+def read_candidates(path: Path, *, on_bad: OnBad | None = None) -> Iterator[Candidate]:
     """Read the candidates of one file lazily; raises like :func:`read_json_lines`."""
-    return (candidate for _, candidate in read_json_lines(path, parse_candidate, skip_bad))
+    return (candidate for _, candidate in read_json_lines(path, _parse_candidate, on_bad))
 
 
 def read_pool(paths: Iterable[Path]) -> Iterator[Candidate]:
@@ -183,157 +173,72 @@ def read_pool(paths: Iterable[Path]) -> Iterator[Candidate]:
     """
     last_file = IdColumn("H")
     for number, path in enumerate(paths, start=1):
-        for line, candidate in read_json_lines(path, parse_candidate):
+        for line, candidate in read_json_lines(path, _parse_candidate):
             earlier, last_file[candidate.did] = last_file[candidate.did], number
             if earlier == number:
-                raise bad_record(path, line, f"did {candidate.did!r} occurs twice in this file")
+                raise BadRecord(path, line, f"did {candidate.did!r} occurs twice in this file")
             if not earlier:
                 yield candidate
 
 
-def _parse_query(row: Mapping[str, Any]) -> Query:
-    qid = _required(row, "qid")
-    query_number(qid)
-    modality, text, image = _content(row, "query_modality", "query_txt", "query_img_path")
-    task_id = row.get("task_id")
-    if task_id is not None and (not isinstance(task_id, int) or isinstance(task_id, bool)):
-        raise BadData(f"task_id is {task_id!r}, expected a number")
-    return Query(
-        qid=qid,
-        modality=modality,
-        text=text,
-        image=image,
-        positives=_ids(row, "pos_cand_list"),
-        negatives=_ids(row, "neg_cand_list"),
-        task_id=task_id,
-        source=_source(row.get("query_src_content")),
-    )
-
-
-def parse_candidate(row: Mapping[str, Any]) -> Candidate:
-    """Parse a candidate; :class:`BadData` says what is wrong with it."""
-    did = _required(row, "did")
-    candidate_number(did)
-    modality, text, image = _content(row, "modality", "txt", "img_path")
-    return Candidate(did, modality, text, image, _source(row.get("src_content")))
-
-
-def _content(
-    row: Mapping[str, Any], modality_key: str, text_key: str, image_key: str
-) -> tuple[Modality, str | None, str | None]:
-    """Return modality, text and image path; the declared modality must agree with the parts."""
-    declared = _required(row, modality_key)
-    modality = Modality.parse(declared)
-    text, image = _text(row, text_key), _text(row, image_key)
-    if "\0" in (image or ""):
-        raise BadData(f"{image_key} is {image!r}, and no file's name contains a NUL character")
-    for key, value, other in ((text_key, text, Modality.IMAGE), (image_key, image, Modality.TEXT)):
-        if modality is not other and value is None:
-            raise BadData(f"{modality_key} is {declared!r} but there is no {key}")
-        if modality is other and value is not None:
-            raise BadData(f"{modality_key} is {declared!r} but {key} is {value[:80]!r}")
-    return modality, text, image
-
-
-def _required(row: Mapping[str, Any], key: str) -> str:
-    text = _text(row, key)
-    if text is None:
-        raise BadData(f"has no {key}")
-    return text
-
-
-def _text(row: Mapping[str, Any], key: str) -> str | None:
-    """Return a string field, or None if it is absent, null or blank."""
-    value = row.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise BadData(f"{key} is {str(value)[:80]}, expected a string")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BadData(f"{key} contains a lone surrogate (half a character)") from None
-    return value if value.strip() else None
-
-
-def _ids(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    value = row.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(did, str) for did in value):
-        raise BadData(f"{key} is {str(value)[:80]}, expected a list of candidate ids")
-    for did in value:
+def _parse_query(fields: Mapping[str, Any]) -> Query:
+    row = _QueryRow.model_validate(fields)
+    query_number(row.qid)
+    positives, negatives = tuple(row.pos_cand_list or ()), tuple(row.neg_cand_list or ())
+    for did in (*positives, *negatives):
         candidate_number(did)
-    return tuple(value)
+    modality, text, image = _content(row.query_modality, row.query_txt, row.query_img_path)
+    source = _source(row.query_src_content)
+    return Query(row.qid, modality, text, image, positives, negatives, row.task_id, source)
+
+
+def _parse_candidate(fields: Mapping[str, Any]) -> Candidate:
+    row = _CandidateRow.model_validate(fields)
+    candidate_number(row.did)
+    return Candidate(row.did, *_content(row.modality, row.txt, row.img_path), _source(row.src_content))
+
+
+def _content(declared: str, text: str | None, image: str | None) -> tuple[Modality, str | None, str | None]:
+    """Return modality, text and image path; blank ones are absent, and the others must be the modality's."""
+    modality = Modality.parse(declared)
+    text, image = (part if part and part.strip() else None for part in (text, image))
+    has_image, has_text = image is not None, text is not None
+    if (has_image, has_text) != (modality is not Modality.TEXT, modality is not Modality.IMAGE):
+        found = " and ".join(name for name, has in (("image", has_image), ("text", has_text)) if has)
+        raise BadData(f"the modality is {declared!r}, and there is {found or 'neither image nor text'}")
+    if "\0" in (image or ""):
+        raise BadData(f"the image is {image!r}, and no file's name contains a NUL character")
+    return modality, text, image
 
 
 def _source(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def read_qrels(path: Path, *, layout: Literal["mbeir", "trec"] = "mbeir") -> dict[str, dict[str, int]]:
+def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """Read relevance by query and candidate from lines ``qid 0 did relevance [task]`` (M-BEIR, section 1.5).
 
-    Parameters
-    ----------
-    layout
-        ``mbeir``: ids are M-BEIR's (``9:12``), and relevance is 0 or more. ``trec``: ids are any words, and
-        relevance is any integer; above 0 is relevant.
+    TREC's four columns are read as well; ids are any words, and a relevance above 0 is relevant.
 
     Raises
     ------
     BadRecord
-        A line has the wrong number of columns, an id or relevance is invalid, or a pair occurs twice with
+        A line has the wrong number of columns, a relevance is no whole number, or a pair occurs twice with
         different relevance.
     """
-    pattern, expected = _RELEVANCE[layout]
     qrels: dict[str, dict[str, int]] = {}
     for line, raw in numbered_lines(path):
-        columns = raw.split()
+        columns = raw.decode(errors="replace").split()
         if len(columns) not in {4, 5}:
-            raise bad_record(
-                path,
-                line,
-                f"has {len(columns)} columns, expected 4 (TREC) or 5 (M-BEIR): qid 0 did relevance [task]",
-            )
-        try:
-            qid, _, did, relevance = (column.decode() for column in columns[:4])
-            if layout == "mbeir":
-                query_number(qid)
-                candidate_number(did)
-            if not pattern.fullmatch(relevance):
-                raise BadData(f"relevance {relevance[:20]!r} is not {expected}, of at most nine digits")
-        except ValueError as error:
-            raise bad_record(path, line, str(error)) from None
+            expected = "4 (TREC) or 5 (M-BEIR): qid 0 did relevance [task]"
+            raise BadRecord(path, line, f"has {len(columns)} columns, expected {expected}")
+        qid, _, did, relevance = columns[:4]
+        if not _RELEVANCE.fullmatch(relevance):
+            problem = f"relevance {relevance[:20]!r} is not a whole number of at most nine digits"
+            raise BadRecord(path, line, problem)
         if qrels.setdefault(qid, {}).setdefault(did, int(relevance)) != int(relevance):
-            raise bad_record(path, line, f"{qid} {did} has another relevance in an earlier line")
+            raise BadRecord(path, line, f"{qid} {did} has another relevance in an earlier line")
     return qrels
-
-
-def query_row(query: Query) -> dict[str, object]:
-    """Return a query with M-BEIR's fields."""
-    return {
-        "qid": query.qid,
-        "query_txt": query.text,
-        "query_img_path": query.image,
-        "query_modality": query.modality.mbeir,
-        "query_src_content": query.source,
-        "pos_cand_list": list(query.positives),
-        "neg_cand_list": list(query.negatives),
-        "task_id": query.task_id,
-    }
-
-
-def candidate_row(candidate: Candidate) -> dict[str, object]:
-    """Return a candidate with M-BEIR's fields."""
-    return {
-        "did": candidate.did,
-        "txt": candidate.text,
-        "img_path": candidate.image,
-        "modality": candidate.modality.mbeir,
-        "src_content": candidate.source,
-    }
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
@@ -376,20 +281,17 @@ class Instructions:
         rows: dict[InstructionKey, tuple[str, ...]] = {}
         for line, raw in numbered_lines(path):
             try:
-                cells = next(csv.reader([raw.decode()], delimiter="\t"))
-                if line == 1 and not (len(cells) > 3 and cells[3].strip().isdecimal()):
+                cells = [cell.strip() for cell in next(csv.reader([raw.decode()], delimiter="\t"))]
+                has_number = len(cells) > 3 and cells[3].isdecimal()
+                if line == 1 and not has_number:
                     continue
-                if len(cells) < 5:
+                instructions = tuple(filter(None, cells[4:]))
+                if not has_number or not instructions:
                     raise BadData(
-                        f"has {len(cells)} columns, expected query modality, candidate modality, data set, "
-                        "data set number and at least one instruction, with tabs between them"
+                        "expected query modality, candidate modality, data set, its number and at least one "
+                        "instruction, with tabs between them"
                     )
-                if not cells[3].strip().isdecimal():
-                    raise BadData(f"the data set number is {cells[3]!r}, expected a number in column 4")
                 key = InstructionKey(int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1]))
-                instructions = tuple(text.strip() for text in cells[4:] if text.strip())
-                if not instructions:
-                    raise BadData("has no instruction")
             except (ValueError, csv.Error) as error:
                 raise BadRecord(path, line, f"cannot be used as a row of instructions: {error}") from None
             rows[key] = tuple(dict.fromkeys((*rows.get(key, ()), *instructions)))

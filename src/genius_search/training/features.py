@@ -424,10 +424,9 @@ class TrainingRecords:
         """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
         digests: list[list[str]] = []
         for path in data.training_queries():
-            digest = hashlib.sha256()
-            for query in read_queries(path, observe=digest.update):
+            for query in read_queries(path):
                 self.lines.append(Query(query.qid, query.modality, query.text, query.image, query.positives))
-            digests.append([path.name, digest.hexdigest()])
+            digests.append([path.name, file_fingerprint(path)])
         self.queries: dict[str, Query] = {}
         """Each query once, by its id."""
         for query in self.lines:

@@ -68,7 +68,7 @@ def test_runs_and_results_are_read_like_those_of_evaluate(searched):
     for row in result.rows:
         name = f"{row.name}_val.{row.pool}"
         run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
-        judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
+        judged = read_qrels(folder / "runs" / f"{name}.qrels")
         assert measure(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
     written = json.loads((folder / "results.json").read_text())
     assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
