@@ -21,7 +21,7 @@ class CompileSearch(BuildHookInterface):
         spec.loader.exec_module(build_search)
         compiler = build_search.build()
         if compiler is None:
-            self.app.display_warning("no C compiler found: searches will use NumPy")
+            self.app.display_warning("no C compiler found: searches will use PyTorch")
             return
         self.app.display_info(f"compiled the search with {' '.join(compiler)}")
         build_data["artifacts"] += [

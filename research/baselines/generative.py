@@ -35,7 +35,6 @@ from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, query_number
 from genius_search.search.beam import search as beam_search
-from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Evidence, Ranking, rank_items
 from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.features import TrainingRecords, embed_pool, embed_training
@@ -126,9 +125,9 @@ class Baseline:
         ``queries`` are the model's fused embeddings.
         """
         config = SearchConfig(beam=beam)
-        tables, decoder = [SearchSegment(index.table)], T5Decoder(self.generator)
+        tables = [SearchSegment(index.table)]
         for batch in queries.split(SEARCH_BATCH):
-            beams = beam_search(decoder, tables, batch, config)
+            beams = beam_search(self.generator, tables, batch, config)
             for query in range(len(batch)):
                 found = rank_items(
                     tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k

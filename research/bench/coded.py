@@ -20,9 +20,8 @@ from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer
 from genius_search.nn.spread import Spread
 from genius_search.progress import Progress
-from genius_search.search.compiled import CompiledSearch
 from genius_search.search.decoder import Decoder, GeometricDecoder
-from genius_search.search.find import find, quick_search
+from genius_search.search.kernel import CompiledSearch, find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Vectors, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import (

@@ -38,9 +38,9 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
-from genius_search.nn.folded import KIND as GENERATOR
 from genius_search.nn.generator import Generator, TrainedGenerator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
+from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, write_quantizer
 from genius_search.progress import Progress

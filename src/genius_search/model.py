@@ -13,16 +13,24 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 from pydantic import BaseModel, StrictInt, ValidationError
 
-from genius_search.artifact import MANIFEST, fingerprint_of, first_problem, open_artifact, read_json, recover
+from genius_search.artifact import (
+    MANIFEST,
+    Manifest,
+    fingerprint_of,
+    first_problem,
+    open_artifact,
+    read_json,
+    recover,
+)
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_array, as_floats, normalize
-from genius_search.nn.folded import KIND as GENERATOR
-from genius_search.nn.folded import StoredGenerator
+from genius_search.nn.packed import KIND as GENERATOR
+from genius_search.nn.packed import read_packed
 from genius_search.records import Modality
-from genius_search.search.find import quick_search
+from genius_search.search.kernel import quick_search
 from genius_search.search.rank import CodeRanker
 
 # Opening a model and searching with it need no PyTorch, no hub and nothing that writes.
@@ -33,8 +41,8 @@ if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
     from genius_search.nn.generator import Generator, TrainedGenerator
     from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
-    from genius_search.search.compiled import CompiledSearch
     from genius_search.search.decoder import Decoder, GeometricDecoder
+    from genius_search.search.kernel import CompiledSearch
 
 MODEL_FILE: Final = "model.json"
 FORMAT: Final = 4
@@ -147,7 +155,7 @@ class Genius:
         folder: Path,
         encoder: Encoder,
         quantizer: TrainedQuantizer | StoredQuantizer,
-        generator: TrainedGenerator | StoredGenerator | None,
+        generator: Manifest | None,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
         *,
@@ -158,8 +166,8 @@ class Genius:
         self.device = device
         self._quantizer = quantizer
         self.quantizer_manifest = quantizer.manifest
-        self._generator = generator
-        self.generator_manifest = None if generator is None else generator.manifest
+        self.generator_manifest = generator
+        self._packed_generator = None if generator is None else read_packed(generator)
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
 
@@ -191,10 +199,10 @@ class Genius:
         quantizer = StoredQuantizer(open_artifact(folder / "quantizer", kind=QUANTIZER), device=device)
         generator = None
         if file.generator is not None:
-            generator = StoredGenerator(open_artifact(folder / "generator", kind=GENERATOR), device=device)
+            generator = open_artifact(folder / "generator", kind=GENERATOR)
         found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
         if generator is not None:
-            found["generator"] = generator.manifest.fingerprint
+            found["generator"] = generator.fingerprint
         for part, fingerprint in found.items():
             if file.parts[part].fingerprint != fingerprint:
                 raise ArtifactMismatch(
@@ -257,7 +265,8 @@ class Genius:
         )
         file = file.model_copy(update={"fingerprint": file.fingerprint_of_parts()})
         file.write(folder)
-        return Genius(folder, encoder, quantizer, generator, instructions, file.fingerprint)
+        manifest = None if generator is None else generator.manifest
+        return Genius(folder, encoder, quantizer, manifest, instructions, file.fingerprint)
 
     def save_pretrained(
         self,
@@ -324,12 +333,16 @@ class Genius:
     @property
     def has_generator(self) -> bool:
         """Whether a generator was trained; otherwise IDs are found by the distances of code vectors."""
-        return self._generator is not None
+        return self.generator_manifest is not None
 
     @cached_property
     def generator(self) -> Generator | None:
         """The generator in PyTorch, if there is one."""
-        return None if self._generator is None else self._generator.generator
+        if self.generator_manifest is None:
+            return None
+        from genius_search.nn.generator import load_generator
+
+        return load_generator(self.generator_manifest.folder, device=self.device).generator
 
     @cached_property
     def ranker(self) -> CodeRanker:
@@ -341,11 +354,11 @@ class Genius:
         """The generator's decoder for search; without a generator, :attr:`router`."""
         if self.generator is None:
             return self.router
-        from genius_search.search.decoder import GuidedDecoder, T5Decoder
+        if self.generator.guide is None:
+            return self.generator
+        from genius_search.search.decoder import GuidedDecoder
 
-        decoder = T5Decoder(self.generator)
-        guide = self.generator.guide
-        return decoder if guide is None else GuidedDecoder(decoder, guide, self.ranker.spread)
+        return GuidedDecoder(self.generator, self.ranker.spread)
 
     @cached_property
     def router(self) -> GeometricDecoder:
@@ -370,12 +383,11 @@ class Genius:
     @cached_property
     def fast(self) -> CompiledSearch | None:
         """A quicker search with the results of :attr:`decoder`, if there is one."""
-        if self._generator is None:
+        if self.generator_manifest is None:
             return self._fast_router
-        if self.device != "cpu":
+        if self._packed_generator is None or self.device != "cpu":
             return None
-        folded = self._generator.folded
-        return quick_search(self.ranker, (folded.weights, folded.combination(self.ranker.tables())))
+        return quick_search(self.ranker, self._packed_generator)
 
     @cached_property
     def _fast_router(self) -> CompiledSearch | None:

@@ -30,7 +30,6 @@ from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.search.beam import search
-from genius_search.search.decoder import T5Decoder
 from genius_search.search.table import IdTable, SearchSegment
 from research.published.models import (
     GENERATOR_FILE,
@@ -187,7 +186,7 @@ def measure(reference: Reference, model: Genius) -> Measured:
     table = IdTable.build(pool, np.zeros(len(pool)))
     for width in WIDTHS:
         config = SearchConfig(beam=width, scores="vocabulary")
-        beams = search(T5Decoder(generator), [SearchSegment(table)], reference.numbers("z"), config)
+        beams = search(generator, [SearchSegment(table)], reference.numbers("z"), config)
         expected = reference.golden[f"score{width}"]
         different = (table.ids[beams.low[:, :, 0]] != reference.golden[f"beam{width}"]).any(axis=2)
         gaps = np.abs(expected[:, :, None] - expected[:, None, :]) + np.eye(width)

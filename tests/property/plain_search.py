@@ -19,7 +19,6 @@ import torch
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
-from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Beams
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
@@ -210,20 +209,13 @@ class Case(NamedTuple):
         return self.pool.ids(self.masks[query], frozenset() if self.level0 is None else self.level0[query])
 
 
-class Model(NamedTuple):
-    """A random generator, as trained and laid out for search."""
-
-    generator: Generator
-    decoder: T5Decoder
-
-
 def sizes_of(number: int) -> tuple[int, ...]:
     """Codes at the levels of one of a few models."""
     return tuple(np.random.default_rng(number).integers(1, 7, 1 + number % 5).tolist())
 
 
 @cache
-def model(number: int) -> Model:
+def model(number: int) -> Generator:
     """One of a few random generators."""
     random = np.random.default_rng([number, 1])
     config = GeneratorConfig(
@@ -237,8 +229,7 @@ def model(number: int) -> Model:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
-        generator = Generator(DIM, sizes_of(number), config).eval()
-    return Model(generator, T5Decoder(generator))
+        return Generator(DIM, sizes_of(number), config).eval()
 
 
 def teacher_forced(generator: Generator, queries: torch.Tensor, ids: set[Id], scores: str) -> list[Foretold]:

@@ -8,10 +8,11 @@ import torch
 
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
+from genius_search.nn.packed import pack
 from genius_search.nn.spread import Spread
 from genius_search.progress import Silent
-from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
-from genius_search.search.find import find, quick_search
+from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
+from genius_search.search.kernel import find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, quantize
@@ -127,11 +128,11 @@ def test_nor_does_a_generator_with_a_guide(pool, is_compiled):
         network = Generator(DIM, pool.quantizer.sizes, config).eval()
         network.start_codes(pool.quantizer.tables(), generator=torch.Generator().manual_seed(0))
         network.prefix_projection.weight.zero_()
-    folded = network.folded()
+    weights = {name: weight.numpy() for name, weight in network.state_dict().items()}
     fast = None
     if is_compiled:
-        fast = quick_search(pool.ranker, (folded.weights, folded.combination(pool.ranker.tables())))
-    decoder = GuidedDecoder(T5Decoder(network), network.guide, pool.ranker.spread)
+        fast = quick_search(pool.ranker, pack(config, DIM, network.sizes, weights))
+    decoder = GuidedDecoder(network, pool.ranker.spread)
     before = pool.search(pool.queries, None, decoder, fast, generator_weight=0.2)
     for other in (pool.queries * np.float32(7), unit(pool.queries + 2 * pool.constant)):
         assert_same(before, pool.search(other, None, decoder, fast, generator_weight=0.2))

@@ -11,9 +11,9 @@ BLOCKS = 10
 def test_the_search_finds_what_the_plain_one_finds(plain, block):
     for seed in range(block, plain.POOLS, BLOCKS):
         model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.generator.sizes)
-        beams = case.search(model.decoder)
-        foretold = plain.teacher_forced(model.generator, case.queries, case.pool.ids(), case.config.scores)
+        case = plain.draw_case(seed, model.sizes)
+        beams = case.search(model)
+        foretold = plain.teacher_forced(model, case.queries, case.pool.ids(), case.config.scores)
         for query in range(len(case.queries)):
             found = case.pool.found(beams, query)
             outcomes = plain.plain_search(foretold[query], case.ids(query), case.width(query))
@@ -37,10 +37,10 @@ def test_scores_without_rounding_are_searched_to_the_letter_equal_ones_included(
 def test_a_filtered_search_finds_what_filtering_everything_afterwards_would_keep(plain):
     for seed in range(plain.SOME_POOLS):
         model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.generator.sizes, scores=("level", "vocabulary")[seed % 2], beam=50)
-        filtered = case.search(model.decoder, widths=None)
+        case = plain.draw_case(seed, model.sizes, scores=("level", "vocabulary")[seed % 2], beam=50)
+        filtered = case.search(model, widths=None)
         unlimited = plain.SearchConfig(beam=1000, scores=case.config.scores)
-        everything = plain.search(model.decoder, case.pool.segments, case.queries, unlimited)
+        everything = plain.search(model, case.pool.segments, case.queries, unlimited)
         for query in range(len(case.queries)):
             kept = [found for found in case.pool.found(everything, query) if found.id in case.ids(query)]
             assert plain.agrees(case.pool.found(filtered, query), kept[:50]), (seed, query)
@@ -86,16 +86,16 @@ def test_a_query_finds_the_same_alone_and_in_any_company(plain):
 def test_the_same_search_twice_gives_the_same_to_the_last_bit(plain):
     for seed in range(plain.SOME_POOLS):
         model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.generator.sizes)
-        for first, second in zip(case.search(model.decoder), case.search(model.decoder), strict=True):
+        case = plain.draw_case(seed, model.sizes)
+        for first, second in zip(case.search(model), case.search(model), strict=True):
             np.testing.assert_array_equal(first, second)
 
 
 def test_unfilled_places_are_impossible_and_filled_ones_are_scored_throughout(plain):
     for seed in range(plain.SOME_POOLS):
         model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.generator.sizes)
-        beams = case.search(model.decoder)
+        case = plain.draw_case(seed, model.sizes)
+        beams = case.search(model)
         filled = beams.filled()
         assert np.isneginf(beams.log_probabilities[~filled]).all()
         assert np.isfinite(beams.log_probabilities[filled]).all()

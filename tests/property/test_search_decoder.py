@@ -1,9 +1,8 @@
-"""Decoder for search equals training's teacher forcing, however it is cut into steps, beams and batches."""
+"""The generator read step by step, as a search does, equals training's teacher forcing."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,39 +10,29 @@ from torch import nn
 
 from genius_search.config import GeneratorConfig
 from genius_search.nn.generator import Generator
-from genius_search.search.decoder import OPENING_CODES, T5Decoder
 
 DIM = 5
 
 
-class Plan(NamedTuple):
-    """Of a generator of random shape."""
-
-    seed: int
-    sizes: tuple[int, ...]
-    config: GeneratorConfig
-
-
-@st.composite
-def plans(draw):
-    config = GeneratorConfig(
-        layers=draw(st.integers(1, 2)),
-        width=draw(st.sampled_from([4, 12])),
-        feedforward=draw(st.sampled_from([6, 16])),
-        heads=draw(st.integers(1, 3)),
-        head_width=draw(st.sampled_from([2, 4])),
-        prefixes=draw(st.integers(1, 5)),
-        head=draw(st.sampled_from(["tied", "per-level"])),
-    )
-    first = draw(st.sampled_from([1, 3, OPENING_CODES + 2]))
-    sizes = (first, *draw(st.lists(st.integers(1, 6), max_size=4)))
-    return Plan(draw(st.integers(0, 10_000)), sizes, config)
+CONFIGS = st.builds(
+    GeneratorConfig,
+    layers=st.integers(1, 2),
+    width=st.sampled_from([4, 12]),
+    feedforward=st.sampled_from([6, 16]),
+    heads=st.integers(1, 3),
+    head_width=st.sampled_from([2, 4]),
+    prefixes=st.integers(1, 5),
+    head=st.sampled_from(["tied", "per-level"]),
+)
+PLANS = st.tuples(st.integers(0, 10_000), CONFIGS, st.lists(st.integers(1, 6), min_size=1, max_size=5))
 
 
-def make(plan):
-    """The generator, with norms of their own."""
-    torch.manual_seed(plan.seed)
-    generator = Generator(DIM, plan.sizes, plan.config).eval()
+def make(seed, config, sizes):
+    """A generator with norms of its own; every other one has levels that share their codes."""
+    torch.manual_seed(seed)
+    shares_codes = seed % 2 > 0
+    sizes = sizes[:1] * len(sizes) if shares_codes else sizes
+    generator = Generator(DIM, tuple(sizes), config, shares_codes=shares_codes).eval()
     for name, weight in generator.named_parameters():
         if "norm" in name:
             nn.init.uniform_(weight, 0.3, 3.0)
@@ -56,102 +45,79 @@ def written(generator, items):
     return torch.randn(items, DIM), torch.stack(codes, dim=1)
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 @torch.no_grad()
-def agree(decoder, generator, hidden, level, queries, codes):
+def agree(generator, hidden, level, queries, codes):
     """Compare what is said of one level with training's forward pass."""
     padded = torch.zeros(len(codes), len(generator.sizes), dtype=torch.int64)
     padded[:, :level] = codes[:, :level]
-    expected = generator(queries, padded)[:, level]
-    for scores in ("level", "vocabulary"):
-        close(
-            decoder.log_probabilities(hidden, level, scores),
-            generator.log_probabilities(expected, level, scores),
-        )
-    start = generator.offsets[level]
-    close(
-        decoder.logits(hidden, level),
-        generator.logits(expected, slice(start, start + generator.sizes[level])),
-    )
+    torch.testing.assert_close(hidden, generator(queries, padded)[:, level], rtol=1e-4, atol=1e-4)
 
 
 @settings(max_examples=40)
-@given(plan=plans(), items=st.integers(1, 4), data=st.data())
+@given(plan=PLANS, items=st.integers(1, 4), data=st.data())
 def test_any_cut_into_steps_equals_teacher_forcing_at_every_level(plan, items, data):
-    generator = make(plan)
-    decoder = T5Decoder(generator)
+    generator = make(*plan)
     queries, codes = written(generator, items)
     levels = len(generator.sizes)
-    state = decoder.start(queries)
+    state = generator.start(queries)
     hidden = []
     while state.level < levels:
         done = max(0, state.level - 1)
         fewest = 0 if state.level == 0 else 1
         count = data.draw(st.integers(fewest, levels - 1 - done), label="codes at once")
-        step = decoder.advance(state, codes[:, done : done + count])
+        step = generator.advance(state, codes[:, done : done + count])
         hidden += step.hidden.unbind(dim=1)
         state = step.state
     assert len(hidden) == levels
     for level in range(levels):
-        agree(decoder, generator, hidden[level], level, queries, codes)
+        agree(generator, hidden[level], level, queries, codes)
 
 
 @settings(max_examples=40)
-@given(plan=plans(), data=st.data())
+@given(plan=PLANS, data=st.data())
 def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data):
-    generator = make(plan)
-    decoder = T5Decoder(generator)
+    generator = make(*plan)
     queries, codes = written(generator, 3)
     levels = len(generator.sizes)
     owner, codes, width = torch.arange(3), codes[:, :0], 1
-    step = decoder.advance(decoder.start(queries), codes)
+    step = generator.advance(generator.start(queries), codes)
     for level in range(levels):
-        agree(decoder, generator, step.hidden[:, -1], level, queries[owner], codes)
+        agree(generator, step.hidden[:, -1], level, queries[owner], codes)
         if level == levels - 1:
             break
         # Some queries, in any order and perhaps twice; of each some of its beams, in any order.
-        for _ in range(data.draw(st.integers(1, 2), label="selections before a step")):
-            present = len(owner) // width
-            kept = data.draw(st.lists(st.integers(0, present - 1), min_size=1, max_size=3), label="queries")
-            everyone = kept == list(range(present))
-            kept = torch.tensor(kept)
-            chosen = torch.randint(width, (len(kept), data.draw(st.integers(1, 4), label="beams")))
-            rows = kept[:, None] * width + chosen
-            before = step.state
-            state = before.select(None if everyone else kept, rows)
-            assert state.level == before.level
-            owner, codes, width = owner[rows.flatten()], codes[rows.flatten()], rows.shape[1]
-            step = step._replace(state=state)
+        present = len(owner) // width
+        kept = data.draw(st.lists(st.integers(0, present - 1), min_size=1, max_size=3), label="queries")
+        everyone = kept == list(range(present))
+        kept = torch.tensor(kept)
+        chosen = torch.randint(width, (len(kept), data.draw(st.integers(1, 4), label="beams")))
+        rows = kept[:, None] * width + chosen
+        state = step.state.select(None if everyone else kept, rows)
+        owner, codes, width = owner[rows.flatten()], codes[rows.flatten()], rows.shape[1]
         new = torch.randint(generator.sizes[level], (len(codes), 1))
         codes = torch.cat([codes, new], dim=1)
-        step = decoder.advance(step.state, new)
+        step = generator.advance(state, new)
 
 
 @settings(max_examples=20)
-@given(plan=plans(), beams=st.integers(1, 3))
+@given(plan=PLANS, beams=st.integers(1, 3))
 def test_queries_dropped_before_the_start_and_several_ids_of_one_query(plan, beams):
-    generator = make(plan)
-    decoder = T5Decoder(generator)
+    generator = make(*plan)
     queries, _ = written(generator, 4)
     kept = torch.tensor([3, 1])
-    state = decoder.start(queries).select(kept, kept[:, None])
+    state = generator.start(queries).select(kept, kept[:, None])
     _, codes = written(generator, 2 * beams)
-    step = decoder.advance(state, codes[:, :-1])
+    step = generator.advance(state, codes[:, :-1])
     for level in range(len(generator.sizes)):
-        owners = queries[kept.repeat_interleave(beams)]
-        agree(decoder, generator, step.hidden[:, level], level, owners, codes)
+        agree(generator, step.hidden[:, level], level, queries[kept.repeat_interleave(beams)], codes)
 
 
-@settings(max_examples=20)
-@given(plan=plans(), items=st.integers(2, 5))
-def test_a_batch_of_one_equals_the_row_of_a_batch(plan, items):
-    generator = make(plan)
-    decoder = T5Decoder(generator)
-    queries, codes = written(generator, items)
-    together = decoder.advance(decoder.start(queries), codes[:, :-1]).hidden
-    for row in range(items):
-        mine = slice(row, row + 1)
-        close(decoder.advance(decoder.start(queries[mine]), codes[mine, :-1]).hidden, together[mine])
+@pytest.mark.parametrize("scores", ["level", "vocabulary"])
+@torch.no_grad()
+def test_levels_that_share_their_codes_share_their_rows(scores):
+    config = GeneratorConfig(layers=1, width=4, feedforward=4, heads=1, head_width=4, prefixes=1)
+    generator = Generator(DIM, (6, 6, 6), config, shares_codes=True).eval()
+    assert len(generator.embedding.weight) == 3 + 6
+    hidden = torch.randn(2, 4)
+    first, last = (generator.log_probabilities(hidden, level, scores) for level in (0, 2))
+    assert torch.equal(first, last)

@@ -14,14 +14,12 @@ from genius_search.config import (
     SearchConfig,
 )
 from genius_search.native.build import build, find_compilers
-from genius_search.native.library import open_library
 from genius_search.nn.generator import Generator
+from genius_search.nn.packed import pack
 from genius_search.nn.spread import COLUMNS, Residuals, Spread
-from genius_search.search import compiled as compiled_module
-from genius_search.search import find as find_module
-from genius_search.search.compiled import CompiledSearch
-from genius_search.search.decoder import GeometricDecoder, GuidedDecoder, T5Decoder
-from genius_search.search.find import find, quick_search
+from genius_search.search import kernel
+from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
+from genius_search.search.kernel import CompiledSearch, find, open_library, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, stored_width
@@ -40,7 +38,7 @@ def compiled(tmp_path_factory):
 @pytest.fixture
 def make(compiled, monkeypatch):
     """Make the compiled search of a generator, if there is one, and a ranker."""
-    monkeypatch.setattr(find_module, "open_library", lambda: compiled)
+    monkeypatch.setattr(kernel, "open_library", lambda: compiled)
     return quick
 
 
@@ -48,8 +46,10 @@ def quick(network: Generator | None, ranker: CodeRanker) -> CompiledSearch | Non
     """Return the compiled search of a generator, or of code vectors alone."""
     if network is None:
         return quick_search(ranker)
-    folded = network.folded()
-    return quick_search(ranker, (folded.weights, folded.combination(ranker.tables())))
+    weights = {name: weight.numpy() for name, weight in network.state_dict().items()}
+    return quick_search(
+        ranker, pack(network.config, network.prefix_projection.in_features, network.sizes, weights)
+    )
 
 
 def draw_spread(random, sizes: tuple[int, ...]) -> Spread:
@@ -90,9 +90,9 @@ class Drawn:
         self.decoder, self.network = GeometricDecoder(self.tables, spread), None
         if generator is not None:
             self.network = network_of(generator, plain.DIM, self.tables, seed)
-            self.decoder = T5Decoder(self.network)
+            self.decoder = self.network
             if self.network.guide is not None:
-                self.decoder = GuidedDecoder(self.decoder, self.network.guide, spread)
+                self.decoder = GuidedDecoder(self.network, spread)
         self.queries = torch.from_numpy(np.asarray(draw((len(self.case.queries), plain.DIM)), np.float32))
         self.segments = self.case.pool.segments
         if random.random() < 0.5:
@@ -226,8 +226,8 @@ def test_a_batch_is_searched_by_several_threads(plain, make, monkeypatch):
     fast = make(drawn.network, drawn.evidence.codes)
     drawn.queries, drawn.wanted = drawn.queries.repeat(30, 1), drawn.wanted * 30
     expected = drawn.find(fast)
-    monkeypatch.setattr(compiled_module, "QUERIES_A_THREAD", 1)
-    monkeypatch.setattr(compiled_module, "count_cores", lambda: 7)
+    monkeypatch.setattr(kernel, "QUERIES_A_THREAD", 1)
+    monkeypatch.setattr(kernel, "count_cores", lambda: 7)
     assert_same(drawn, drawn.find(fast), expected, "cores")
     assert_same(drawn, expected, drawn.find(), "general")
 
@@ -253,7 +253,7 @@ def test_a_generator_of_odd_widths_finds_the_same_in_fresh_memory(plain, make, l
         layers=layers, width=72, feedforward=100, heads=3, head_width=20, prefixes=prefixes, guide="geometry"
     )
     for seed in range(plain.SOME_POOLS // 3):
-        monkeypatch.setattr(compiled_module, "_works", [])
+        monkeypatch.setattr(kernel, "_works", [])
         drawn = Drawn(plain, seed, (3, 100, 70, 9), config)
         assert_same(drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed)
 
@@ -311,7 +311,9 @@ def test_damaged_tables_are_refused(compiled):
         array[random.integers(0, array.size, 5)] = random.integers(-limit, limit, 5).astype(array.dtype)
         query = random.standard_normal((1, 3)).astype(np.float32)
         try:
-            (found,) = fast.search([SearchSegment(table)], query, [Wanted(2, 30)], config)
+            (found,) = fast.search(
+                [SearchSegment(table)], query, [Wanted(2, 30)], config, Evidence(), [*query]
+            )
         except LookupError:
             refused += 1
         else:
@@ -357,7 +359,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
             expected = find(
                 lambda: GeometricDecoder(tables, spread), None, segments, queries, wanted, config, **given
             )
-            assert fast.can_compare(stored, segments)
+            assert fast.covers(segments, config, stored)
             for own, other in zip(
                 find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
@@ -387,7 +389,7 @@ def test_stored_embeddings_of_other_widths_and_counts_do_not_reach_the_library(c
     halves, scaled = (drawn_vectors(random, bits, (9, 8)) for bits in (16, 8))
 
     def compares(*stored) -> bool:
-        return fast.can_compare(stored, [SearchSegment(table)] * len(stored))
+        return fast.covers([SearchSegment(table)] * len(stored), SearchConfig(rerank="embeddings"), stored)
 
     assert compares(halves, halves)
     assert compares(scaled, scaled)

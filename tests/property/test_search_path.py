@@ -11,7 +11,7 @@ from genius_search.search.tree import CodeTree, score_path
 def steps_of(plain, case, model, query, codes, scores):
     return score_path(
         CodeTree(case.pool.segments),
-        model.decoder,
+        model,
         case.queries[query : query + 1],
         codes,
         scores,
@@ -23,7 +23,7 @@ def steps_of(plain, case, model, query, codes, scores):
 def cases(plain, **settings):
     for seed in range(plain.SOME_POOLS):
         model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.generator.sizes, **settings)
+        case = plain.draw_case(seed, model.sizes, **settings)
         for query in (0, 5):
             yield case, model, query, sorted(case.ids(query))
 
@@ -33,7 +33,7 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
     compared = 0
     for case, model, query, ids in cases(plain, beam=50, scores=scores):
         wide = case.only(query)._replace(widths=[1000])
-        for found in case.pool.found(wide.search(model.decoder), 0):
+        for found in case.pool.found(wide.search(model), 0):
             assert found.id in ids
             steps = steps_of(plain, case, model, query, found.id, scores)
             said = [float(step.log_probabilities[step.own]) for step in steps]

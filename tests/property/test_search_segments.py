@@ -16,14 +16,12 @@ def test_searching_segments_finds_what_searching_the_merged_table_finds(plain, s
     for seed in range(plain.SOME_POOLS):
         random = np.random.default_rng(seed)
         model = plain.model(seed % plain.NUM_MODELS)
-        merged = plain.Pool.of(
-            [np.stack([random.integers(0, size, 60) for size in model.generator.sizes], axis=1)]
-        )
+        merged = plain.Pool.of([np.stack([random.integers(0, size, 60) for size in model.sizes], axis=1)])
         segments = plain.Pool.of(split(random, merged.codes[0], int(random.integers(1, 5))))
         queries = torch.from_numpy(random.standard_normal((4, plain.DIM)).astype(np.float32))
         config = plain.SearchConfig(beam=int(random.integers(1, 20)), scores=scores)
-        whole = plain.search(model.decoder, merged.segments, queries, config)
-        split_up = plain.search(model.decoder, segments.segments, queries, config)
+        whole = plain.search(model, merged.segments, queries, config)
+        split_up = plain.search(model, segments.segments, queries, config)
         for query in range(len(queries)):
             assert plain.agrees(segments.found(split_up, query), merged.found(whole, query)), (seed, query)
 

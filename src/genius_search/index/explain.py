@@ -15,7 +15,7 @@ from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
-from genius_search.search.find import find
+from genius_search.search.kernel import find
 from genius_search.search.rank import Wanted
 from genius_search.search.tree import Ranges, Step, score_path
 

@@ -22,7 +22,7 @@ from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Modality, instructed
-from genius_search.search.find import find
+from genius_search.search.kernel import find
 from genius_search.search.rank import Found, Ranking, Wanted, table_rows
 from genius_search.search.table import Restriction
 

@@ -1,16 +1,17 @@
 """Decoder that generates IDs code by code (paper, section 4.3): T5's decoder in plain PyTorch.
 
-It attends to a few prefix vectors computed from the query's embedding. Training computes all levels at once
-(teacher forcing); search uses the same weights one level at a time (:mod:`genius_search.search.decoder`).
+It attends to a few prefix vectors computed from the query's embedding. Training reads all codes at once
+(teacher forcing); a search reads them one after the other, and keeps keys and values of the earlier ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,16 +22,7 @@ from torch.nn import functional as F
 from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import GeneratorConfig
 from genius_search.errors import UsageError
-from genius_search.nn.codebooks import as_floats
-from genius_search.nn.folded import (
-    EPSILON,
-    KIND,
-    NUM_BUCKETS,
-    WEIGHTS,
-    FoldedGenerator,
-    bucket,
-    offsets_of,
-)
+from genius_search.nn.packed import EPSILON, KIND, NUM_BUCKETS, NUM_SPECIAL, WEIGHTS, bucket
 from genius_search.nn.stored import dim_of, settings_of, sizes_of
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.writing import ArtifactWriter
@@ -132,6 +124,10 @@ class KeysValues(NamedTuple):
     keys: Float[Tensor, "rows heads tokens head_width"]
     values: Float[Tensor, "rows heads tokens head_width"]
 
+    def take(self, rows: Int[Tensor, " kept"]) -> KeysValues:
+        """Return those of the chosen rows."""
+        return KeysValues(self.keys[rows], self.values[rows])
+
 
 class Attention(nn.Module):
     """T5's attention: without biases, and scaled by the initial weights instead of by 1/√width."""
@@ -163,6 +159,14 @@ class Attention(nn.Module):
         return heads
 
 
+class BlockOutput(NamedTuple):
+    """What a block makes of some tokens."""
+
+    hidden: Float[Tensor, "rows tokens width"]
+    past: KeysValues
+    """Keys and values of all tokens so far."""
+
+
 class Block(nn.Module):
     """Self-attention, cross-attention to the prefixes and feed-forward, each pre-normed and residual."""
 
@@ -177,15 +181,49 @@ class Block(nn.Module):
         self.feedforward_norm = RMSNorm(config.width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden: Tensor, prefixes: KeysValues, bias: Tensor) -> Tensor:
-        """Return the block's output."""
+    def forward(
+        self,
+        hidden: Float[Tensor, "rows tokens width"],
+        prefixes: KeysValues,
+        bias: Tensor,
+        past: KeysValues | None,
+    ) -> BlockOutput:
+        """Read tokens after the past ones; each query's ``prefixes`` serve as many adjacent rows."""
         normed = self.self_norm(hidden)
         present = self.self_attention.keys_values(normed)
+        if past is not None:
+            present = KeysValues(*(torch.cat(both, dim=2) for both in zip(past, present, strict=True)))
         hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
-        hidden = hidden + self.dropout(self.cross_attention(self.cross_norm(hidden), prefixes, None))
+        count, width = len(prefixes.keys), hidden.shape[2]
+        by_query = self.cross_norm(hidden).view(count, hidden.numel() // max(1, count * width), width)
+        hidden = hidden + self.dropout(self.cross_attention(by_query, prefixes, None).view_as(hidden))
         inner = self.dropout(torch.relu(self.wi(self.feedforward_norm(hidden))))
-        output: Tensor = hidden + self.dropout(self.wo(inner))
-        return output
+        return BlockOutput(hidden + self.dropout(self.wo(inner)), present)
+
+
+class GeneratorState(NamedTuple):
+    """What a search keeps between levels: a row for each beam, query after query."""
+
+    level: int
+    """Number of tokens read, including the start token."""
+    prefixes: tuple[KeysValues, ...]
+    """Of each query's prefix vectors, by block."""
+    past: tuple[KeysValues, ...]
+    """Of the tokens of each row, by block; empty before the first."""
+
+    def select(self, queries: Int[Tensor, " kept"] | None, rows: Int[Tensor, "kept beams"]) -> GeneratorState:
+        """Return the state of the chosen queries (None: all) and rows."""
+        prefixes = self.prefixes if queries is None else tuple(one.take(queries) for one in self.prefixes)
+        return GeneratorState(self.level, prefixes, tuple(one.take(rows.flatten()) for one in self.past))
+
+
+class DecoderStep(NamedTuple):
+    """What a decoder says after reading codes."""
+
+    hidden: Float[Tensor, "rows tokens width"]
+    """``hidden[:, t]`` predicts the code after token t."""
+    state: Any
+    """The state after the last token; only its decoder knows the contents."""
 
 
 class Generator(nn.Module):
@@ -210,8 +248,8 @@ class Generator(nn.Module):
         super().__init__()
         self.config = config
         self.sizes = sizes
-        self.shares_codes = shares_codes
-        self.offsets = offsets_of(sizes, shares_codes=shares_codes)
+        before = [0] * len(sizes) if shares_codes else [0, *accumulate(sizes)]
+        self.offsets = tuple(NUM_SPECIAL + before[level] for level in range(len(sizes)))
         vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
         self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
         self.prefix_norm = RMSNorm(config.width)
@@ -246,17 +284,35 @@ class Generator(nn.Module):
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels width"]:
         """Return the hidden state at every level, given the target's earlier codes (teacher forcing)."""
-        rows = codes + torch.tensor(self.offsets, device=codes.device)
-        start = torch.zeros_like(rows[:, :1])
-        hidden = self.dropout(self.embedding(torch.cat([start, rows[:, :-1]], dim=1)))
-        bias = self.position_biases(hidden.shape[1])
+        hidden: Tensor = self.dropout(self.advance(self.start(queries), codes[:, :-1]).hidden)
+        return hidden
+
+    def start(
+        self,
+        queries: Float[Tensor, "queries dim"],
+        level0: Sequence[frozenset[int]] | None = None,  # noqa: ARG002  it is not asked for a modality
+    ) -> GeneratorState:
+        """Return the state before any token."""
         # Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
         prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
         prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
-        for block in self.decoder_blocks():
-            hidden = block(hidden, block.cross_attention.keys_values(prefixes), bias)
-        normed: Tensor = self.dropout(self.final_norm(hidden))
-        return normed
+        blocks = self.decoder_blocks()
+        return GeneratorState(0, tuple(block.cross_attention.keys_values(prefixes) for block in blocks), ())
+
+    def advance(self, state: GeneratorState, codes: Int[Tensor, "rows codes"]) -> DecoderStep:
+        """Read further codes, or in the initial state the start token and the first codes."""
+        first = max(state.level - 1, 0)
+        offsets = self.offsets[first : first + codes.shape[1]]
+        tokens = codes + torch.tensor(offsets, dtype=codes.dtype, device=codes.device)
+        if state.level == 0:
+            tokens = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], dim=1)
+        level = state.level + tokens.shape[1]
+        bias = self.position_biases(level)[:, :, state.level :]
+        hidden, present = self.dropout(self.embedding(tokens)), []
+        for block, prefixes, past in zip_longest(self.decoder_blocks(), state.prefixes, state.past):
+            hidden, kept = block(hidden, prefixes, bias, past)
+            present.append(kept)
+        return DecoderStep(self.final_norm(hidden), GeneratorState(level, state.prefixes, tuple(present)))
 
     def loss(
         self,
@@ -277,7 +333,7 @@ class Generator(nn.Module):
         losses: list[Tensor] = []
         for level in range(len(self.sizes)):
             if self.guide is not None and residuals is not None:
-                logits = self.level_logits(hidden[:, level], level)
+                logits = self.logits(hidden[:, level], level)
                 logits = self.guide.combine(logits, residuals[:, level], level)
                 losses.append(F.cross_entropy(logits, codes[:, level]))
             else:
@@ -313,11 +369,10 @@ class Generator(nn.Module):
         scaled: Tensor = self.embedding(rows) * self.config.width**-0.5
         return scaled
 
-    def logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
-        """Return the logits of a slice of the vocabulary."""
-        if self.head is not None:
-            return F.linear(hidden, self.head.weight[rows])
-        return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows])
+    def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
+        """Return the logits of one level's codes, without the guide."""
+        start = self.offsets[level]
+        return self._logits(hidden, slice(start, start + self.sizes[level]))
 
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
@@ -325,22 +380,22 @@ class Generator(nn.Module):
         """Return log-probabilities of a level's codes, normalised over the level or the whole vocabulary."""
         if scores == "vocabulary":
             start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
-            return torch.log_softmax(self.logits(hidden, slice(None)).float(), dim=-1)[:, start:stop]
-        return torch.log_softmax(self.level_logits(hidden, level), dim=-1)
+            return torch.log_softmax(self._logits(hidden, slice(None)), dim=-1)[:, start:stop]
+        return torch.log_softmax(self.logits(hidden, level), dim=-1)
 
-    def level_logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return the decoder's logits of one level's codes, without the guide."""
-        start = self.offsets[level]
-        return self.logits(hidden, slice(start, start + self.sizes[level])).float()
+    def _logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
+        if self.head is not None:
+            return F.linear(hidden, self.head.weight[rows]).float()
+        return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows]).float()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the computation."""
+        return self.embedding.weight.device
 
     def decoder_blocks(self) -> list[Block]:
         """Return the blocks, first to last."""
         return [block for block in self.blocks if isinstance(block, Block)]
-
-    def folded(self) -> FoldedGenerator:
-        """Return copies of the weights, rearranged for searching."""
-        weights = {name: as_floats(weight).copy() for name, weight in self.state_dict().items()}
-        return FoldedGenerator(self.config, self.sizes, weights, shares_codes=self.shares_codes)
 
     def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
         """Return the relative-position bias between each token and those up to itself.
@@ -377,30 +432,16 @@ class TrainedGenerator(NamedTuple):
     generator: Generator
     manifest: Manifest
 
-    @property
-    def folded(self) -> FoldedGenerator:
-        """The weights for searching."""
-        return self.generator.folded()
-
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
     """Write weights and manifest of a generator; ``dim`` is the width of the embeddings."""
     write_weights(writer.path / WEIGHTS, generator.state_dict())
-    facts: dict[str, object] = {"dim": dim, "sizes": list(generator.sizes)}
-    if generator.shares_codes:
-        facts["shares_codes"] = True
-    manifest = writer.finish(facts=facts)
+    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
     return TrainedGenerator(generator.eval(), manifest)
 
 
 def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
-    make = partial(
-        Generator,
-        dim_of(manifest),
-        sizes_of(manifest),
-        settings_of(GeneratorConfig, manifest),
-        shares_codes=bool(manifest.facts.get("shares_codes")),
-    )
+    make = partial(Generator, dim_of(manifest), sizes_of(manifest), settings_of(GeneratorConfig, manifest))
     return TrainedGenerator(load_weights(folder / WEIGHTS, make).to(device).eval(), manifest)

@@ -49,17 +49,13 @@ def _number(manifest: Manifest, name: str, value: object, most: int) -> int:
     return value
 
 
-def read_arrays(
-    file: Path, shapes: Mapping[str, tuple[int, ...]], *, others: bool = False
-) -> dict[str, np.ndarray]:
+def read_arrays(file: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, np.ndarray]:
     """Read weights from a file, floating point as 32 bits.
 
     Parameters
     ----------
     shapes
-        names and shapes of the weights that the file must hold.
-    others
-        whether to read the other weights of the file too.
+        names and shapes of the weights that are read; None reads all.
 
     Raises
     ------
@@ -69,9 +65,9 @@ def read_arrays(
     arrays: dict[str, np.ndarray] = {}
     try:
         with safe_open(file, "np") as opened:
-            for name in (*shapes, *(opened.keys() if others else ())):
+            for name in shapes or opened.keys():
                 array = opened.get_tensor(name)
-                if array.shape != shapes.get(name, array.shape):
+                if shapes and array.shape != shapes[name]:
                     raise ValueError(f"{name} has the shape {array.shape}, not {shapes[name]}")  # noqa: TRY301
                 is_float = np.issubdtype(array.dtype, np.floating)
                 arrays[name] = array.astype(np.float32, copy=False) if is_float else array

@@ -17,7 +17,6 @@ from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.pairs import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import as_floats
-from genius_search.nn.folded import KIND
 from genius_search.nn.generator import (
     Generator,
     TrainedGenerator,
@@ -25,6 +24,7 @@ from genius_search.nn.generator import (
     write_generator,
 )
 from genius_search.nn.losses import prefix_loss
+from genius_search.nn.packed import KIND
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, encode, fuse
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from genius_search.artifact import open_artifact
 from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts, load_encoder
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.generator import Generator, load_generator, write_generator
+from genius_search.nn.packed import read_packed
 from genius_search.nn.quantizer import Quantizer, load_quantizer, write_quantizer
 from genius_search.writing import ArtifactWriter
 
@@ -82,6 +84,8 @@ def test_a_generator_that_would_fill_the_memory_is_refused(tmp_path, changes, fa
     edit(tmp_path / "g" / "manifest.json", **changes)
     with pytest.raises(ArtifactMismatch, match=fact):
         load_generator(tmp_path / "g")
+    with pytest.raises(ArtifactMismatch, match=fact):
+        read_packed(open_artifact(tmp_path / "g", kind="generator"))
 
 
 def test_a_long_text_is_cut_before_it_is_tokenized():

@@ -7,7 +7,6 @@ import torch
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.search.beam import search
-from genius_search.search.decoder import T5Decoder
 from genius_search.search.rank import Beams, topk
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
@@ -23,16 +22,16 @@ def generator() -> Generator:
 
 
 @pytest.fixture
-def decoder(generator) -> T5Decoder:
-    return T5Decoder(generator)
+def decoder(generator) -> Generator:
+    return generator
 
 
 @pytest.fixture
-def indifferent(generator) -> T5Decoder:
+def indifferent(generator) -> Generator:
     """Gives all codes of a level the same probability."""
     with torch.no_grad():
         generator.embedding.weight.zero_()
-    return T5Decoder(generator)
+    return generator
 
 
 def table_of(codes: list[list[int]]) -> IdTable:

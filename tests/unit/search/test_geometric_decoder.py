@@ -1,3 +1,5 @@
+"""The decoder by geometry follows the nearest code vectors."""
+
 from __future__ import annotations
 
 import itertools
@@ -10,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius_search.config import RANK_ALL, SearchConfig
-from genius_search.errors import UsageError
 from genius_search.search.beam import search
-from genius_search.search.decoder import (
-    Decoder,
-    DecoderState,
-    DecoderStep,
-    GeometricDecoder,
-)
+from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.rank import Beams
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
@@ -64,16 +60,6 @@ def found(segments: list[SearchSegment], beams: Beams, query: int) -> list[tuple
     return list(dict.fromkeys(ids))
 
 
-def test_it_is_what_beam_search_asks_of_a_decoder():
-    drawn = Drawn()
-    state = drawn.decoder.start(drawn.queries)
-    assert isinstance(drawn.decoder, Decoder)
-    assert isinstance(state, DecoderState)
-    assert isinstance(drawn.decoder.advance(state, torch.zeros(4, 0, dtype=torch.long)), DecoderStep)
-    assert drawn.decoder.sizes == SIZES
-    assert drawn.decoder.device == drawn.tables[0].device
-
-
 def test_a_code_gains_what_brings_the_prefix_nearer_to_the_query():
     drawn = Drawn()
     for query, prefix in itertools.product(range(4), itertools.product(range(3), range(5))):
@@ -117,32 +103,6 @@ def test_codes_read_one_by_one_or_together_say_the_same(cuts):
         ]
     )
     torch.testing.assert_close(torch.cat(said, dim=1), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_of_a_fresh_state_queries_are_selected_and_rows_come_with_the_codes():
-    drawn = Drawn()
-    fresh = drawn.decoder.start(drawn.queries)
-    some = fresh.select(torch.tensor([2, 0]), torch.tensor([[2, 2], [0, 0]]))
-    step = drawn.decoder.advance(some, torch.zeros(4, 1, dtype=torch.long))
-    assert torch.equal(step.hidden[:, 0], drawn.queries[[2, 2, 0, 0]])
-    assert fresh.select(None, torch.tensor([[0]])) is fresh
-
-
-@pytest.mark.parametrize(("before", "count"), [([], 3), ([0], 0), ([0], 3), ([2], 1), ([1, 1], 1)])
-def test_reading_nothing_or_too_much_is_refused(before, count):
-    drawn = Drawn()
-    state = drawn.decoder.start(drawn.queries)
-    for earlier in before:
-        state = drawn.decoder.advance(state, torch.zeros(4, earlier, dtype=torch.long)).state
-    with pytest.raises(UsageError, match="of an ID of 3 levels"):
-        drawn.decoder.advance(state, torch.zeros(4, count, dtype=torch.long))
-
-
-def test_training_further_changes_nothing():
-    drawn = Drawn()
-    before = drawn.decoder.logits(drawn.queries, 1)
-    drawn.tables[1].zero_()
-    assert torch.equal(drawn.decoder.logits(drawn.queries, 1), before)
 
 
 @settings(max_examples=40)

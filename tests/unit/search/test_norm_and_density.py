@@ -12,7 +12,7 @@ from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
 from genius_search.nn.spread import HALF_NORM_STEPS, decode_densities, decode_half_norms
 from genius_search.search.beam import search
-from genius_search.search.decoder import GeometricDecoder, T5Decoder
+from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
@@ -55,12 +55,12 @@ def queries(random) -> torch.Tensor:
 
 
 @pytest.fixture
-def decoders(tables) -> list[T5Decoder | GeometricDecoder]:
+def decoders(tables) -> list[Generator | GeometricDecoder]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         config = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=2)
         generator = Generator(DIM, SIZES, config).eval()
-    return [T5Decoder(generator), GeometricDecoder(tables)]
+    return [generator, GeometricDecoder(tables)]
 
 
 def built(items: np.ndarray) -> IdTable:

@@ -1,36 +1,51 @@
-"""Search by the compiled library (``native/search.c``), whose structures these are.
+"""From query embeddings to ranked items: by the compiled library, or by PyTorch for what that does not know.
 
-It finds what :func:`genius_search.search.beam.search` and :func:`genius_search.search.rank.rank_items` find,
-with the same scores up to rounding, in a small part of the time.
+The library (``native/search.c``) finds what :func:`genius_search.search.beam.search` and
+:func:`genius_search.search.rank.rank_items` find, with the same scores up to rounding, in a small part of the
+time. The structures here are its own.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import operator
+import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any, Final, NamedTuple, TypeGuard
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
-from genius_search.native.library import count_cores
-from genius_search.nn.folded import EPSILON, BlockWeights, Combination, FoldedWeights
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
-from genius_search.search.rank import CodeRanker, Found, Ranking, Vectors, Wanted
-from genius_search.search.table import Allowed, IdTable, RankedBits, Restriction, SearchSegment
+from genius_search.errors import UsageError
+from genius_search.native.build import FOLDER, VARIANTS, library
+from genius_search.nn.codebooks import normalize
+from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals
+from genius_search.search.rank import (
+    NO_EMBEDDINGS,
+    CodeRanker,
+    Evidence,
+    Found,
+    Ranking,
+    Vectors,
+    Wanted,
+    rank_items,
+)
+from genius_search.search.table import IdTable, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual
 
-CODES: Final = 256
-"""Largest number of codes at a level, and the length of a level's row in all tables."""
+if TYPE_CHECKING:  # most searches need no decoder in PyTorch
+    from genius_search.search.decoder import Decoder
+
 MAX_LEVELS: Final = 255
-BLOCK: Final = 64
 GRAM_CODES: Final = 1024
 """Inner products between code vectors are computed in advance for the first levels, up to this many codes."""
 CODED_STARTS: Final = 1 << 20
@@ -46,6 +61,116 @@ QUERIES_A_THREAD: Final = 16
 HIT: Final = np.dtype(
     [*((name, "i8") for name in ("segment", "item", "row", "beam")), ("score", "f4"), ("", "f4")]
 )
+
+
+def find(
+    decoder: Callable[[], Decoder],
+    fast: CompiledSearch | None,
+    segments: Sequence[SearchSegment],
+    queries: Float32[np.ndarray, "queries dim"],
+    wanted: Sequence[Wanted],
+    config: SearchConfig,
+    *,
+    evidence: Evidence,
+    embeddings: Sequence[Float32[np.ndarray, " dim"]],
+) -> list[Found]:
+    """Search for queries and rank the items under their beams.
+
+    Parameters
+    ----------
+    decoder
+        returns the decoder of the search in PyTorch; called only if ``fast`` cannot take its place.
+    fast
+        a search that finds what the decoder does, for the settings and tables that it covers.
+    embeddings
+        each query's vector in the space of the stored embeddings; see :func:`rank_items`.
+
+    Raises
+    ------
+    UsageError
+        The data that the re-ranking needs is not available.
+    """
+    if config.rerank == "embeddings" and evidence.embeddings is None:
+        raise UsageError(NO_EMBEDDINGS)
+    if fast is not None and fast.covers(segments, config, evidence.embeddings):
+        return fast.search(segments, queries, wanted, config, evidence, embeddings)
+
+    import torch  # noqa: PLC0415  only here
+
+    from genius_search.search.beam import search  # noqa: PLC0415
+    from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415
+
+    used = decoder()
+    # A generator was trained with queries of unit length.
+    given = queries if isinstance(used, GeometricDecoder) else normalize(queries)
+    beams = search(
+        used,
+        segments,
+        torch.from_numpy(given),
+        config,
+        level0=[one.level0 for one in wanted],
+        restrictions=[one.restriction for one in wanted],
+        widths=[one.width for one in wanted],
+    )
+    found = []
+    for number, (one, vector) in enumerate(zip(wanted, embeddings, strict=True)):
+        ranking = rank_items(
+            segments,
+            beams,
+            number,
+            vector,
+            config=config,
+            evidence=evidence,
+            k=one.k,
+            restriction=one.restriction,
+            level0=one.level0,
+            for_codes=queries[number],
+        )
+        found.append(Found(ranking, beams.log_probabilities[number, ranking.beams]))
+    return found
+
+
+def quick_search(ranker: CodeRanker, generator: PackedGenerator | None = None) -> CompiledSearch | None:
+    """Return the compiled search by code vectors, or by a generator.
+
+    None without the compiled library, with over 256 codes at a level, or if the generator's guide has other
+    code vectors than the ranker.
+    """
+    tables = ranker.tables()
+    if max(map(len, tables)) > CODES or len(tables) > MAX_LEVELS:
+        return None
+    guide = None if generator is None else generator.guide
+    if guide is not None and not np.array_equal(guide, np.concatenate(tables)):
+        return None
+    opened = open_library()
+    return None if opened is None else CompiledSearch(ranker, opened, generator)
+
+
+@cache
+def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
+    """Open the library for this processor; return None, and log it, if there is none."""
+    for variant in VARIANTS:
+        path = library(variant, folder)
+        if path.exists():
+            opened = ctypes.CDLL(str(path))
+            if opened.is_supported():
+                pointer, integer = ctypes.c_void_p, ctypes.c_int64
+                opened.make_work.restype = pointer
+                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
+                return opened
+    logging.getLogger(__name__).info(
+        "the compiled library is missing; PyTorch replaces it, and is a few times slower; "
+        "`python -m genius_search.native.build` compiles it"
+    )
+    return None
+
+
+def count_cores() -> int:
+    """Return the number of cores for a batch: all that this process may use, or ``OMP_NUM_THREADS``."""
+    try:
+        return int(os.environ["OMP_NUM_THREADS"])
+    except (KeyError, ValueError):
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -85,6 +210,8 @@ class _Work(ctypes.Structure):
 _SEGMENT: Final = struct.Struct("7P")
 _REQUEST: Final = struct.Struct("6q32s4fP2f")
 _RESULT: Final = struct.Struct("2q")
+_works: Final[list[_Work]] = []
+"""Memory of the library's searches; each is used by one search at a time."""
 
 
 class CompiledSearch:
@@ -95,61 +222,63 @@ class CompiledSearch:
     ranker
         scores IDs by the code vectors; its tables must not change.
     generator
-        the weights of what scores the codes that follow a prefix, and how they are combined with nearness;
-        without them, nearness to the query scores the codes.
+        what scores the codes that follow a prefix; without it, nearness to the query does.
     """
 
     def __init__(
-        self,
-        ranker: CodeRanker,
-        library: ctypes.CDLL,
-        generator: tuple[FoldedWeights, Combination] | None = None,
+        self, ranker: CodeRanker, library: ctypes.CDLL, generator: PackedGenerator | None = None
     ) -> None:
         self._library = library
-        self._tables = ranker.tables()
         self._spread = ranker.spread
-        self._generates = generator is not None
-        self._known_usage: dict[frozenset[int], tuple[SpreadOf, np.ndarray]] = {}
-        residuals = ranker.spread.residuals or Residuals.plain(self._tables[0].shape[1])
-        self._arrays = _pack_tables(self._tables)
+        tables = ranker.tables()
+        self._num_levels, self._dim = len(tables), tables[0].shape[1]
+        residuals = ranker.spread.residuals or Residuals.plain(self._dim)
+        self._arrays = _pack_tables(tables)
         self._arrays |= {
             "residual_weights": np.ascontiguousarray(residuals.weights),
             "constant": np.ascontiguousarray(residuals.constant),
         }
-        self._model = model = _Model(
-            levels=len(self._tables),
-            dim=self._tables[0].shape[1],
+        self._model = _Model(
+            levels=self._num_levels,
+            dim=self._dim,
             gram_levels=self._arrays["gram"].shape[1],
             first_level=self._spread.level,
             num_constant=len(residuals.constant),
             **_pointers(self._arrays),
         )
+        self._packed = generator
         if generator is not None:
-            w, combination = generator
-            self._generator_arrays = _pack_generator(w, combination)
-            self._generator_fields = _Generator(
-                width=w.embeddings.shape[1],
-                feedforward=len(w.blocks[0].down),
-                heads=w.heads,
-                head_width=w.prefix_sides.shape[1],
-                prefixes=w.prefixes,
-                blocks=len(w.blocks),
-                **_pointers(self._generator_arrays),
-            )
-            model.generator = ctypes.addressof(self._generator_fields)
-        self._given_model = ctypes.addressof(model)
+            self._generator = _Generator(**generator.sizes, **_pointers(generator.arrays))
+            self._model.generator = ctypes.addressof(self._generator)
+        self._given_model = ctypes.addressof(self._model)
+        self._last_read: tuple[Sequence[SearchSegment], Sequence[Vectors] | None, bool] | None = None
         self._last_view: tuple[tuple[Any, ...], tuple[bytes, int]] | None = None
-        self._last_compared: tuple[Sequence[SearchSegment], Sequence[Vectors], bool] | None = None
 
-    def covers(self, segments: Sequence[SearchSegment], config: SearchConfig) -> bool:
-        """Return whether this search knows such settings and tables."""
-        return (
-            config.rerank != "none"
-            and (config.scores == "level" or (config.scores == "vocabulary" and not self._generates))
-            and all(
-                segment.table.ids.dtype == np.uint8 and segment.table.items.dtype == np.int32
-                for segment in segments
-            )
+    def covers(
+        self,
+        segments: Sequence[SearchSegment],
+        config: SearchConfig,
+        vectors: Sequence[Vectors] | None = None,
+    ) -> bool:
+        """Return whether this search knows such settings, and can read the tables and stored embeddings."""
+        if config.rerank == "none" or (config.scores == "vocabulary" and self._packed is not None):
+            return False
+        compared = vectors if config.rerank == "embeddings" else None
+        last = self._last_read  # another thread may replace it
+        if last is None or last[0] is not segments or last[1] is not compared:
+            last = self._last_read = (segments, compared, self._can_read(segments, compared))
+        return last[2]
+
+    def _can_read(self, segments: Sequence[SearchSegment], vectors: Sequence[Vectors] | None) -> bool:
+        for segment in segments:
+            if segment.table.ids.dtype != np.uint8 or segment.table.items.dtype != np.int32:
+                return False
+        if vectors is None:
+            return True
+        stored = [one for one in vectors if isinstance(one, StoredVectors)]
+        return len(stored) == len(segments) and all(
+            one.bits == stored[0].bits and one.fits(segment.table.num_items, self._dim)
+            for one, segment in zip(stored, segments, strict=True)
         )
 
     def search(
@@ -158,40 +287,29 @@ class CompiledSearch:
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
-        compared: Compared | None = None,
+        evidence: Evidence,
+        embeddings: Sequence[Float32[np.ndarray, " dim"]],
     ) -> list[Found]:
-        """Find the best items for each query: by codes, or among those by their embeddings.
+        """Find the best items for each query, by codes or by stored embeddings; see :func:`find`.
 
-        Without ``compared`` and with ``k`` 0, list all items under the beams.
+        A batch is searched by several threads.
         """
         threads = len(wanted) // QUERIES_A_THREAD
         if threads > 1:
             threads = min(threads, count_cores())
         if threads <= 1:
-            return self._search_in_turn(segments, queries, wanted, config, compared)
+            return self._search_in_turn(segments, queries, wanted, config, evidence, embeddings)
         bounds = [len(wanted) * number // threads for number in range(threads + 1)]
 
         def search_some(low: int, high: int) -> list[Found]:
-            own = compared and compared._replace(queries=compared.queries[low:high])
-            return self._search_in_turn(segments, queries[low:high], wanted[low:high], config, own)
+            some = slice(low, high)
+            return self._search_in_turn(
+                segments, queries[some], wanted[some], config, evidence, embeddings[some]
+            )
 
         with ThreadPoolExecutor(threads) as executor:
             found = executor.map(search_some, bounds[:-1], bounds[1:])
             return [one for some in found for one in some]
-
-    def can_compare(
-        self, vectors: Sequence[Vectors], segments: Sequence[SearchSegment]
-    ) -> TypeGuard[Sequence[StoredVectors]]:
-        """Return whether the library can read the stored embeddings of segments."""
-        last = self._last_compared
-        if last is None or last[0] is not segments or last[1] is not vectors:
-            stored = [one for one in vectors if isinstance(one, StoredVectors)]
-            answer = len(stored) == len(segments) and all(
-                one.bits == stored[0].bits and one.fits(segment.table.num_items, self._tables[0].shape[1])
-                for one, segment in zip(stored, segments, strict=True)
-            )
-            last = self._last_compared = (segments, vectors, answer)
-        return last[2]
 
     def _search_in_turn(
         self,
@@ -199,41 +317,43 @@ class CompiledSearch:
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
         config: SearchConfig,
-        compared: Compared | None,
+        evidence: Evidence,
+        embeddings: Sequence[Float32[np.ndarray, " dim"]],
     ) -> list[Found]:
         """Search for queries one after the other, in one call of the library."""
-        bits = 16 if compared is None or not compared.vectors else compared.vectors[0].bits
+        vectors = evidence.embeddings if config.rerank == "embeddings" else None
+        bits = vectors[0].bits if vectors and isinstance(vectors[0], StoredVectors) else 16
         views: dict[int, tuple[int, bytes, int]] = {}
         requests = []
         for width, k, level0, restriction in wanted:
             if id(restriction) not in views:
-                view = self._view(segments, restriction, compared)
+                view = self._view(segments, restriction, vectors, evidence.densities)
                 views[id(restriction)] = (len(views) * len(segments), *view)
             position, _, num_items = views[id(restriction)]
-            among, usage = self._usage_among(level0)
+            among = self._spread.among(level0)
             density_step = config.density_weight * among.density_unit / DENSITY_STEPS
-            best = k if compared is None else config.shortlist and max(k, config.shortlist)
+            best = k if vectors is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
                     position,
                     width,
                     config.candidates,
                     min(best, num_items),  # there is memory for each of them
-                    0 if compared is None else min(k, num_items),
+                    0 if vectors is None else min(k, num_items),
                     bits,
-                    _give_codes(level0),
+                    _bits_of(level0),
                     1 / HALF_NORM_STEPS,
                     density_step,
                     config.generator_weight,
-                    0.0 if compared is None or compared.is_raw else density_step,
-                    usage.ctypes.data,
+                    0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
+                    among.usage.ctypes.data,
                     among.first,
                     0.0,
                 )
             )
         given = in_space = np.asarray(queries, dtype=np.float32).tobytes()
-        if compared is not None and not is_residual(bits):
-            in_space = b"".join([np.asarray(query, dtype=np.float32).tobytes() for query in compared.queries])
+        if vectors is not None and not is_residual(bits):
+            in_space = b"".join([np.asarray(one, dtype=np.float32).tobytes() for one in embeddings])
         try:
             work = _works.pop()
         except IndexError:
@@ -256,53 +376,21 @@ class CompiledSearch:
                 raise MemoryError
             if status < 0:
                 raise LookupError("an ID table refers to rows or codes that do not exist")
-            return _read(work, len(requests), len(self._tables))
+            return _read(work, len(requests), self._num_levels)
         finally:
             _works.append(work)
 
-    def _usage_among(self, level0: frozenset[int]) -> tuple[SpreadOf, Float32[np.ndarray, " codes"]]:
-        """Return what is known of the items with these first codes, and their usage for the library."""
-        if level0 not in self._known_usage:
-            among = self._spread.among(level0)
-            self._known_usage[level0] = among, np.pad(among.usage, (0, CODES - len(among.usage)))
-        return self._known_usage[level0]
-
-    def _view(
-        self, segments: Sequence[SearchSegment], restriction: Restriction | None, compared: Compared | None
-    ) -> tuple[bytes, int]:
+    def _view(self, *made_of: Any) -> tuple[bytes, int]:
         """Return what the library reads of segments, and their number of items; kept for the next query."""
-        made_of = (segments, restriction, *(compared[1:3] if compared else (None, None)))
         last = self._last_view  # another thread may replace it
         if last is None or any(map(operator.is_not, last[0], made_of)):
-            num_items = sum(segment.table.num_items for segment in segments)
+            num_items = sum(segment.table.num_items for segment in made_of[0])
             last = self._last_view = (made_of, (_give_segments(*made_of), num_items))
         return last[1]
 
 
-class Compared(NamedTuple):
-    """Stored embeddings that the library compares with queries."""
-
-    queries: Sequence[Float32[np.ndarray, " dim"]]
-    vectors: Sequence[StoredVectors]
-    """Of each segment."""
-    densities: Sequence[UInt8[np.ndarray, " items"]] | None
-    """Of each segment; None: those of the IDs are taken."""
-    is_raw: bool = False
-    """Whether they are the encoder's features, whose densities cost nothing."""
-
-
-_works: Final[list[_Work]] = []
-"""Memory of the library's searches; each is used by one search at a time."""
-
-
 def _pointers(arrays: dict[str, np.ndarray]) -> dict[str, int]:
     return {name: array.ctypes.data for name, array in arrays.items()}
-
-
-def _pack(matrix: Float32[np.ndarray, "inputs outputs"]) -> Float32[np.ndarray, " weights"]:
-    """Arrange a matrix for the library's products: blocks of 64 outputs."""
-    padded = np.pad(matrix, ((0, 0), (0, -matrix.shape[1] % BLOCK)))
-    return padded.reshape(len(matrix), -1, BLOCK).transpose(1, 0, 2).ravel().astype(np.float32)
 
 
 def _pack_bytes(rounded: Float32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, " bytes"]:
@@ -311,30 +399,6 @@ def _pack_bytes(rounded: Float32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, 
     padded = np.pad(rounded, ((0, -codes % BLOCK), (0, -dim % GROUP))) + ZERO_BYTE
     blocks = padded.astype(np.uint8).reshape(-1, BLOCK, len(padded[0]) // GROUP, GROUP)
     return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).ravel()
-
-
-def _pack_generator(w: FoldedWeights, c: Combination) -> dict[str, np.ndarray]:
-    """Return the arrays of the library's generator, as it describes them."""
-    squares = np.square(w.embeddings).mean(axis=1, keepdims=True)
-    normed = w.embeddings / np.sqrt((squares + EPSILON) * w.embeddings.shape[1])
-    arrays = {
-        "prefix_weights": _pack(w.prefix_weights),
-        "prefix_biases": w.prefix_biases,
-        "prefix_keys_values": _pack(w.prefix_keys_values),
-        "prefix_sides": np.concatenate([_pack(side) for side in w.prefix_sides]),
-        "tokens": normed @ w.blocks[0].token,  # the first block's, which depend on nothing else
-        "embeddings": w.embeddings,
-        "distances": w.distances,
-        **{
-            name: np.concatenate([_pack(getattr(block, name)) for block in w.blocks])
-            for name in BlockWeights._fields
-        },
-        "codes": np.concatenate([_pack(logits) for logits in w.codes]),
-        "scales": c.scales,
-        "gates": c.gates,
-        "biases": np.stack([np.pad(bias, (0, CODES - len(bias))) for bias in c.biases]),
-    }
-    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
 
 
 def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np.ndarray]:
@@ -360,8 +424,7 @@ def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np
     }
 
 
-@lru_cache(maxsize=64)
-def _give_codes(level0: frozenset[int]) -> bytes:
+def _bits_of(level0: frozenset[int]) -> bytes:
     """Return a bit vector of the allowed codes at level 0."""
     bits = sum(1 << code for code in level0 if code < CODES) if level0 else (1 << CODES) - 1
     return bits.to_bytes(CODES // 8, "little")
@@ -377,27 +440,14 @@ def _give_segments(
     packed = b""
     for number, segment in enumerate(segments):
         allowed = segment.alive if restriction is None else restriction[number]
+        masks = () if allowed is None else (allowed.ids.words, allowed.ids.before, allowed.items)
         packed += _SEGMENT.pack(
             _give_table(segment.table),
-            *((0, 0, 0) if allowed is None else _give_allowed(allowed)),
+            *([mask.ctypes.data for mask in masks] or (0, 0, 0)),
             *((0, 0) if vectors is None else vectors[number].addresses),
             0 if vectors is None or densities is None else densities[number].ctypes.data,
         )
     return packed
-
-
-_given_allowed: weakref.WeakKeyDictionary[RankedBits, tuple[np.ndarray, tuple[int, int, int]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _give_allowed(allowed: Allowed) -> tuple[int, int, int]:
-    given = _given_allowed.get(allowed.ids)
-    if given is None or given[0] is not allowed.items:
-        words, before, items = allowed.ids.words, allowed.ids.before, allowed.items
-        given = (items, (words.ctypes.data, before.ctypes.data, items.ctypes.data))
-        _given_allowed[allowed.ids] = given
-    return given[1]
 
 
 _given_tables: weakref.WeakKeyDictionary[IdTable, _Table] = weakref.WeakKeyDictionary()
