@@ -178,7 +178,7 @@ def measure(reference: Reference, model: Genius) -> Measured:
     ours["quant"] = F.normalize(quantizer.decode(reference.numbers("code")), dim=-1)
     ours["rerank"] = F.normalize(_batch(reference).total(), dim=-1)
     hidden = generator(reference.numbers("z"), reference.numbers("target"))
-    ours["logits"] = generator.logits(hidden.flatten(0, 1), slice(None)).unflatten(0, hidden.shape[:2])
+    ours["logits"] = generator.row_logits(hidden.flatten(0, 1), slice(None)).unflatten(0, hidden.shape[:2])
     ours |= _training(reference, quantizer)
     largest = {name: _difference(tensor, reference.numbers(name)) for name, tensor in ours.items()}
     misplaced = {}

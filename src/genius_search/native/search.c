@@ -1,6 +1,6 @@
 /* Search of ID tables for one query: beam search by code vectors or by a generator, then ranking by codes.
 
-   The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. search/compiled.py
+   The plain search in search/beam.py and search/rank.py defines the results; tests compare the two. search/kernel.py
    fills the structures below, whose fields must be the same there. Nothing that is read from a table is trusted:
    rows out of range end the search with DAMAGED. Compiled by build.py, in variants for different processors. */
 
@@ -52,7 +52,7 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint8_t *densities; /* of the items; NULL: those of their IDs are taken */
 } Part;
 
-typedef struct { /* a decoder, as T5Decoder arranges it; matrices are packed as for product() */
+typedef struct { /* a generator, as nn/packed.py arranges it; matrices are packed as for product() */
   int64_t width, feedforward, heads, head_width, prefixes, blocks;
   const float *prefix_weights, *prefix_biases; /* from a query to its prefix vectors: [prefixes][width] */
   const float *prefix_keys_values;             /* from a prefix vector to keys and values: [blocks][2][heads][head_width] */

@@ -372,7 +372,7 @@ class Generator(nn.Module):
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
         """Return the logits of one level's codes, without the guide."""
         start = self.offsets[level]
-        return self._logits(hidden, slice(start, start + self.sizes[level]))
+        return self.row_logits(hidden, slice(start, start + self.sizes[level]))
 
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
@@ -380,10 +380,11 @@ class Generator(nn.Module):
         """Return log-probabilities of a level's codes, normalised over the level or the whole vocabulary."""
         if scores == "vocabulary":
             start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
-            return torch.log_softmax(self._logits(hidden, slice(None)), dim=-1)[:, start:stop]
+            return torch.log_softmax(self.row_logits(hidden, slice(None)), dim=-1)[:, start:stop]
         return torch.log_softmax(self.logits(hidden, level), dim=-1)
 
-    def _logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
+    def row_logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
+        """Return the logits of a slice of the vocabulary."""
         if self.head is not None:
             return F.linear(hidden, self.head.weight[rows]).float()
         return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows]).float()

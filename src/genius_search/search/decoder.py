@@ -59,9 +59,6 @@ class Decoder(Protocol):
         the same number for each query.
         """
 
-    def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return the unnormalised scores of one level's codes."""
-
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
     ) -> Float[Tensor, "rows codes"]:
@@ -138,10 +135,6 @@ class GeometricDecoder:
         level = state.level + hidden.shape[1]
         return DecoderStep(hidden, GeometricState(level, hidden[:, -1]))
 
-    def logits(self, hidden: Float[Tensor, "rows dim"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return the scores of one level's codes."""
-        return torch.addmm(self._costs[level], hidden, self._columns[level])
-
     def log_probabilities(
         self,
         hidden: Float[Tensor, "rows dim"],
@@ -149,7 +142,7 @@ class GeometricDecoder:
         scores: Literal["level", "vocabulary"],  # noqa: ARG002  nothing is normalised
     ) -> Float[Tensor, "rows codes"]:
         """Return the scores of one level's codes, which are not normalised."""
-        return self.logits(hidden, level)
+        return torch.addmm(self._costs[level], hidden, self._columns[level])
 
 
 class GuidedState(NamedTuple):
@@ -193,11 +186,6 @@ class GuidedDecoder:
         hidden = torch.cat([generated.hidden, geometric.hidden], dim=-1)
         return DecoderStep(hidden, GuidedState(generated.state, geometric.state))
 
-    def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
-        """Return the unnormalised scores of one level's codes."""
-        generated, residual = hidden.tensor_split([self._generator.config.width], dim=1)
-        return self._guide.combine(self._generator.logits(generated, level), residual, level)
-
     def log_probabilities(
         self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
     ) -> Float[Tensor, "rows codes"]:
@@ -213,4 +201,6 @@ class GuidedDecoder:
                 "this model's generator is guided by geometry, level by level; its scores cannot be "
                 'normalised over the whole vocabulary. Use scores="level"'
             )
-        return torch.log_softmax(self.logits(hidden, level), dim=-1)
+        generated, residual = hidden.tensor_split([self._generator.config.width], dim=1)
+        logits = self._guide.combine(self._generator.logits(generated, level), residual, level)
+        return torch.log_softmax(logits, dim=-1)

@@ -75,17 +75,6 @@ def test_a_code_gains_what_brings_the_prefix_nearer_to_the_query():
                 assert float(gains[code]) == pytest.approx(nearer, abs=1e-4)
 
 
-@pytest.mark.parametrize("scores", ["level", "vocabulary"])
-def test_gains_are_never_normalised(scores):
-    drawn = Drawn()
-    hidden = drawn.decoder.advance(
-        drawn.decoder.start(drawn.queries), torch.zeros(4, 0, dtype=torch.long)
-    ).hidden
-    for level in range(3):
-        logits = drawn.decoder.logits(hidden[:, 0], level)
-        assert torch.equal(drawn.decoder.log_probabilities(hidden[:, 0], level, scores), logits)
-
-
 @pytest.mark.parametrize("cuts", [(0, 1, 2), (0, 2), (1, 2), (2,)])
 def test_codes_read_one_by_one_or_together_say_the_same(cuts):
     drawn = Drawn()
