@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from torch.nn import functional as F
@@ -140,14 +140,6 @@ class Evaluation(NamedTuple):
     """Items of the index."""
     left_out: int
     """Queries without a right answer in the index."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result for scripts."""
-        return {
-            "items": self.items,
-            "left_out": self.left_out,
-            "rows": [{**one._asdict(), "measures": dict(one.measures)} for one in self.rows],
-        }
 
 
 def evaluate_index(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
-from pydantic import BaseModel, StrictInt, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import (
     MANIFEST,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from genius_search.search.kernel import CompiledSearch
 
 MODEL_FILE: Final = "model.json"
-FORMAT: Final = 4
-"""Version of the file; others are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,8 @@ class ModelPart(BaseModel, frozen=True):
 class ModelFile(BaseModel, frozen=True):
     """Contents of ``model.json``."""
 
-    format: StrictInt
+    format: Literal[4]
+    """Version of the file."""
     encoder: ModelPart
     quantizer: ModelPart
     generator: ModelPart | None = None
@@ -124,19 +123,12 @@ def read_model_file(folder: Path) -> ModelFile:
             "where it stopped when run again"
             + (f"; or, if this is a name on the hub, `genius pull {folder}` first" if is_pullable else "")
         )
-    content = read_json(path)
-    found = content.get("format") if isinstance(content, dict) else None
-    if isinstance(found, int) and found != FORMAT:
-        raise ArtifactMismatch(
-            f"{folder} has format {found}, this version reads {FORMAT}; train the model again or install the "
-            "version that made it"
-        )
     try:
-        return ModelFile.model_validate(content)
+        return ModelFile.model_validate(read_json(path))
     except ValidationError as error:
         raise ArtifactMismatch(
-            f"{path} is damaged ({first_problem(error)}); run `genius fit` again, or `genius pull` if it was "
-            "pulled"
+            f"{path} is damaged or of another version ({first_problem(error)}); train the model again, or "
+            "`genius pull` it if it was pulled"
         ) from None
 
 
@@ -256,7 +248,7 @@ class Genius:
         if Path(place).exists() and Path(place).resolve().is_relative_to(home):
             spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
         file = ModelFile(
-            format=FORMAT,
+            format=4,
             encoder=ModelPart(fingerprint=encoder.fingerprint, spec=spec),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),

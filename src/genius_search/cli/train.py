@@ -254,7 +254,7 @@ class Evaluate(DeviceOptions, JsonOption):
             if found.left_out:
                 progress.say(f"{found.left_out:,} queries are left out: their answers are not in the index")
         if self.json:
-            print_json(found.to_json())
+            print_json({**found._asdict(), "rows": [one._asdict() for one in found.rows]})
             return
         lines = []
         for one in found.rows:

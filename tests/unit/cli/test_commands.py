@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import io
 import json
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from genius_search.cli import main
+from genius_search.serve.schemas import SearchResult
 
 from .conftest import run, run_json
+
+WORDS = "remember the milk, " * 30
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +25,7 @@ def photos(tmp_path_factory) -> Path:
     for name, colour in [("red [final].png", "red"), ("green.png", "green"), ("blue.png", "blue")]:
         Image.new("RGB", (32, 32), colour).save(folder / name)
     (folder / "red [final].txt").write_text("a [bold]red[/] square [/nonsense]")
-    (folder / "milk.txt").write_text("remember the milk")
+    (folder / "milk.txt").write_text(WORDS)
     (folder / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     return folder
 
@@ -43,10 +49,15 @@ def test_create_reports_left_out_files_on_stderr_and_only_data_on_stdout(trained
     }
     assert f"left out: {photos / 'torn.png'}: " in err
     assert "4 items added" in err
-    shutil.rmtree(tmp_path / "index")
-    out, err = run(capsys, *words)
+
+
+def test_the_next_command_can_be_pasted(trained, photos, tmp_path, capsys):
+    folder = tmp_path / "it's mine.index"
+    out, err = run(capsys, "index", "create", folder, "--model", trained.model, "--pool", photos)
     assert out == ""
-    assert "genius search" in err
+    words = shlex.split(err.splitlines()[-1].removeprefix("next: "))
+    assert words[:3] == ["genius", "search", str(folder)]
+    assert main(words[1:]) == 0
 
 
 def test_add_reports_added_and_replaced_items(index, photos, tmp_path, capsys):
@@ -82,11 +93,41 @@ def test_search_prints_names_and_texts_unchanged_with_brackets(index, photos, ca
     assert "a [bold]red[/] square [/nonsense]" in out
 
 
-def test_nothing_found_is_exit_status_3(trained, tmp_path, capsys):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("a kite")
-    run(capsys, "index", "create", tmp_path / "i", "--model", trained.model, "--pool", tmp_path / "texts")
-    words = ("search", tmp_path / "i", "a kite", "--modality", "image")
+class Terminal(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_nothing_is_cut_in_a_pipe_and_lines_at_the_width_of_a_terminal(index, photos, capsys, monkeypatch):
+    out, _ = run(capsys, "search", index, "red")
+    assert WORDS.strip() in out
+    assert str(photos / "red [final].png") in out
+    assert not any(line.endswith(" ") for line in out.splitlines())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    main(["search", str(index), "red"])
+    [line] = [line for line in sys.stdout.getvalue().splitlines() if "milk.txt" in line]
+    assert len(line) == 58
+    assert line.endswith("…")
+
+
+def test_files_alone_can_be_piped(index, photos, capsys):
+    out, _ = run(capsys, "search", index, "red", "--files-only")
+    pictures = [str(photos / f"{name}.png") for name in ("blue", "green", "red [final]")]
+    assert sorted(out.splitlines()) == sorted([*pictures, "milk.txt"])
+    run(capsys, "search", index, "red", "--files-only", "--json", status=2)
+
+
+def test_json_is_that_of_the_service(index, capsys):
+    found = run_json(capsys, "search", index, "red", "-k", "2")
+    assert set(SearchResult.model_fields) - set(found) == {"request_id", "took_ms"}
+    SearchResult.model_validate({**found, "request_id": "", "took_ms": {"queue": 0, "search": 0}})
+
+
+def test_nothing_found_is_exit_status_3(index, tmp_path, capsys):
+    words = ("search", index, "a kite", "--where", "name=nothing")
     assert run(capsys, *words, status=3) == ("", "nothing found\n")
     assert run_json(capsys, *words, status=3)["hits"] == []
 

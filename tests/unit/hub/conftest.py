@@ -23,8 +23,6 @@ class Hub:
         self.address = ""
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.downloads: list[str] = []
-        self.fails: str | None = None
-        """Break off the connection instead of sending this file."""
         self.is_closed = False
         """Refuse to store anything."""
 
@@ -90,8 +88,6 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             facts = entry(name, content)
             etag = f'"{facts.get("lfs", {}).get("oid", facts["oid"])}"'
             if self.command == "GET":
-                if hub.fails == name:
-                    return self.reply(500)
                 hub.downloads.append(name)
             return self.reply(200, content, ETag=etag, X_Repo_Commit=hub.commit(repository))
 
