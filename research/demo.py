@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,6 +17,7 @@ from genius_search.cli.terminal import TerminalProgress, print_table, print_text
 from genius_search.config import USUAL_SEARCH, FitConfig, SearchConfig, preset
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.errors import UsageError
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.nn.health import Health
@@ -24,7 +27,6 @@ from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit
 from research.command import run
 from research.evaluate import evaluate
-from research.page import ShownSearch, write_page
 from research.results import ResultRow, averages
 from research.settings import EvaluationConfig
 from research.synth.catalogue import draw_catalogue
@@ -36,28 +38,34 @@ METHODS: Final = ("exact-fused", "routing+codes", "generative", "generative+code
 """Exact search; what distances to codes find, ranked by codes; and what the generator finds,
 in its own order, by codes and by embeddings."""
 _SMALL: Final = preset("small")
-SETTINGS: Final = dataclasses.replace(
+SETTINGS: Final = replace(
     _SMALL,
-    encoder=dataclasses.replace(
-        _SMALL.encoder, training=dataclasses.replace(_SMALL.encoder.training, epochs=7.0)
-    ),
-    quantizer=dataclasses.replace(
-        _SMALL.quantizer, training=dataclasses.replace(_SMALL.quantizer.training, epochs=2.0)
-    ),
-    generator=dataclasses.replace(
-        _SMALL.generator, training=dataclasses.replace(_SMALL.generator.training, epochs=2.0)
-    ),
+    encoder=replace(_SMALL.encoder, training=replace(_SMALL.encoder.training, epochs=7.0)),
+    quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=2.0)),
+    generator=replace(_SMALL.generator, training=replace(_SMALL.generator.training, epochs=2.0)),
 )
 """The preset ``small`` with fewer passes, which are enough for drawings."""
 CANDIDATE_SHARE: Final = 20
 """One item in so many is ranked by its code; the others are not looked at."""
 
 
+class ShownSearch(NamedTuple):
+    """One query and its hits, best first."""
+
+    task: str
+    """Its name, ``text -> image``."""
+    instruction: str
+    text: str
+    image: Path | None
+    hits: list[SearchHit]
+    positives: Collection[str]
+    """Ids of the right answers."""
+
+
 class DemoResult(NamedTuple):
     """The results of the demo."""
 
     rows: list[ResultRow]
-    health: Health
     page: Path
     index_folder: Path
     searches: list[ShownSearch]
@@ -115,22 +123,14 @@ def demo(
         out / "model" / "evaluation",
         progress=progress,
     )
-    search_config = dataclasses.replace(USUAL_SEARCH, router="generator", beam=beam, candidates=candidates)
+    search_config = replace(USUAL_SEARCH, router="generator", beam=beam, candidates=candidates)
     searches = [
         _search(data, index, row, query, search_config, seed=seed)
         for row in data.rows("test")
         for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)  # in random order already
     ]
-    write_page(
-        page,
-        title="GENIUS found these",
-        subtitle="A model generated IDs. One item in twenty was then ranked by its ID; the query was not "
-        "compared with the other items.",
-        facts=_facts(index, model, result.health, time.monotonic() - began),
-        rows=result.rows,
-        searches=searches,
-    )
-    return DemoResult(result.rows, result.health, page, folder, searches)
+    write_page(page, result.rows, _facts(index, model, result.health, time.monotonic() - began), searches)
+    return DemoResult(result.rows, page, folder, searches)
 
 
 def _search(
@@ -140,7 +140,9 @@ def _search(
     instruction = choose_instruction(data.instructions, query, target, "hashed", seed=seed)
     image = None if query.image is None else data.image_path(query.image)
     hits = index.search(query.text, image=image, instruction=instruction, k=HITS_SHOWN, config=config)
-    return ShownSearch(task_name(row.task_id), instruction or "", query.text, image, hits, query.positives)
+    return ShownSearch(
+        task_name(row.task_id), instruction or "", query.text or "", image, hits, query.positives
+    )
 
 
 def _facts(index: Index, model: Genius, health: Health, seconds: float) -> dict[str, str]:
@@ -154,6 +156,50 @@ def _facts(index: Index, model: Genius, health: Health, seconds: float) -> dict[
         "generator's parameters": f"{parameters / 1e6:.1f} M",
         "this run": f"{seconds:.0f} s",
     }
+
+
+def write_page(
+    page: Path, rows: Sequence[ResultRow], facts: Mapping[str, str], searches: Sequence[ShownSearch]
+) -> None:
+    """Write what was measured and found as one HTML file beside the catalogue, whose pictures it shows."""
+
+    def show(image: str | Path | None, text: str | None) -> str:
+        source = (
+            ""
+            if image is None
+            else escape(Path(image).resolve().relative_to(page.parent.resolve()).as_posix())
+        )
+        return (source and f'<img src="{source}" alt="">') + escape(text or "")
+
+    def line(cells: Iterable[str], kind: str = "td") -> str:
+        return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"
+
+    names = ("R@1", "R@5", "R@10")
+    scores = [line((one.method, *(f"{one.measures[name]:.3f}" for name in names))) for one in averages(rows)]
+    blocks = []
+    for one in searches:
+        asked = show(one.image, " ".join(filter(None, (one.instruction, one.text))))
+        hits = (
+            f'<td class="{"right" if hit.id in one.positives else ""}">{show(hit.image, hit.text)}'
+            f"<small>{hit.id}: {'.'.join(map(str, hit.codes))}</small></td>"
+            for hit in one.hits
+        )
+        blocks.append(f"<h3>{escape(one.task)}</h3><p>{asked}</p><table><tr>{''.join(hits)}</tr></table>")
+    text = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>GENIUS found these</title>
+<style>
+body {{ font-family: sans-serif; max-width: 60em; margin: 2em auto }}
+td {{ padding: .4em; width: 9em }}
+.right {{ outline: 2px solid #009e73 }}
+img, small {{ display: block }}
+</style>
+<h1>GENIUS found these</h1>
+<p>A model generated IDs. One item in twenty was then ranked by its ID; the query was not compared with the
+other items. Below each hit are its id and its codes; right answers are framed.</p>
+<table>{"".join(map(line, facts.items()))}</table>
+<h2>Mean of all tasks</h2><table>{line(("method", *names), "th")}{"".join(scores)}</table>
+<h2>Searches</h2>{"".join(blocks)}</html>
+"""
+    page.write_text(text, encoding="utf-8")
 
 
 @command
@@ -193,16 +239,14 @@ class Demo:
         print_table(("mean of 8 tasks", "R@1", "R@5"), lines, left=("mean of 8 tasks",))
         for search in result.searches[::SEARCHES_PER_TASK][:SEARCHES_PRINTED]:
             mark = "correct" if search.hits[0].id in search.positives else "wrong"
-            asked = " + ".join(filter(None, (search.query_text, "a picture" if search.query_image else "")))
+            asked = " + ".join(filter(None, (search.text, "a picture" if search.image else "")))
             print_text(f"{asked} -> {search.hits[0].text or 'a picture'} ({mark})")
         print_text(f"Open {result.page} to see them all. Then try:")
         query = "a striped green umbrella"
         print_text(f'  genius search {result.index_folder} "{query}" --modality image')
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo as the command line says."""
-    return run(Demo, "demo", arguments)
+main = partial(run, Demo, "demo")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -338,9 +339,7 @@ class Evaluate(DeviceOptions, JsonOption):
             print_results(result.rows)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate as the command line says."""
-    return run(Evaluate, "evaluate", arguments)
+main = partial(run, Evaluate, "evaluate")
 
 
 if __name__ == "__main__":

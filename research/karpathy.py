@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, NamedTuple
 
@@ -247,9 +248,7 @@ class Karpathy:
         print_table(splits[0]._fields, [list(map(str, split)) for split in splits])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert what the command line says."""
-    return run(Karpathy, "karpathy", arguments)
+main = partial(run, Karpathy, "karpathy")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -300,9 +301,7 @@ class Report:
         print_text(f"begin with {write(self.out, parts)}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Report what the command line says."""
-    return run(Report, "report", arguments)
+main = partial(run, Report, "report")
 
 
 if __name__ == "__main__":

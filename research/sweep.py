@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -276,9 +277,7 @@ class Sweep:
         return 1 if failed else 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says."""
-    return run(Sweep, "sweep", arguments)
+main = partial(run, Sweep, "sweep")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -220,9 +221,7 @@ class Dense(JsonOption):
         print_tables(task_tables(result.rows))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure as the command line says."""
-    return run(Dense, "baselines.dense", arguments)
+main = partial(run, Dense, "baselines.dense")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -433,9 +434,7 @@ class Generative(JsonOption):
         print_tables(task_tables(result.rows))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train and measure as the command line says."""
-    return run(Generative, "baselines.generative", arguments)
+main = partial(run, Generative, "baselines.generative")
 
 
 if __name__ == "__main__":

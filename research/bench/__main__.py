@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,9 +119,7 @@ def finish(command: Search, title: str, found: Measurements) -> None:
     print(f"all columns: results.md and results.json in {command.out}", file=sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure search as the command line says."""
-    return run(Search, "bench", arguments)
+main = partial(run, Search, "bench")
 
 
 if __name__ == "__main__":

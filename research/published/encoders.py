@@ -17,8 +17,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -499,9 +500,7 @@ class ImportEncoder:
             progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as uniir:{self.out}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Import what the command line says."""
-    return run(ImportEncoder, "published.encoders", arguments)
+main = partial(run, ImportEncoder, "published.encoders")
 
 
 if __name__ == "__main__":

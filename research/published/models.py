@@ -11,8 +11,9 @@ import dataclasses
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -466,9 +467,7 @@ class ImportGenius(DeviceOptions):
             progress.say(f"model {model.fingerprint[:12]} is in {self.out}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Import what the command line says."""
-    return run(ImportGenius, "published.models", arguments)
+main = partial(run, ImportGenius, "published.models")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -240,9 +241,7 @@ def _print_captions(captions: CaptionSet, rows: Sequence[ResultRow]) -> None:
     print_table(columns, [*ours, *published], left=columns[:2])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Reproduce what the command line says."""
-    return run(Repro, "published.repro", arguments)
+main = partial(run, Repro, "published.repro")
 
 
 if __name__ == "__main__":

@@ -417,9 +417,7 @@ class Catalogue(JsonOption):
         print_facts(summary, as_json=self.json)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw what the command line says."""
-    return run(Catalogue, "synth.catalogue", arguments)
+main = partial(run, Catalogue, "synth.catalogue")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +13,6 @@ from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import TASKS, candidate_number, task_name
-from research.doctor import doctor
 from research.evaluate import EvaluationResult, evaluate
 from research.methods import DEPTH
 from research.results import ResultRow
@@ -137,14 +134,3 @@ def test_the_health_of_the_global_pool_comes_with_the_rows(evaluated):
     assert health.purity == 1.0
     assert len(health.levels) == evaluated.model.quantizer.num_levels
     assert math.isfinite(health.reconstruction)
-
-
-def test_the_doctor_says_what_training_found_or_examines_a_pool_anew(trained, evaluated, tmp_path):
-    shutil.copytree(trained.model, tmp_path / "model")
-    remembered = doctor(tmp_path / "model", None, split="test", progress=Silent())
-    facts = json.loads((trained.model / "quantizer" / "manifest.json").read_text())["facts"]["health"]
-    assert remembered.distinct_ids == facts["distinct_ids"]
-    assert remembered.candidates == 300
-    anew = doctor(tmp_path / "model", trained.data, split="test", progress=Silent())
-    assert anew.candidates == 1_000
-    assert anew.distinct_ids == evaluated.result.health.distinct_ids

@@ -1,7 +1,7 @@
 """Health of IDs: code usage, collisions, purity of the modality level, reconstruction.
 
 Quantizers that collapse unnoticed in training are the most common complaint about generative retrieval, so
-this report is computed during training, stored with the model, and printed by ``python -m research.doctor``.
+this report is computed during training, stored with the model, and said at the end.
 """
 
 from __future__ import annotations
