@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -35,8 +34,8 @@ from research.codes import encode_features, examine_items
 from research.command import run
 from research.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
 from research.results import ResultRow, print_results, to_json
-from research.runs import Run, filter_to_pool, measure, write_qrels, write_run
-from research.settings import METHODS, EvaluationConfig, Pool
+from research.runs import filter_to_pool, measure_run, write_qrels, write_run
+from research.settings import EvaluationConfig, Pool
 
 CANDIDATES: Final = "candidates"
 """Folder of the union's candidates; that of a local pool has the pool's name behind it."""
@@ -48,16 +47,29 @@ Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHi
 
 
 class EvaluationResult(NamedTuple):
-    """Rows of the table, and the health of the IDs of all candidates that were searched."""
+    """Rows of the table, and what they were measured of: model, data, split, settings."""
 
     rows: list[ResultRow]
-    health: Health
     about: dict[str, Any]
-    """Fingerprint of the model, name of the data, split, settings."""
+    health: Health | None = None
+    """Of the IDs of all candidates that were searched."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result for scripts, and for a model's card."""
-        return {**self.about, **to_json(self.rows), "health": dataclasses.asdict(self.health)}
+        """Return the result for scripts."""
+        health = {} if self.health is None else {"health": asdict(self.health)}
+        return {**self.about, **to_json(self.rows), **health}
+
+    def write(self, folder: Path) -> EvaluationResult:
+        """Write ``results.json``; return the result."""
+        write_json(folder / RESULTS, self.to_json())
+        return self
+
+    def print(self, *, as_json: bool) -> None:
+        """Print the result as JSON, or as tables."""
+        if as_json:
+            print_json(self.to_json())
+        else:
+            print_results(self.rows)
 
 
 class EvaluationPools:
@@ -152,9 +164,6 @@ def evaluate(
     Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
-    unknown = [method for method in config.methods if method not in METHODS]
-    if unknown:
-        raise UsageError(f"methods {unknown} are not known; choose from {', '.join(METHODS)}")
     settings = SearchConfig(
         beam=config.beam,
         scores=config.scores,
@@ -173,9 +182,7 @@ def evaluate(
         progress=progress,
     )
     about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
-    result = EvaluationResult(results, pools.health(), about)
-    write_json(folder / RESULTS, result.to_json())
-    return result
+    return EvaluationResult(results, about, pools.health()).write(folder)
 
 
 def evaluate_pools(
@@ -208,6 +215,7 @@ def evaluate_pools(
     queries = [(row, embed_queries(data, model, row, config, evaluation, progress)) for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []
+    done = 0
     progress.begin("evaluate", len(queries) * len(config.pools))
     for pool in config.pools:
         # The global pool is read once for the queries of all rows.
@@ -215,7 +223,8 @@ def evaluate_pools(
             candidates = pools.of(group[0][0], pool)
             for lines in _evaluate_pool(group, pool, candidates, answer, config, folder / "runs"):
                 results += lines
-                progress.advance(len(results) // len(config.methods), {})
+                done += 1
+                progress.advance(done, {})
     return results, pools
 
 
@@ -284,9 +293,9 @@ def _evaluate_pool(
     for (row, queries), found_by_methods in zip(group, answers, strict=True):
         lines: list[ResultRow] = []
         for found in found_by_methods:
-            run = Run(found.method, dict(zip(queries.qids, found.hits, strict=True)))
-            write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", run)
-            measures = measure(qrels[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
+            run = dict(zip(queries.qids, found.hits, strict=True))
+            write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", found.method, run)
+            measures = measure_run(qrels[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
             lines.append(
                 ResultRow(
                     dataset=row.dataset,
@@ -297,7 +306,7 @@ def _evaluate_pool(
                     method=found.method,
                     queries=measures.queries,
                     pool_size=len(candidates),
-                    headline_k=row.headline_k,
+                    headline=f"R@{row.headline_k}",
                     measures=measures.means,
                     bytes_per_item=found.bytes_per_item,
                     candidates_touched=found.touched,
@@ -332,11 +341,8 @@ class Evaluate(DeviceOptions, JsonOption):
             model = Genius.open(self.model, device=self.device, download=self.download)
             folder = self.out or self.model / "evaluation"
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
-            progress.say(f"IDs of the candidates: {result.health.verdict}")
-        if self.json:
-            print_json(result.to_json())
-        else:
-            print_results(result.rows)
+            progress.say(f"IDs of the candidates: {result.health.verdict if result.health else 'unknown'}")
+        result.print(as_json=self.json)
 
 
 main = partial(run, Evaluate, "evaluate")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Int, Int64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -37,10 +36,11 @@ LEVELS_SHOWN: Final = 3
 THUMBNAIL: Final = 96
 """Pixels of a picture's longest side."""
 CLOUD_ITEMS: Final = 3000
+Shown = tuple[np.ndarray | None, str]
+"""Pixels and text of an item."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A figure with its title and its description."""
 
     name: str
@@ -54,15 +54,6 @@ class Drawing:
 def new_figure(width: float = 7.0, height: float = 4.0) -> Figure:
     """Return an empty figure of a size in inches."""
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
-
-
-def label_axes(axes: Axes, *, x: str, y: str) -> None:
-    """Set labels and a faint grid; remove the frame above and on the right."""
-    axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
-    axes.grid(visible=True, which="major", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def beam_figure(beams: Sequence[tuple[int, System]]) -> Drawing:
@@ -86,7 +77,11 @@ def beam_figure(beams: Sequence[tuple[int, System]]) -> Drawing:
     axes.set_xscale("log")
     axes.set_xticks(widths, [str(width) for width in widths])
     axes.minorticks_off()
-    label_axes(axes, x="beam: IDs kept at each level", y="mean over tasks, %")
+    axes.set_xlabel("beam: IDs kept at each level", color=INK)
+    axes.set_ylabel("mean over tasks, %", color=INK)
+    axes.grid(visible=True, which="major", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return Drawing(
         name="beam", title="Recall and the beam's width", alt="Recall by the beam's width", figure=figure
@@ -124,7 +119,9 @@ def cloud_figure(
     """Draw the vectors of IDs on their two principal components, coloured by modality."""
     rows = np.linspace(0, len(codes) - 1, min(CLOUD_ITEMS, len(codes))).astype(np.int64)
     vectors = quantizer.decode(torch.from_numpy(codes[rows].astype(np.int64))).numpy()
-    places, kept = project(vectors)
+    # On the two directions of most variance, with the share of the variance that they hold.
+    left, sizes, _ = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
+    places, shares = left[:, :2] * sizes[:2], np.square(sizes) / max(np.square(sizes).sum(), 1e-12)
     figure = new_figure(5.0, 5.0)
     axes = figure.add_subplot()
     for one, colour in zip(Modality, COLOURS, strict=False):
@@ -133,7 +130,7 @@ def cloud_figure(
             axes.scatter(
                 places[own, 0], places[own, 1], s=7, alpha=0.55, linewidths=0, color=colour, label=one.value
             )
-    axes.set_xlabel(f"{kept:.0%} of the variance is shown", color=INK)
+    axes.set_xlabel(f"{shares[:2].sum():.0%} of the variance is shown", color=INK)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.legend(frameon=False)
@@ -143,14 +140,6 @@ def cloud_figure(
         alt="Scatter of ID vectors, coloured by modality",
         figure=figure,
     )
-
-
-def project(vectors: Float[np.ndarray, "items dim"]) -> tuple[Float[np.ndarray, "items 2"], float]:
-    """Return vectors on the two directions of most variance, and the share of the variance that they hold."""
-    centred = vectors.astype(np.float64) - vectors.mean(axis=0)
-    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
-    total = float(np.sum(sizes**2))
-    return left[:, :2] * sizes[:2], float(np.sum(sizes[:2] ** 2)) / total if total > 0 else 0.0
 
 
 class Group(NamedTuple):
@@ -192,14 +181,6 @@ def group_by_code(
     return found
 
 
-class Shown(NamedTuple):
-    """One item as a figure shows it."""
-
-    image: np.ndarray | None
-    """Pixels."""
-    text: str
-
-
 def _items(data: MBeir, split: str, features: Features, groups: Sequence[Group]) -> list[list[Shown]]:
     wanted = {int(features.ids[row]) for group in groups for row in group.rows}
     found: dict[int, Shown] = {}
@@ -211,7 +192,7 @@ def _items(data: MBeir, split: str, features: Features, groups: Sequence[Group])
                 picture = open_image(data.image_path(candidate.image), shortest_side=THUMBNAIL)
                 picture.thumbnail((THUMBNAIL, THUMBNAIL))
                 image = np.asarray(picture)
-            found[number] = Shown(image, candidate.text or candidate.did)
+            found[number] = image, candidate.text or candidate.did
     return [[found[int(features.ids[row])] for row in group.rows] for group in groups]
 
 
@@ -226,11 +207,11 @@ def codes_figure(groups: Sequence[Group], items: Sequence[Sequence[Shown]], titl
             axes.axis("off")
     for row, group, shown in zip(panels, groups, items, strict=False):
         _write(row[0], f"{'.'.join(map(str, group.prefix))}\n{group.size:,} items", size=9.0)
-        for axes, item in zip(row[1:], shown, strict=False):
-            if item.image is not None:
-                axes.imshow(item.image)
+        for axes, (image, text) in zip(row[1:], shown, strict=False):
+            if image is not None:
+                axes.imshow(image)
             else:
-                _write(axes, textwrap.fill(item.text, 15, max_lines=5, placeholder=" …"), size=6.5)
+                _write(axes, textwrap.fill(text, 15, max_lines=5, placeholder=" …"), size=6.5)
     return Drawing(
         name="codes",
         title=f"Items that share codes ({title})",

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
+import pandas as pd
 import tyro
 
 from genius_search.cli.options import OptionalFile, OptionalFolder, command
@@ -19,9 +20,9 @@ from research import figures
 from research.command import run
 from research.figures import Drawing
 from research.published.numbers import COMPARABLE, references
-from research.runs import Run, measure, read_run
+from research.runs import measure_run, read_run
 from research.settings import METHODS, POOLS, Pool
-from research.statistics import Pair, PerTask, compare_all
+from research.statistics import Pair, compare_all
 from research.systems import SYSTEMS, System, gather
 from research.table import Cell, Table, find_best
 
@@ -59,47 +60,31 @@ def recall_table(systems: Sequence[System], pool: Pool) -> Table:
         for method in system.methods(pool):
             values = [system.task(pool, method, task) for task in tasks]
             average = system.average(pool, method) if system.tasks(pool) == tasks else None
-            lines.append((system.title, method, *values, average))
+            exact = system.average(pool, "exact-raw")
+            kept = 100 * average.value / exact.value if average and exact and exact.value > 0 else None
+            lines.append((system.title, method, *values, average, kept))
     bold = find_best(lines, range(2, 3 + len(tasks)))
     is_comparable = "published" in first.columns and bool(first["published"].map(bool).all())
     for method, name in COMPARABLE.items() if is_comparable else ():
         numbers = [next((one.value for one in references(task, pool, method)), None) for task in tasks]
-        lines.append((f"{name}, published", method, *numbers, None))
+        lines.append((f"{name}, published", method, *numbers, None, None))
     seeds = sorted({len(system.folders) for system in systems})
     return Table(
         name=f"recall-{pool}",
         title=f"Recall, {pool} pool",
         note="Share of queries with a right answer among the first hits, percent, mean ± standard deviation "
-        f"over {' or '.join(map(str, seeds))} seeds. Bold: the best of a column.",
+        f"over {' or '.join(map(str, seeds))} seeds. Bold: the best of a column. Kept: of the average of "
+        "exact search over the encoder's summed features (CLIP-SF's way), percent.",
         headings=(
             "system",
             "method",
             *(f"{task} {first.loc[task, 'headline']}" for task in tasks),
             "average",
+            "kept",
         ),
         lines=lines,
         text_columns=2,
         bold=bold,
-    )
-
-
-def kept_table(systems: Sequence[System], pool: Pool) -> Table:
-    """Return how much of its own encoder's recall each method keeps: the one figure that data sets share."""
-    lines: list[tuple[Cell, ...]] = []
-    for system in systems:
-        exact = system.average(pool, "exact-raw")
-        for method in system.methods(pool):
-            found = system.average(pool, method)
-            if exact is not None and found is not None and exact.value > 0 and method != "exact-raw":
-                lines.append((system.title, method, found, exact, 100 * found.value / exact.value))
-    return Table(
-        name=f"kept-{pool}",
-        title=f"What is kept of the encoder's own recall, {pool} pool",
-        note="Average over tasks in percent, that of exact search over the encoder's summed features "
-        "(CLIP-SF's way), and their ratio in percent.",
-        headings=("system", "method", "average", "exact-raw", "kept"),
-        lines=lines,
-        text_columns=2,
     )
 
 
@@ -150,22 +135,18 @@ def tested_pairs(systems: Sequence[System], pool: Pool) -> list[Pair]:
 def ablation_table(kind: str, base: System | None, changed: Sequence[System]) -> Table:
     """Return the base system and each one with a single change, tested against the base."""
     method, name = TESTED
-    tests: list[Any] = [None] * len(changed)
-    if base is not None:
-        before = base.per_query("global", method, name)
-        tests = list(
-            compare_all(
-                [Pair(one.title, base.title, name, (one.per_query("global", method, name), before))
-                 for one in changed]
-            )
-        )  # fmt: skip
+    everyone = [*([base] if base else []), *changed]
+    values = [system.per_query("global", method, name) for system in everyone] if base else []
+    tests = compare_all(
+        [Pair(one.title, everyone[0].title, name, (own, values[0]))
+         for one, own in zip(everyone[1:], values[1:], strict=True)] if base else []
+    )  # fmt: skip
     lines: list[tuple[Cell, ...]] = []
-    for system, test in zip(
-        [*([base] if base else []), *changed], [*([None] if base else []), *tests], strict=True
-    ):
-        averages = [system.average("global", *column) for column in ABLATION_COLUMNS]
+    for place, system in enumerate(everyone):
+        test = tests[place - 1] if base and place else None
+        columns = [system.average("global", *column) for column in ABLATION_COLUMNS]
         tested = (None, None) if test is None else (_points(test.difference), _p(test.p))
-        lines.append((system.title, len(system.folders), *averages, *tested))
+        lines.append((system.title, len(system.folders), *columns, *tested))
     return Table(
         name=kind,
         title=ABLATIONS[kind],
@@ -183,7 +164,7 @@ def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawin
     pools = [pool for pool in POOLS if any(one.methods(pool) for one in main)]
     for pool in pools:
         own = [one for one in main if one.methods(pool)]
-        parts += [recall_table(own, pool), kept_table(own, pool)]
+        parts.append(recall_table(own, pool))
     if pools:
         pool = pools[-1]
         own = [one for one in main if one.methods(pool)]
@@ -214,15 +195,13 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     """
     judged = {qid: answers for qid, answers in read_qrels(qrels).items() if max(answers.values()) > 0}
     lines: list[tuple[Cell, ...]] = []
-    values: dict[str, dict[str, PerTask]] = {}
+    values: dict[str, pd.DataFrame] = {}
     for path in runs:
-        found = read_run(path).hits
+        found = read_run(path)
         if not judged.keys() & found.keys():
             raise BadData(f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels")
-        measured = measure(judged, Run(path.stem, {qid: found.get(qid, ()) for qid in judged}))
-        values[path.stem] = {
-            name: {"": {qid: own[name] for qid, own in measured.per_query.items()}} for name in RUN_MEASURES
-        }
+        measured = measure_run(judged, {qid: found.get(qid, ()) for qid in judged})
+        values[path.stem] = pd.concat({"": pd.DataFrame.from_dict(measured.per_query, orient="index")})
         lines.append((path.stem, *(100 * measured.means[name] for name in RUN_MEASURES)))
     first, *others = values
     pairs = [

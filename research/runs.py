@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import csv
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float32
 
-from genius_search.data.mbeir import numbered_lines
-from genius_search.errors import BadData, BadRecord
-from genius_search.evaluate import KS, Measures, Qrels, first_few
-from genius_search.evaluate import measure as measure_rankings
+from genius_search.errors import BadData
+from genius_search.evaluate import KS, Measures, Qrels, first_few, measure
 from genius_search.writing import write_file
 
 TREC_COLUMNS: Final = "qid Q0 did rank score name"
+
+
+class Hit(NamedTuple):
+    """A candidate of a ranking."""
+
+    did: str
+    score: float
+
+
+Run: TypeAlias = Mapping[str, Sequence[Hit]]
+"""One method's ranking for each query id, best first; empty if nothing was found."""
 
 
 def filter_to_pool(qrels: Qrels, pool_ids: Container[str]) -> dict[str, dict[str, int]]:
@@ -56,33 +65,11 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
 
 def trec_word(text: str) -> str:
     """Return the text if it can be a column of a TREC file, whose columns are separated by blanks."""
-    if len(text.split()) != 1 or text.strip() != text:
+    if text.split() != [text]:
         raise BadData(
             f"{text!r} is not allowed in a TREC file: ids and names are single words without blanks"
         )
     return text
-
-
-class Hit(NamedTuple):
-    """A candidate of a ranking."""
-
-    did: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One method's ranking for each query, best first.
-
-    >>> run = Run("generative", {"9:1": [Hit("9:7", -0.5), Hit("9:3", -2.0)]})
-    >>> run.hits["9:1"][0].did
-    '9:7'
-    """
-
-    name: str
-    """The method; the last column of the file."""
-    hits: Mapping[str, Sequence[Hit]]
-    """Query id -> ranking, which is empty if nothing was found."""
 
 
 def strictly_decreasing(
@@ -113,63 +100,56 @@ def strictly_decreasing(
     return lowered
 
 
-def write_run(path: Path, run: Run) -> None:
+def write_run(path: Path, name: str, run: Run) -> None:
     """Write TREC's six columns ``qid Q0 did rank score name``, ranks from 1, in one step.
 
     The scores are made :func:`strictly_decreasing`, so that every tool sees the ranking that we measure. TREC
     has no line for an empty ranking, so such a query is missing when the file is read.
     """
-    for word in {run.name, *run.hits, *(hit.did for ranking in run.hits.values() for hit in ranking)}:
-        trec_word(word)
-    lines = [
-        f"{qid} Q0 {hit.did} {rank} {score!s} {run.name}\n"
-        for qid, ranking in run.hits.items()
-        for rank, (hit, score) in enumerate(
-            zip(ranking, strictly_decreasing([hit.score for hit in ranking]), strict=True), start=1
-        )
-    ]
+    lines = []
+    for qid, ranking in run.items():
+        scores = strictly_decreasing([hit.score for hit in ranking])
+        lines += [
+            f"{trec_word(qid)} Q0 {trec_word(hit.did)} {rank} {score!s} {trec_word(name)}\n"
+            for rank, (hit, score) in enumerate(zip(ranking, scores, strict=True), start=1)
+        ]
     write_file(path, "".join(lines).encode())
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> dict[str, list[Hit]]:
     """Read a TREC run of six columns, or UniIR's of seven, the last of which is the task.
 
     Hits come in trec_eval's order: by score in single precision, equal scores by candidate id, last first.
 
-    Raises BadRecord: a line has another number of columns, a score that is not a finite number, or a
-    candidate twice in one ranking. Raises BadData: the file cannot be read or has no ranking.
+    Raises BadData: the file is no run, a score is not a finite number, or a candidate is twice in a ranking.
     """
-    rankings: dict[str, dict[str, float]] = {}
-    name = ""
-    for line, raw in numbered_lines(path):
-        columns = raw.decode(errors="replace").split()
-        if len(columns) not in {6, 7}:
-            expected = f"TREC's 6 ({TREC_COLUMNS}) or UniIR's 7 (and the task)"
-            raise BadRecord(path, line, f"{len(columns)} columns, expected {expected}")
-        qid, _, did, _, text, name = columns[:6]
-        try:
-            score = float(text)
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
-            raise BadRecord(path, line, f"score {text!r} is not a finite number")
-        ranking = rankings.setdefault(qid, {})
-        if did in ranking:
-            raise BadRecord(path, line, f"candidate {did} is twice in the ranking of query {qid}")
-        with np.errstate(over="ignore"):
-            ranking[did] = float(np.float32(score))
-    if not rankings:
-        raise BadData(f"{path} holds no ranking: expected lines of {TREC_COLUMNS}")
-    hits = {qid: [Hit(*pair) for pair in ranking.items()] for qid, ranking in rankings.items()}
+    try:
+        lines = pd.read_csv(
+            path, sep=r"\s+", header=None, dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE
+        )
+    except (OSError, ValueError) as error:
+        raise BadData(f"{path} is no run: {error}; expected lines of {TREC_COLUMNS}") from None
+    if lines.shape[1] not in {6, 7} or (lines.fillna("") == "").any(axis=None):
+        raise BadData(
+            f"{path} is no run: expected TREC's 6 columns ({TREC_COLUMNS}) or UniIR's 7 (and task) in each "
+            "line"
+        )
+    scores = pd.to_numeric(lines[4], errors="coerce")
+    for bad, problem in (
+        (~np.isfinite(scores), "the score is not a finite number"),
+        (lines.duplicated([0, 2]), "the candidate is twice in the ranking of the query"),
+    ):
+        if bad.any():
+            line = int(np.flatnonzero(bad)[0])
+            raise BadData(f"{path}: {' '.join(lines.iloc[line])}: {problem}")
+    hits: dict[str, list[Hit]] = {}
+    for qid, did, score in zip(lines[0], lines[2], scores.astype(np.float32).tolist(), strict=True):
+        hits.setdefault(qid, []).append(Hit(did, score))
     for found in hits.values():
         found.sort(key=lambda hit: (hit.score, hit.did.encode()), reverse=True)
-    return Run(name, hits)
+    return hits
 
 
-def measure(qrels: Qrels, run: Run, *, ks: Sequence[int] = KS) -> Measures:
+def measure_run(qrels: Qrels, run: Run, *, ks: Sequence[int] = KS) -> Measures:
     """Measure a run against the right answers, as :func:`genius_search.evaluate.measure` does."""
-    rankings = {qid: [hit.did for hit in ranking] for qid, ranking in run.hits.items()}
-    try:
-        return measure_rankings(qrels, rankings, ks=ks)
-    except BadData as error:
-        raise BadData(f"run {run.name!r}: {error}") from None
+    return measure(qrels, {qid: [hit.did for hit in hits] for qid, hits in run.items()}, ks=ks)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, get_args
 
 from pydantic import ConfigDict
 
 from genius_search.config import Count, Natural, NonNegative, SearchConfig
-from genius_search.errors import UsageError
 
-Name = TypeVar("Name", bound=str)
 Pool = Literal["local", "global"]
 POOLS: Final[tuple[Pool, Pool]] = ("local", "global")
-METHODS: Final = (
+Method = Literal[
     "exact-raw",
     "exact-fused",
     "exact-fused+hubness",
@@ -25,7 +22,8 @@ METHODS: Final = (
     "generative+codes",
     "generative+embeddings",
     "generative+raw",
-)
+]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
 """The methods of an evaluation in the order of the tables."""
 
 
@@ -70,27 +68,8 @@ class EvaluationConfig:
     pools: tuple[Pool, ...] = ("local", "global")
     """Each query against its own task's pool, against the union of all pools, or both."""
 
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[Method, ...] = METHODS
     """Methods to measure."""
 
     rows: tuple[str, ...] = ()
     """Rows to evaluate, named as in file names (``mscoco_task0``); none means all."""
-
-
-def choose(flag: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
-    """Return the names in a list with commas, or every name for ``all``.
-
-    Raises UsageError: a name is not known, or is repeated.
-
-    >>> choose("--kinds", "hnsw, exact", ("exact", "hnsw"))
-    ('hnsw', 'exact')
-    """
-    if text == "all":
-        return tuple(known)
-    names = [name.strip() for name in text.split(",")]
-    found = tuple(one for name in names for one in known if one == name)
-    if len(found) < len(names) or len(set(found)) < len(found):
-        raise UsageError(
-            f"{flag} {text!r}: expected some of {', '.join(known)}, each once with commas between, or all"
-        )
-    return found

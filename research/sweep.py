@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -186,20 +186,20 @@ def sweep(
     UsageError
         A row that is named does not exist.
     """
-    unknown = {*only, *skip} - {row.name for row in recipe.row}
-    if unknown:
+    names = [row.name for row in recipe.row]
+    if unknown := {*only, *skip}.difference(names):
         raise UsageError(f"the recipe has no rows {', '.join(sorted(unknown))}")
+    needed = {*only, *(row.model for row in recipe.row if row.name in only)} if only else {*names}
     changes = recipe.quick if quick else {}
     failed = []
     first: Path | None = None
-    for row in chosen_rows(recipe.row, only, skip):
+    for row in (one for one in recipe.row if one.name in needed.difference(skip)):
         for seed in row.seeds[:1] if quick else row.seeds:
             folder = out / row.name / f"seed-{seed}"
             plan = fingerprint_of([asdict(row), seed, changes, encoder, str(data.root.resolve())])
             if first is not None and row.fit is not None:
                 share(first, folder)
-            place = [one.name for one in recipe.row].index(row.name)
-            record = {**asdict(row), "seed": seed, "plan": plan, "place": place}
+            record = {**asdict(row), "seed": seed, "plan": plan, "place": names.index(row.name)}
             done = folder / ROW_FILE
             if done.exists() and json.loads(done.read_text())["plan"] == plan:
                 first = first or folder
@@ -215,12 +215,6 @@ def sweep(
             first = first or folder
             write_json(done, {**record, "seconds": round(time.monotonic() - began)})
     return failed
-
-
-def chosen_rows(rows: Sequence[Row], only: Sequence[str], skip: Sequence[str]) -> Iterable[Row]:
-    """Return the rows to run, with the rows whose models they use."""
-    needed = set(only) | {row.model for row in rows if row.name in only and row.model}
-    return [row for row in rows if row.name not in skip and (not only or row.name in needed)]
 
 
 def share(first: Path, folder: Path) -> None:

@@ -14,9 +14,9 @@ import pandas as pd
 from genius_search.data.mbeir import read_qrels
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from research.evaluate import RESULTS
-from research.runs import Run, measure, read_run
+from research.runs import measure_run, read_run
 from research.settings import METHODS, Pool
-from research.statistics import PerTask, estimate, mean_of_seeds
+from research.statistics import PerQuery, estimate
 from research.sweep import EVALUATION, MODEL, ROW_FILE
 from research.table import Estimate
 
@@ -38,6 +38,7 @@ class System:
     """What `research.evaluate` wrote, for each seed."""
     model: Path | None
     """Model of the first seed."""
+    split: str
     rows: pd.DataFrame
     """A line for each seed, pool, task and method, as in results.json."""
 
@@ -50,51 +51,47 @@ class System:
         """Return the names of the tasks of a pool."""
         return list(self.rows[self.rows["pool"] == pool]["name"].unique())
 
-    def select(self, pool: Pool, method: str) -> pd.DataFrame:
-        """Return the lines of a method in a pool."""
-        return self.rows[(self.rows["pool"] == pool) & (self.rows["method"] == method)]
-
     def task(self, pool: Pool, method: str, task: str) -> Estimate | None:
         """Return a task's own measure in percent, over seeds."""
-        own = self.select(pool, method)
-        values = 100 * own[own["name"] == task]["score"]
-        return estimate(values.tolist()) if len(values) else None
+        rows = self.rows
+        own = rows[(rows["pool"] == pool) & (rows["method"] == method) & (rows["name"] == task)]
+        return estimate((100 * own["score"]).tolist()) if len(own) else None
 
     def average(self, pool: Pool, method: str, measure_name: str = HEADLINE) -> Estimate | None:
         """Return a measure in percent over all tasks, every task counting the same, over seeds."""
         column = "score" if measure_name == HEADLINE else measure_name
-        own = self.select(pool, method)
+        own = self.rows[(self.rows["pool"] == pool) & (self.rows["method"] == method)]
         if own.empty or own[column].isna().any():
             return None
         return estimate((100 * own.groupby("seed")[column].mean()).tolist())
 
-    def per_query(self, pool: Pool, method: str, measure_name: str) -> PerTask:
-        """Return a measure for each query, from 0 to 1, as the mean over seeds."""
-        split = self.rows["split"].iloc[0]
-        return mean_of_seeds(
-            [
-                {
-                    task: {
-                        qid: values[measure_name]
-                        for qid, values in _measured(folder, f"{task}_{split}.{pool}", method).items()
-                    }
-                    for task in self.tasks(pool)
-                }
-                for folder in self.folders
-            ]
-        )
+    def per_query(self, pool: Pool, method: str, measure_name: str) -> PerQuery:
+        """Return a measure for each query, from 0 to 1, as the mean over seeds.
+
+        Raises BadData: the seeds answered different queries.
+        """
+        seeds = [
+            pd.concat({task: _measured(folder, f"{task}_{self.split}.{pool}", method)[measure_name]
+                       for task in self.tasks(pool)})
+            for folder in self.folders
+        ]  # fmt: skip
+        if any(set(own.index) != set(seeds[0].index) for own in seeds):
+            raise BadData(f"the seeds of {self.title!r} answered different queries; evaluate one again")
+        return sum(seeds[1:], seeds[0]) / len(seeds)
 
 
 @lru_cache(maxsize=4096)
-def _measured(folder: Path, stem: str, method: str) -> dict[str, dict[str, float]]:
+def _measured(folder: Path, stem: str, method: str) -> pd.DataFrame:
+    """Return a line of measures for each query."""
     qrels_file, run_file = folder / "runs" / f"{stem}.qrels", folder / "runs" / f"{stem}.{method}.trec"
     for file in (qrels_file, run_file):
         if not file.exists():
             raise ArtifactMissing(f"{file} is missing; evaluate again")
     qrels = read_qrels(qrels_file)
     # A method that found nothing for any query leaves a file without a line.
-    found = read_run(run_file).hits if run_file.stat().st_size else {}
-    return measure(qrels, Run(method, {**dict.fromkeys(qrels, ()), **found})).per_query
+    found = read_run(run_file) if run_file.stat().st_size else {}
+    per_query = measure_run(qrels, {**dict.fromkeys(qrels, ()), **found}).per_query
+    return pd.DataFrame.from_dict(per_query, orient="index")
 
 
 def gather(sources: Sequence[str]) -> list[System]:
@@ -142,9 +139,7 @@ def _system(name: str, title: str, table: str, like: str, folders: Sequence[Path
         found = json.loads(file.read_text(encoding="utf-8"))
         frame = pd.DataFrame(found["rows"])
         frame["score"] = [row[row["headline"]] for row in found["rows"]]
-        frames.append(
-            frame.assign(seed=seed, split=found["split"], beam=found["config"]["beam"], data=found["data"])
-        )
+        frames.append(frame.assign(seed=seed, beam=found["config"]["beam"]))
     rows = pd.concat(frames, ignore_index=True)
     sizes = rows.groupby(["pool", "name"])["queries"].nunique()
     if (sizes > 1).any():
@@ -152,5 +147,5 @@ def _system(name: str, title: str, table: str, like: str, folders: Sequence[Path
     is_model = (model / "model.json").exists()
     return System(
         name=name, title=title, table=table, like=like, folders=tuple(folders),
-        model=model if is_model else None, rows=rows,
+        model=model if is_model else None, split=found["split"], rows=rows,
     )  # fmt: skip

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import tyro
 from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import Count, Natural, checked
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.base import load_encoder
@@ -23,7 +23,6 @@ from genius_search.errors import UsageError
 from genius_search.progress import Progress
 from genius_search.training.features import Embedded, TrainingRecords, embed_training
 from genius_search.training.fit import absolute_spec, reopen_embedded
-from genius_search.writing import write_json
 from research.baselines.faiss_index import (
     NORM_BYTES,
     FaissIndex,
@@ -33,9 +32,8 @@ from research.baselines.faiss_index import (
     train_index,
 )
 from research.command import run
-from research.evaluate import RESULTS, evaluate_pools
+from research.evaluate import EvaluationResult, evaluate_pools
 from research.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
-from research.results import ResultRow, print_tables, task_tables, to_json
 from research.settings import EvaluationConfig
 
 BATCH: Final = 65_536
@@ -89,17 +87,6 @@ def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: i
             return f"IVF{lists},RQ{code_bytes - NORM_BYTES}x{bits}_Nqint8"
 
 
-class DenseResult(NamedTuple):
-    """Rows of the results table."""
-
-    rows: list[ResultRow]
-    about: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as ``research.evaluate`` does."""
-        return {**self.about, **to_json(self.rows)}
-
-
 def evaluate_dense(
     data: MBeir,
     embedded: Embedded,
@@ -109,7 +96,7 @@ def evaluate_dense(
     *,
     evaluation: Path,
     progress: Progress,
-) -> DenseResult:
+) -> EvaluationResult:
     """Measure indexes of an encoder's embeddings; ``folder`` receives runs and results.
 
     Image and text features are summed and normalised, as UniIR does. Of ``config`` only rows, pools, split,
@@ -124,7 +111,7 @@ def evaluate_dense(
     """
     dense = checked(dense)
     kinds = dense.kinds
-    config = dataclasses.replace(checked(config), methods=tuple(f"dense-{kind}" for kind in kinds))
+    config = checked(config)
     encoder, training = embedded.encoder, embedded.candidates
     trained: dict[str, Any] = {}
 
@@ -162,9 +149,7 @@ def evaluate_dense(
         "config": dataclasses.asdict(config),
         "dense": {**dataclasses.asdict(dense), "kinds": list(kinds)},
     }
-    result = DenseResult(results, about)
-    write_json(folder / RESULTS, result.to_json())
-    return result
+    return EvaluationResult(results, about).write(folder)
 
 
 @command
@@ -215,10 +200,7 @@ class Dense(JsonOption):
                 evaluation=self.evaluation or (self.model or self.out) / "evaluation",
                 progress=progress,
             )
-        if self.json:
-            print_json(result.to_json())
-            return
-        print_tables(task_tables(result.rows))
+        result.print(as_json=self.json)
 
 
 main = partial(run, Dense, "baselines.dense")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_json
+from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import Count, GeneratorConfig, Natural, Positive, SearchConfig, checked
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_pool
@@ -41,7 +41,6 @@ from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.features import TrainingRecords, embed_pool, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
-from genius_search.writing import write_json
 from research.baselines.ids import (
     SCHEMES,
     Candidates,
@@ -49,15 +48,12 @@ from research.baselines.ids import (
     IdScheme,
     Irgen,
     ResidualIds,
-    SpelledIds,
     TrainingSet,
     find_rows,
 )
 from research.command import run
-from research.evaluate import CANDIDATES, RESULTS, evaluate_pools
+from research.evaluate import CANDIDATES, EvaluationResult, evaluate_pools
 from research.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
-from research.results import ResultRow, print_tables, task_tables
-from research.results import to_json as rows_to_json
 from research.settings import EvaluationConfig
 
 
@@ -94,14 +90,6 @@ class BaselineConfig:
         return self.kind if self.indexing == "yes" else f"{self.kind}-unindexed"
 
 
-class BaselineIndex(NamedTuple):
-    """The IDs of a pool."""
-
-    table: IdTable
-    items: Int64[np.ndarray, " indexed"]
-    """Places in the pool of the items that have an ID."""
-
-
 @dataclass(frozen=True)
 class Baseline:
     """A fitted baseline."""
@@ -110,30 +98,24 @@ class Baseline:
     generator: Generator
     scheme: IdScheme
 
-    def index(self, items: Candidates) -> BaselineIndex:
-        """Return a table of the IDs of the items; without those that can have none."""
-        rows = np.arange(len(items.embeddings))
-        if self.config.is_numbered and isinstance(self.scheme, SpelledIds):
-            rows = np.flatnonzero(self.scheme.knows(items))
-        codes = self.scheme.assign(items.select(rows))
-        return BaselineIndex(IdTable.build(codes, np.zeros(len(codes))), rows)
+    def index(self, items: Candidates) -> IdTable:
+        """Return a table of the IDs of the items."""
+        codes = self.scheme.assign(items)
+        return IdTable.build(codes, np.zeros(len(codes)))
 
     def search(
-        self, index: BaselineIndex, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
+        self, table: IdTable, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
     ) -> Iterator[Ranking]:
         """Yield the ranking of each query, in the generator's order; items are places in the pool.
 
         ``queries`` are the model's fused embeddings.
         """
         config = SearchConfig(beam=beam)
-        tables = [SearchSegment(index.table)]
+        tables = [SearchSegment(table)]
         for batch in queries.split(SEARCH_BATCH):
             beams = beam_search(self.generator, tables, batch, config)
             for query in range(len(batch)):
-                found = rank_items(
-                    tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k
-                )
-                yield found._replace(items=index.items[found.items])
+                yield rank_items(tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k)
 
 
 class TrainingData(NamedTuple):
@@ -339,17 +321,6 @@ def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray,
     return np.array([orders[number][place % items] for number, place in zip(passes, places, strict=True)])
 
 
-class BaselineResult(NamedTuple):
-    """Rows of the results table."""
-
-    rows: list[ResultRow]
-    about: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as ``research.evaluate`` does."""
-        return {**self.about, **rows_to_json(self.rows)}
-
-
 def evaluate_baseline(
     data: MBeir,
     model: Genius,
@@ -359,23 +330,23 @@ def evaluate_baseline(
     *,
     evaluation: Path,
     progress: Progress,
-) -> BaselineResult:
+) -> EvaluationResult:
     """Measure a baseline as ``research.evaluate`` measures a model; ``folder`` receives runs and results.
 
     Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
     """
     method = baseline.config.method
-    config = dataclasses.replace(checked(config), methods=(method,))
+    config = checked(config)
     with_codes = baseline.config.kind == "genius"
     items = pool_items(data, model, config.split, evaluation, with_codes=with_codes, progress=progress)
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
-        index = baseline.index(items.select(find_rows(pool.dids, items.numbers)))
+        table = baseline.index(items.select(find_rows(pool.dids, items.numbers)))
         for of_row in queries:
-            rankings = list(baseline.search(index, of_row.fused, beam=config.beam, k=DEPTH))
+            rankings = list(baseline.search(table, of_row.fused, beam=config.beam, k=DEPTH))
             hits = [pool.hits(found.items, found.scores) for found in rankings]
             touched = sum(found.touched for found in rankings) / max(1, len(rankings))
-            yield [MethodHits(method, hits, index.table.nbytes / len(pool), touched)]
+            yield [MethodHits(method, hits, table.nbytes / len(pool), touched)]
 
     rows, _ = evaluate_pools(
         data, model, config, answer, folder, evaluation=evaluation, with_codes=False, progress=progress
@@ -387,9 +358,7 @@ def evaluate_baseline(
         "config": dataclasses.asdict(config),
         "baseline": dataclasses.asdict(baseline.config),
     }
-    result = BaselineResult(rows, about)
-    write_json(folder / RESULTS, result.to_json())
-    return result
+    return EvaluationResult(rows, about).write(folder)
 
 
 @command
@@ -428,10 +397,7 @@ class Generative(JsonOption):
             result = evaluate_baseline(
                 data, model, baseline, self.options, self.out, evaluation=place, progress=progress
             )
-        if self.json:
-            print_json(result.to_json())
-            return
-        print_tables(task_tables(result.rows))
+        result.print(as_json=self.json)
 
 
 main = partial(run, Generative, "baselines.generative")

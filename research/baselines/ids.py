@@ -147,16 +147,9 @@ class SpelledIds(ABC):
     def fit(cls, data: TrainingSet) -> SpelledIds:
         """Learn a scheme from training data."""
 
-    def knows(self, candidates: Candidates) -> Bool[np.ndarray, " items"]:
-        """Return which of the items had an ID from the beginning."""
-        return self._places(candidates) >= 0
-
-    def _places(self, candidates: Candidates) -> Int64[np.ndarray, " items"]:
-        return find_rows(candidates.numbers, self._numbers)
-
     def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
         """Return the IDs of items; those of new items are computed from their embeddings or texts."""
-        places = self._places(candidates)
+        places = find_rows(candidates.numbers, self._numbers)
         codes = np.empty((len(places), len(self.sizes)), dtype=np.int16)
         codes[places >= 0] = self._codes[places[places >= 0]]
         new = np.flatnonzero(places < 0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -16,9 +15,6 @@ from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, Op
 from genius_search.cli.terminal import TerminalProgress, print_json
 from research.bench.settings import SearchSettings
 from research.command import run
-
-if TYPE_CHECKING:
-    from research.bench.results import Measurements
 
 MIN_WIDTH = 120
 """Columns of text that a table may take whatever the terminal."""
@@ -60,8 +56,8 @@ class Search(JsonOption):
         """Measure and print."""
         limit_threads()
         from genius_search.model import Genius
-        from research.bench.measure import use_one_thread
-        from research.bench.search import bench_search
+        from research.bench.measure import about, use_one_thread
+        from research.bench.search import bench_search, write
 
         use_one_thread()
         with TerminalProgress() as progress:
@@ -75,48 +71,21 @@ class Search(JsonOption):
                 answers=self.answers,
                 progress=progress,
             )
-        finish(self, "Search beside other indexes", found)
+        facts = about(self.options.seed, sys.argv[1:])
+        document = write(self.out, found, facts)
+        if self.json:
+            print_json(document)
+            return
+        for table in found.tables:
+            print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
+        print("{machine}; {date}; {command}".format_map(facts))
+        print(f"all columns: results.md and results.json in {self.out}", file=sys.stderr)
 
 
 def limit_threads() -> None:
     """Keep libraries to one thread; they read this when they are imported."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-
-
-def format_command(command: Any) -> str:
-    """Return a command as it was typed: of paths the last name only, defaults left out."""
-    words = ["python", "-m", "research.bench"]
-    for part in (command, command.options):
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            flag = f"--{field.name.replace('_', '-')}"
-            if value == field.default or field.name in ("out", "json", "options"):
-                continue
-            match value:
-                case bool():
-                    words.append(flag)
-                case Path():
-                    words += [value.name] if field.name == "data" else [flag, value.name]
-                case _:
-                    words += [flag, str(value)]
-    return " ".join(words)
-
-
-def finish(command: Search, title: str, found: Measurements) -> None:
-    """Write the files and print the tables, or the JSON."""
-    from research.bench.measure import about
-    from research.bench.results import write
-
-    facts = about(format_command(command), seed=command.options.seed)
-    document = write(command.out, title, found, facts)
-    if command.json:
-        print_json(document)
-        return
-    for table in found.tables:
-        print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
-    print("{machine}; {date}; {command}".format_map(facts))
-    print(f"all columns: results.md and results.json in {command.out}", file=sys.stderr)
 
 
 main = partial(run, Search, "bench")

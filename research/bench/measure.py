@@ -8,7 +8,7 @@ import importlib.util
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -77,9 +77,10 @@ def _read_field(file: str, name: str) -> str | None:
     return None
 
 
-def about(command: str, *, seed: int) -> dict[str, Any]:
-    """Return the facts that stand beside every number: machine, date, command and seed."""
+def about(seed: int, words: Sequence[str]) -> dict[str, Any]:
+    """Return the facts beside every number: machine, date, seed, and the command, of paths the last name."""
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    command = " ".join(["python -m research.bench", *(Path(word).name for word in words)])
     return {"machine": describe_machine(), "date": date, "command": command, "seed": seed}
 
 

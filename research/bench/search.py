@@ -6,9 +6,8 @@ begin behind the encoder, have one thread and take turns in one process.
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -17,11 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from genius_search.config import checked, usual_search
-from genius_search.errors import UsageError
+from genius_search.config import checked
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from research.bench.coded import ALL, Codes, Ours, encode, fit, of_model
+from genius_search.writing import write_file, write_json
+from research.bench.coded import Codes, Ours, encode, fit, of_model
 from research.bench.given import (
     Found,
     Given,
@@ -36,7 +35,6 @@ from research.bench.given import (
     share_found,
 )
 from research.bench.measure import time_build, time_queries, time_rounds
-from research.bench.results import Measurements, Row, table
 from research.bench.rivals import (
     Rival,
     build_rivals,
@@ -45,11 +43,9 @@ from research.bench.rivals import (
     faiss_rival,
     graph_builders,
 )
-from research.bench.settings import SearchSettings, parse_counts
-from research.settings import choose
+from research.bench.settings import SearchSettings
 from research.table import Table
 
-PARTS: Final = ("plain", "candidates", "filtered")
 REFERENCE: Final = "faiss HNSW32, ef 32"
 """Times are also given as multiples of this one's."""
 REACHED: Final = 0.95
@@ -57,23 +53,9 @@ REACHED: Final = 0.95
 EFFORTS: Final = (16, 32, 64, 128, 256, 512, 1024)
 EFFORT_QUERIES: Final = 64
 """Queries that decide how much effort a filtered search takes."""
-CANDIDATE_QUERIES: Final = 200
-"""Queries for which numbers of candidates are compared."""
 QUICK: Final[dict[str, Any]] = {
-    "items": "4e3", "queries": 200, "timed": 20, "rounds": 1,
+    "items": (4e3,), "queries": 200, "timed": 20, "rounds": 1,
 }  # fmt: skip
-
-
-class Built(NamedTuple):
-    """Something with the CPU-seconds that making it took."""
-
-    it: Any
-    seconds: float | None
-
-    @staticmethod
-    def time(build: Callable[[], Any]) -> Built:
-        """Make it."""
-        return Built(*time_build(build))
 
 
 class Pool(NamedTuple):
@@ -96,6 +78,18 @@ class Method(NamedTuple):
 
 
 Methods = dict[str, Method]
+Row = dict[str, Any]
+"""One measurement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Everything that was measured."""
+
+    rows: dict[str, list[Row]]
+    """Part -> its rows, as the JSON has them."""
+    tables: Sequence[Table]
+    """For people, each short enough for a terminal or a document."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,6 @@ class _Bench:
     """Settings of a run, and the rows measured so far."""
 
     settings: SearchSettings
-    parts: Sequence[str]
     folder: Path
     progress: Progress
     model: Genius | None
@@ -134,55 +127,42 @@ def bench_search(
     Raises UsageError where a setting is out of range, BadData where the data is not what it should be.
     """
     settings = checked(replace(settings, **QUICK) if settings.quick else settings)
-    parts = choose("--parts", settings.parts, PARTS)
-    shares = [_share(text) for text in settings.shares.split(",")]
-    bench = _Bench(settings, parts, folder, progress, model, {part: [] for part in PARTS if part in parts})
+    bench = _Bench(settings, folder, progress, model, {part: [] for part in settings.parts})
     folder.mkdir(parents=True, exist_ok=True)
     given = read_given(
         data, settings, model, folder, query_vectors=query_vectors, answers=answers, progress=progress
     )
     sizes = [len(given.items)]
-    sizes += [size for size in sorted(set(parse_counts("--items", settings.items))) if size > sizes[0]]
+    sizes += sorted({int(size) for size in settings.items if size > sizes[0]})
     progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")
     progress.begin("search", len(sizes))
     for number, size in enumerate(sizes):
         given = invent(given, size, settings.seed) if number else given
-        _measure_pool(bench, given, shares)
+        _measure_pool(bench, given)
         progress.advance(number + 1, {})
     return Measurements(rows=bench.rows, tables=list(_tables(bench)))
 
 
-def _share(text: str) -> float:
-    try:
-        share = float(text) / 100
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 1:
-        raise UsageError(
-            f"--shares: {text.strip()!r} is no percentage above 0; give some such as 50,10,1,0.1"
-        )
-    return share
-
-
-def _measure_pool(bench: _Bench, given: Given, shares: Sequence[float]) -> None:
+def _measure_pool(bench: _Bench, given: Given) -> None:
     """Measure every part in a pool."""
-    settings = bench.settings
+    settings, parts = bench.settings, bench.settings.parts
     pool = _describe(given, settings.seed)
     bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
-    codes = Built.time(lambda: _encode(bench, given))
-    ours = Ours.of(codes.it, given.items)
-    if "candidates" in bench.parts:
-        bench.add("candidates", _candidates(bench, ours, given), pool)
-    rivals = list(_build_rivals(bench, given)) if {"plain", "filtered"} & set(bench.parts) else []
-    if "plain" in bench.parts:
-        methods = _our_methods(ours, codes.seconds)
+    codes, seconds = time_build(lambda: _encode(bench, given))
+    ours = Ours.of(codes, given.items)
+    rivals = list(_build_rivals(bench, given))
+    if "plain" in parts:
+        methods = {title: Method(search, True, size, seconds) for title, search, size in ours.methods()}
         others = {} if pool.invented else ours.other_ways(bench.model)
         methods |= {name: Method(one, True, ours.item_bytes) for name, one in others.items()}
-        methods |= _their_methods(rivals)
+        for rival, seconds in rivals:
+            for effort in rival.efforts or (0,):
+                search = rival.search(effort)
+                methods[rival.title(effort)] = Method(search, False, rival.item_bytes, seconds)
         bench.add("plain", measure(settings, methods, given, exact_search(given.items, given.queries)), pool)
-    if "filtered" in bench.parts:
-        for share in shares:
-            bench.add("filtered", _filtered(settings, given, ours, [one.it for one in rivals], share), pool)
+    for share in settings.shares if "filtered" in parts else ():
+        found = _filtered(settings, given, ours, [rival for rival, _ in rivals], share / 100)
+        bench.add("filtered", found, pool)
 
 
 def _describe(given: Given, seed: int) -> Pool:
@@ -204,8 +184,8 @@ def _encode(bench: _Bench, given: Given) -> Codes:
         return encode(fit(given, Path(place) / "codebooks", progress=bench.progress), given)
 
 
-def _build_rivals(bench: _Bench, given: Given) -> Iterator[Built]:
-    """Build all rivals that a pool's size allows."""
+def _build_rivals(bench: _Bench, given: Given) -> Iterator[tuple[Rival, float]]:
+    """Build all rivals that a pool's size allows, with the CPU-seconds of each."""
     settings = bench.settings
     builders: list[Callable[[], Rival]] = [partial(faiss_rival, "Flat", given.items)]
     builders += code_builders(given.items, seed=settings.seed)
@@ -213,19 +193,7 @@ def _build_rivals(bench: _Bench, given: Given) -> Iterator[Built]:
         builders += graph_builders(given.items, seed=settings.seed)
     for rival, seconds in build_rivals(builders, bench.left_out):
         bench.progress.say(f"built {rival.name} in {seconds:.0f} s")
-        yield Built(rival, seconds)
-
-
-def _our_methods(ours: Ours, seconds: float | None) -> Methods:
-    return {title: Method(search, True, item_bytes, seconds) for title, search, item_bytes in ours.methods()}
-
-
-def _their_methods(rivals: Sequence[Built]) -> Methods:
-    return {
-        rival.title(effort): Method(rival.search(effort), item_bytes=rival.item_bytes, build_seconds=seconds)
-        for rival, seconds in rivals
-        for effort in rival.efforts or (0,)
-    }
+        yield rival, seconds
 
 
 def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Found) -> list[Row]:
@@ -255,28 +223,6 @@ def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Fou
     return rows
 
 
-def _candidates(bench: _Bench, ours: Ours, given: Given) -> list[Row]:
-    """Compare numbers of candidates with ranking every ID."""
-    usual = usual_search(ours.num_items)
-    budgets = (1000, *(ours.num_items // part for part in (50, 20, 10, 5)))
-    searches = {
-        count: ours.method(replace(usual, candidates=count), ours.quick)
-        for count in sorted({*(one for one in budgets if one < ours.num_items), usual.candidates, ALL})
-    }
-    queries = given.queries[:CANDIDATE_QUERIES]
-    best = search_all(searches[ALL], queries)
-    times = time_queries(
-        {str(count): partial(search_one, search, queries) for count, search in searches.items()},
-        bench.settings.timed,
-    )
-    rows = []
-    for count, search in searches.items():
-        row = {"candidates": "all" if count == ALL else f"{count:,}", "ours": count == usual.candidates}
-        row |= {"of_codes_10": share_found(best, search_all(search, queries), K)}
-        rows.append({**row, "alone_us": 1000 * times[str(count)]})
-    return rows
-
-
 def _filtered(
     settings: SearchSettings, given: Given, ours: Ours, rivals: Sequence[Rival], share: float
 ) -> list[Row]:
@@ -290,9 +236,12 @@ def _filtered(
         title.replace("all items", "all allowed items"): Method(search, ours=True)
         for title, search, _ in ours.allowing(allowed).methods()
     }
-    methods["exact search of a copy of the allowed items"] = Method(
-        lambda queries: _numbers(rows, copied.find(queries, 0, None))
-    )
+
+    def search_copy(queries: np.ndarray) -> Found:
+        places = copied.find(queries, 0, None)
+        return np.where(places < 0, -1, rows[places])
+
+    methods["exact search of a copy of the allowed items"] = Method(search_copy)
     for rival in rivals:
         if rival.limit is not None:
             limit = rival.limit(allowed)
@@ -300,10 +249,6 @@ def _filtered(
             methods[rival.title(effort)] = Method(rival.search(effort, limit))
     found = measure(settings, methods, given._replace(right=None), truth)
     return [{"allowed": f"{share:.1%}", **row} for row in found]
-
-
-def _numbers(rows: np.ndarray, places: Found) -> Found:
-    return np.where(places < 0, -1, rows[places])
 
 
 def _least_effort(rival: Rival, queries: np.ndarray, limit: object, truth: np.ndarray) -> int:
@@ -322,9 +267,6 @@ COLUMNS: Final = {
         "alone_us": "alone, CPU-µs", "times_reference": "× HNSW32", "batch_us": "in a batch",
         "item_bytes": "bytes", "build_cpu_seconds": "build, CPU-s",
     },
-    "candidates": {
-        "candidates": "candidates", "of_codes_10": "of the ten best by codes", "alone_us": "alone, CPU-µs",
-    },
     "filtered": {
         "method": "method", "allowed": "allowed", **SHARES, "alone_us": "alone, CPU-µs",
         "batch_us": "in a batch",
@@ -332,7 +274,6 @@ COLUMNS: Final = {
 }  # fmt: skip
 TITLES: Final = {
     "plain": "All items",
-    "candidates": "How many candidates",
     "filtered": "Filtered",
 }
 NOTES: Final = {
@@ -341,7 +282,6 @@ NOTES: Final = {
     "in a batch. Graphs have 32 links (64 below) and see 40 nodes while they are built. Bytes that grow with "
     "the pool, for each item. Ours takes the time to fit codebooks and to "
     "encode, once for all its rows.",
-    "candidates": "IDs under the beams that are ranked, compared with ranking all. The default is bold.",
     "filtered": "Drawn items are allowed. Graphs and lists get the least effort that finds "
     f"{REACHED:.0%} of the filtered truth's first ten, of {EFFORTS[0]} to {EFFORTS[-1]:,} nodes in view, "
     "or of the lists as above; if none does, the most. faiss's residual codes, and rabitqlib's Python, "
@@ -361,8 +301,25 @@ def _tables(bench: _Bench) -> Iterator[Table]:
             columns = {name: shown for name, shown in COLUMNS[part].items() if name in known}
             ours = [line for line, row in enumerate(own) if row["ours"]]
             note = " ".join([*([first] if first else []), *([] if number else [NOTES[part]])])
-            made = table(
-                own, columns, name=f"{part}-{number + 1}", title=f"{TITLES[part]}: {pool}", note=note
+            yield Table(
+                name=f"{part}-{number + 1}",
+                title=f"{TITLES[part]}: {pool}",
+                note=note,
+                headings=tuple(columns.values()),
+                lines=[[row.get(name) for name in columns] for row in own],
+                decimals=None,
+                bold=frozenset(product(ours, range(len(columns)))),
             )
-            yield replace(made, bold=frozenset(product(ours, range(len(columns)))))
             first = ""
+
+
+def write(folder: Path, found: Measurements, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write ``results.json`` and the tables as ``results.md``; return the JSON."""
+    title = "Search beside other indexes"
+    document: dict[str, Any] = {"title": title}
+    document |= {name: [{**row, **about} for row in rows] for name, rows in found.rows.items()}
+    write_json(folder / "results.json", document)
+    facts = "{machine}; {date}; `{command}`; seed {seed}".format_map(about)
+    text = "\n\n".join([f"# {title}", *(one.markdown() for one in found.tables), facts]) + "\n"
+    write_file(folder / "results.md", text.encode())
+    return document

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
 
 from genius_search.config import Count, Natural
-from genius_search.errors import UsageError
+
+Part = Literal["plain", "filtered"]
+Percent = Annotated[float, Gt(0), Le(100)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
     """Settings of ``python -m research.bench``."""
 
-    items: str = "1e6"
-    """Sizes of further pools, with commas between: the data set's items, and more that are invented. The data
-    set's own pool always comes first; smaller sizes, such as 0, are ignored."""
+    items: tuple[float, ...] = (1e6,)
+    """Sizes of further pools: the data set's items, and more that are invented. The data set's own pool
+    always comes first; smaller sizes, such as 0, are ignored."""
 
-    parts: str = "all"
-    """plain, candidates, filtered; commas between."""
+    parts: tuple[Part, ...] = ("plain", "filtered")
+    """What is measured."""
 
     graph_items: Natural = 300_000
     """Graphs are built in pools of up to so many items. A million of 384 numbers take half an hour."""
@@ -37,19 +42,11 @@ class SearchSettings:
     rounds: Count = 3
     """Times that a batch is timed."""
 
-    shares: str = "50,10,1,0.1"
-    """Percent of the items that filters allow; commas between."""
+    shares: tuple[Percent, ...] = (50.0, 10.0, 1.0, 0.1)
+    """Percent of the items that filters allow."""
 
     quick: bool = False
     """Try the command in a minute or two: at most 2,000 real items, 200 queries, few rounds."""
 
     seed: Natural = 0
     """Seed of what is invented and drawn."""
-
-
-def parse_counts(flag: str, text: str) -> tuple[int, ...]:
-    """Return numbers with commas between, such as ``1e4,1e6``; raises UsageError where they are none."""
-    try:
-        return tuple(int(float(number)) for number in text.split(","))
-    except (ValueError, OverflowError):
-        raise UsageError(f"{flag} {text!r}: expected numbers with commas between, such as 1e4,1e6") from None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import tyro
 
 from genius_search.cli.options import JsonOption, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_json, print_table, print_text
+from genius_search.cli.terminal import TerminalProgress, print_json, print_text
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMissing, UsageError
 from genius_search.model import Genius
@@ -41,19 +40,35 @@ SCORES: Final = "vocabulary"
 """Probabilities are normalised over the whole vocabulary, as the authors' code does."""
 
 
-class CaptionSet(NamedTuple):
-    """A data set that `research.karpathy` makes from Karpathy's JSON."""
-
-    dataset: str
-    size: RowSize
-    """Different captions and pictures of the test split."""
-
-
-CAPTION_SETS: Final = {
-    "flickr30k": CaptionSet("flickr30k", RowSize(5_000, 1_000)),
-    "coco": CaptionSet("mscoco", RowSize(24_809, 5_000)),
-}
+CAPTION_SETS: Final = {"flickr30k": "flickr30k_task0", "coco": "mscoco_task0"}
+"""Data sets that `research.karpathy` makes, and the row of each that is compared."""
+CAPTION_SIZES: Final = {"flickr30k": RowSize(5_000, 1_000), "coco": RowSize(24_809, 5_000)}
+"""Different captions and pictures of the test split."""
 NAMES: Final = (*SIZES, "all", *CAPTION_SETS)
+
+
+def needed_files(name: str, pools: Sequence[Pool]) -> list[str]:
+    """Return the files and folders that reproducing one of :data:`NAMES` needs.
+
+    They are relative to the data set. Raises UsageError: there is no such row, or it has no such pool.
+    """
+    if name not in NAMES:
+        raise UsageError(f"there is no row {name!r} to reproduce; choose one of {', '.join(NAMES)}")
+    rows = rows_of(name)
+    if name in CAPTION_SETS:
+        if "global" in pools:
+            raise UsageError(f"{name} has one pool; give --pools local")
+        files = [f"mbeir_images/{rows[0].split('_')[0]}"]
+    else:
+        files = [INSTRUCTIONS, *picture_folders(rows)]
+        if "global" in pools:
+            files += [UNION_POOL, *picture_folders(tuple(SIZES))]
+    return list(dict.fromkeys([*files, *(path for row in rows for path in row_files(row))]))
+
+
+def rows_of(name: str) -> tuple[str, ...]:
+    """Return the rows that a name stands for."""
+    return tuple(SIZES) if name == "all" else (CAPTION_SETS.get(name, name),)
 
 
 def row_files(name: str) -> tuple[str, str, str]:
@@ -74,46 +89,6 @@ def picture_folders(rows: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(f"mbeir_images/{name}_images" for name in datasets))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reproduction:
-    """A published row to reproduce, and the files and folders that it needs, relative to ``data``."""
-
-    rows: tuple[str, ...]
-    data: Path
-    pools: tuple[Pool, ...]
-    files: tuple[str, ...]
-    captions: CaptionSet | None = None
-
-    @property
-    def missing(self) -> list[str]:
-        """Files and folders that are not there."""
-        return [path for path in self.files if not (self.data / path).exists()]
-
-
-def plan(name: str, data: Path, pools: Sequence[Pool] = ("local",)) -> Reproduction:
-    """Return what reproducing a row of M-BEIR, ``all`` of them, ``flickr30k`` or ``coco`` needs.
-
-    Raises UsageError: there is no such row, or it has no such pool.
-    """
-    if name not in NAMES:
-        raise UsageError(f"there is no row {name!r} to reproduce; choose one of {', '.join(NAMES)}")
-    captions = CAPTION_SETS.get(name)
-    if captions is not None:
-        if "global" in pools:
-            raise UsageError(f"{name} has one pool; give --pools local")
-        rows: tuple[str, ...] = (f"{captions.dataset}_task0",)
-        files = [f"mbeir_images/{captions.dataset}"]
-    else:
-        rows = tuple(SIZES) if name == "all" else (name,)
-        files = [INSTRUCTIONS, *picture_folders(rows)]
-        if "global" in pools:
-            files += [UNION_POOL, *picture_folders(tuple(SIZES))]
-    files += [path for row in rows for path in row_files(row)]
-    return Reproduction(
-        rows=rows, data=data, pools=tuple(pools), files=tuple(dict.fromkeys(files)), captions=captions
-    )
-
-
 def differing_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Return the rows of exact search that are not within the tolerance of the released CLIP_SF."""
     return [
@@ -125,16 +100,12 @@ def differing_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
     ]
 
 
-def why_not_compared(plan: Reproduction, rows: Sequence[ResultRow]) -> str | None:
+def why_not_compared(name: str, rows: Sequence[ResultRow]) -> str | None:
     """Return why no published number stands beside any of ours; None where at least one does."""
-
-    def expected(row: ResultRow) -> RowSize | None:
-        return expected_size(row.name, row.pool) if plan.captions is None else plan.captions.size
-
-    if any((row.queries, row.pool_size) == expected(row) for row in rows):
+    sizes = [CAPTION_SIZES.get(name) or expected_size(row.name, row.pool) for row in rows]
+    if any((row.queries, row.pool_size) == size for row, size in zip(rows, sizes, strict=True)):
         return None
-    first = in_order(rows)[0]
-    size = expected(first) or RowSize(0, 0)
+    first, size = rows[0], sizes[0] or RowSize(0, 0)
     return (
         f"nothing was compared: no row has the size of the published test data ({first.name}, {first.pool}: "
         f"{first.queries:,} of {size.queries:,} queries, pool {first.pool_size:,} of {size.pool:,})"
@@ -174,19 +145,23 @@ class Repro(JsonOption):
         That is with the first instruction of each query (as pyserini does), a beam of 50, and the released
         code's scores.
         """
-        needed = plan(self.row, self.data, self.pools)
+        files, rows = needed_files(self.row, self.pools), rows_of(self.row)
+        missing = [path for path in files if not (self.data / path).exists()]
         if self.model is None:
-            _print_plan(needed)
+            print_text(f"Files in {self.data} for the {' and the '.join(self.pools)} pool:")
+            for path in files:
+                print_text(f"  {'missing' if path in missing else 'there  '}  {path}")
+            self.print_published(rows)
             return 0
-        if needed.missing:
+        if missing:
             raise ArtifactMissing(
-                f"{len(needed.missing)} of {len(needed.files)} files are missing in {self.data}, the first "
-                f"is {needed.missing[0]}; research/README.md says how to get them"
+                f"{len(missing)} of {len(files)} files are missing in {self.data}, first {missing[0]}; "
+                "research/README.md says how to get them"
             )
         config = EvaluationConfig(
-            pools=needed.pools,
+            pools=self.pools,
             methods=METHODS,
-            rows=needed.rows,
+            rows=rows,
             beam=PAPER_BEAM,
             scores=SCORES,
             instructions=INSTRUCTION_CHOICE,
@@ -194,51 +169,34 @@ class Repro(JsonOption):
         with TerminalProgress() as progress:
             model = Genius.open(self.model, device=self.device)
             folder = self.out or self.model / "evaluation"
-            rows = in_order(evaluate(MBeir(self.data), model, config, folder, progress=progress).rows)
-            reason = why_not_compared(needed, rows)
+            found = in_order(evaluate(MBeir(self.data), model, config, folder, progress=progress).rows)
+            reason = why_not_compared(self.row, found)
             if reason:
                 progress.say(reason)
         if self.json:
-            print_json({**to_json(rows), "compared": reason is None})
-        elif needed.captions is not None:
-            _print_captions(needed.captions, rows)
+            print_json({**to_json(found), "compared": reason is None})
         else:
-            print_results(rows)
-        differing = differing_rows(rows)
+            print_results(found)
+            if self.row in CAPTION_SETS:
+                self.print_published(rows)
+        differing = differing_rows(found)
         for row in differing:
             print_text(f"{row.name}, {row.pool}: exact search differs from the released CLIP_SF", error=True)
         return 1 if reason or differing else 0
 
-
-def _print_plan(needed: Reproduction) -> None:
-    """Print the files of a reproduction and the numbers that it is compared with."""
-    print_text(f"Files in {needed.data} for the {' and the '.join(needed.pools)} pool:")
-    for path in needed.files:
-        print_text(f"  {'missing' if path in needed.missing else 'there  '}  {path}")
-    print_text(f"Published (exact-raw has to lie within {TOLERANCE} of the released weights):")
-    for row in needed.rows:
-        for pool in needed.pools:
-            for method in METHODS:
-                for one in references(row, pool, method):
-                    number = f"{format_percent(one.value)} ({one.system}, {one.weights})"
-                    print_text(f"  {row}, {pool}, {method}: {number}")
-    if needed.captions is not None:
-        _print_captions(needed.captions, [])
-
-
-def _print_captions(captions: CaptionSet, rows: Sequence[ResultRow]) -> None:
-    """Print our recalls and the published ones."""
-    ours = [
-        (row.method, "(this model)", *(f"{100 * row.measures[f'R@{k}']:.1f}" for k in (1, 5, 10)))
-        for row in rows
-    ]
-    published = [
-        (one.system, one.trained_on, *map(format_percent, one.recalls))
-        for one in CAPTION_RESULTS
-        if one.dataset == captions.dataset
-    ]
-    columns = ("system", "trained on", "R@1", "R@5", "R@10")
-    print_table(columns, [*ours, *published], left=columns[:2])
+    def print_published(self, rows: Sequence[str]) -> None:
+        """Print the numbers that a reproduction is compared with."""
+        print_text(f"Published (exact-raw has to lie within {TOLERANCE} of the released weights):")
+        for row in rows:
+            for pool in self.pools:
+                for method in METHODS:
+                    for one in references(row, pool, method):
+                        number = f"{format_percent(one.value)} ({one.system}, {one.weights})"
+                        print_text(f"  {row}, {pool}, {method}: {number}")
+        for result in CAPTION_RESULTS if self.row in CAPTION_SETS else ():
+            if rows[0].startswith(result.dataset):
+                recalls = " / ".join(map(format_percent, result.recalls))
+                print_text(f"  {result.system}, trained on {result.trained_on}: R@1/5/10 {recalls}")
 
 
 main = partial(run, Repro, "published.repro")

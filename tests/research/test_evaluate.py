@@ -16,7 +16,7 @@ from genius_search.records import TASKS, candidate_number, task_name
 from research.evaluate import EvaluationResult, evaluate
 from research.methods import DEPTH
 from research.results import ResultRow
-from research.runs import measure, read_run
+from research.runs import measure_run, read_run
 from research.settings import METHODS, EvaluationConfig
 
 QUERIES = 12
@@ -76,7 +76,7 @@ def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool
     order = scores.argsort(dim=1, descending=True)[:, :DEPTH]
     run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.exact-fused.trec")
     for number, best, values in zip(queries.ids.tolist(), order, scores, strict=True):
-        hits = run.hits[f"{number // 500_000}:{number % 500_000}"]
+        hits = run[f"{number // 500_000}:{number % 500_000}"]
         assert len(hits) == DEPTH
         # Embeddings are kept in 16 bits.
         np.testing.assert_allclose([hit.score for hit in hits], values[best].numpy(), atol=1e-3)
@@ -91,9 +91,8 @@ def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
         for pool in ("local", "global"):
             for method in METHODS:
                 run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.{method}.trec")
-                assert run.name == method
                 expected = evaluated.row(pool, row.task_id, method)
-                assert measure(qrels, run).means == expected.measures
+                assert measure_run(qrels, run).means == expected.measures
 
 
 def test_a_beam_as_wide_as_the_pool_ranked_by_embeddings_is_exact_search(evaluated):

@@ -7,16 +7,23 @@ import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.errors import BadRecord
-from research.runs import Hit, Run, measure, read_run, strictly_decreasing, write_qrels, write_run
-
-RUN = Run(
-    "generative", {"9:2": [Hit("9:7", -0.1), Hit("9:1", -0.1), Hit("9:3", -4.0)], "9:1": [Hit("9:3", 1e-9)]}
+from genius_search.errors import BadData
+from research.runs import (
+    Hit,
+    filter_to_pool,
+    measure_run,
+    read_run,
+    strictly_decreasing,
+    write_qrels,
+    write_run,
 )
+
+ANSWERS = {"9:1": {"9:7": 1, "9:3": 2}, "9:2": {"4:0": 1}}
+RUN = {"9:2": [Hit("9:7", -0.1), Hit("9:1", -0.1), Hit("9:3", -4.0)], "9:1": [Hit("9:3", 1e-9)]}
 
 
 def test_a_written_run_has_trecs_six_columns(tmp_path: Path):
-    write_run(tmp_path / "run.txt", RUN)
+    write_run(tmp_path / "run.txt", "generative", RUN)
     assert (tmp_path / "run.txt").read_text().splitlines() == [
         "9:2 Q0 9:7 1 -0.1 generative",
         "9:2 Q0 9:1 2 -0.10000001 generative",
@@ -41,18 +48,18 @@ def test_scores_strictly_decrease_and_are_lowered_as_little_as_possible(scores):
 @given(scores=st.lists(single, min_size=1, max_size=6), queries=st.integers(1, 3))
 def test_a_run_reads_back_in_the_same_order_and_is_then_written_alike(tmp_path_factory, scores, queries):
     ranking = [Hit(f"9:{place}", score) for place, score in enumerate(sorted(scores, reverse=True))]
-    run = Run("exact", {f"9:{query}": ranking for query in range(queries)})
+    run = {f"9:{query}": ranking for query in range(queries)}
     path = tmp_path_factory.mktemp("run") / "run.txt"
-    write_run(path, run)
+    write_run(path, "exact", run)
     again = read_run(path)
-    for qid, hits in run.hits.items():
-        assert [hit.did for hit in again.hits[qid]] == [hit.did for hit in hits]
+    for qid, hits in run.items():
+        assert [hit.did for hit in again[qid]] == [hit.did for hit in hits]
         np.testing.assert_array_equal(
-            np.float32([hit.score for hit in again.hits[qid]]),
+            np.float32([hit.score for hit in again[qid]]),
             strictly_decreasing([hit.score for hit in hits]),
         )
     before = path.read_bytes()
-    write_run(path, again)
+    write_run(path, "exact", again)
     assert path.read_bytes() == before
 
 
@@ -61,7 +68,7 @@ def test_a_run_reads_back_in_the_same_order_and_is_then_written_alike(tmp_path_f
     right=st.integers(0, 7),
 )
 def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_factory, tied, right):
-    hits = {
+    run = {
         f"9:{query}": [
             # ids rise, so whoever breaks ties by candidate id turns them round
             Hit(f"9:{place + 10}", -float(score))
@@ -69,10 +76,9 @@ def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_f
         ]
         for query, scores in enumerate(tied)
     }
-    run = Run("generative", hits)
-    qrels = {qid: {f"9:{right + 10}": 1, "9:99": 2} for qid in hits}
+    qrels = {qid: {f"9:{right + 10}": 1, "9:99": 2} for qid in run}
     folder = tmp_path_factory.mktemp("trec")
-    write_run(folder / "run.txt", run)
+    write_run(folder / "run.txt", "generative", run)
     write_qrels(folder / "qrels.txt", qrels)
     with (folder / "run.txt").open() as file:
         theirs = pytrec_eval.parse_run(file)
@@ -83,7 +89,7 @@ def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_f
     names["ndcg_cut_10"] = "nDCG@10"
     found = pytrec_eval.RelevanceEvaluator(judged, {"success", "recall", "recip_rank", "ndcg_cut"})
     for qid, values in found.evaluate(theirs).items():
-        ours = measure(qrels, run, ks=(1, 5)).per_query[qid]
+        ours = measure_run(qrels, run, ks=(1, 5)).per_query[qid]
         assert {name: values[key] for key, name in names.items()} == pytest.approx(
             {name: ours[name] for name in names.values()}
         )
@@ -92,27 +98,25 @@ def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_f
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("9:1 Q0 9:8 2 0.5", "5 columns"),
-        ("9:1 Q0 9:8 2 0.5 exact 0 0", "8 columns"),
-        ("9:1 Q0 9:7 2 0.5 exact", "candidate 9:7 is twice"),
-        ("9:1 Q0 9:8 2 high exact", "score 'high' is not a finite number"),
-        ("9:1 Q0 9:8 2 nan exact", "score 'nan' is not a finite number"),
-        ("9:1 Q0 9:8 2 -inf exact", "score '-inf' is not a finite number"),
+        ("9:1 Q0 9:8 2 0.5", "expected TREC's 6 columns"),
+        ("9:1 Q0 9:8 2 0.5 exact 0 0", "no run: .* saw 8"),
+        ("9:1 Q0 9:7 2 0.5 exact", "9:7 .* twice"),
+        ("9:1 Q0 9:8 2 high exact", "9:8 .* not a finite number"),
+        ("9:1 Q0 9:8 2 nan exact", "9:8 .* not a finite number"),
     ],
 )
-def test_a_bad_line_is_named_with_file_and_number(tmp_path: Path, line: str, problem: str):
+def test_what_is_no_run_is_refused(tmp_path: Path, line: str, problem: str):
     path = tmp_path / "run.txt"
     path.write_text(f"9:1 Q0 9:7 1 0.8 exact\n{line}\n")
-    with pytest.raises(BadRecord, match=problem) as error:
+    with pytest.raises(BadData, match=problem):
         read_run(path)
-    assert str(error.value).startswith(f"{path}:2: ")
 
 
 def test_a_run_is_what_trec_eval_makes_of_it(tmp_path: Path):
     path = tmp_path / "run.txt"
     rows = [("a", 0, "0.25"), ("b", 0, "0.5"), ("c", 0, "0.5"), ("aa", 0, "0.50000000001"), ("d", 9, "1")]
     path.write_text("".join(f"q Q0 {did} {rank} {score} bm25\n" for did, rank, score in rows))
-    found = [hit.did for hit in read_run(path).hits["q"]]
+    found = [hit.did for hit in read_run(path)["q"]]
     assert found == ["d", "c", "b", "aa", "a"]
     with path.open() as file:
         theirs = pytrec_eval.parse_run(file)
@@ -121,3 +125,18 @@ def test_a_run_is_what_trec_eval_makes_of_it(tmp_path: Path):
         for did in found
     }
     assert [ranks[did]["recip_rank"] for did in found] == pytest.approx([1 / n for n in range(1, 6)])
+
+
+def test_answers_outside_the_pool_are_left_out():
+    assert filter_to_pool(ANSWERS, {"9:7", "4:0"}) == {"9:1": {"9:7": 1}, "9:2": {"4:0": 1}}
+
+
+def test_queries_without_an_answer_in_the_pool_are_refused_and_five_of_them_named():
+    qrels = {f"9:{number}": {f"9:1{number}": 1} for number in range(7)}
+    with pytest.raises(BadData, match=r"7 of 7 queries .* 9:0 \(answered by 9:10\), .* 9:4 \(.*\), …\. Take"):
+        filter_to_pool(qrels, {"9:2"})
+
+
+def test_an_id_with_a_blank_cannot_be_written(tmp_path: Path):
+    with pytest.raises(BadData, match="'two words'"):
+        write_qrels(tmp_path / "qrels.txt", {"9:1": {"two words": 1}})

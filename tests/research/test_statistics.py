@@ -1,23 +1,22 @@
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from research.statistics import (
-    compare,
-    holm,
-)
+from research.statistics import compare, holm
 
 
-def queries(values) -> dict[str, float]:
-    return {f"1:{number}": float(value) for number, value in enumerate(values)}
+def queries(values) -> pd.Series:
+    index = pd.MultiIndex.from_product([["task"], [f"1:{number}" for number in range(len(values))]])
+    return pd.Series(np.array(values, dtype=float), index=index)
 
 
 def test_answers_that_are_right_or_wrong_are_compared_as_by_scipys_sign_test():
     random = np.random.default_rng(3)
     first, second = random.random(400) < 0.60, random.random(400) < 0.52
-    found = compare({"task": queries(first)}, {"task": queries(second)})
+    found = compare(queries(first), queries(second))
     assert found.difference == pytest.approx(np.mean(first) - np.mean(second))
     assert found.better == np.sum(first & ~second)
     assert found.worse == np.sum(second & ~first)
@@ -27,9 +26,9 @@ def test_answers_that_are_right_or_wrong_are_compared_as_by_scipys_sign_test():
 
 
 def test_two_systems_that_agree_are_not_different_and_one_query_proves_nothing():
-    same = {"task": queries([1.0, 0.0, 1.0])}
+    same = queries([1.0, 0.0, 1.0])
     assert compare(same, same).p == 1.0
-    assert compare(same, {"task": queries([1.0, 0.0, 0.0])}).p == 1.0
+    assert compare(same, queries([1.0, 0.0, 0.0])).p == 1.0
 
 
 @given(st.lists(st.floats(0, 1), max_size=20))

@@ -15,7 +15,6 @@ RECIPE = """
 [[row]]
 name = "paper"
 table = "systems"
-seeds = [0, 1]
 fit.quantizer = { levels = 2, codebook_size = 8, level0 = "learned" }
 
 [[row]]
@@ -54,7 +53,10 @@ fit.quantizer.training = { max_steps = 3, batch_size = 32 }
 fit.quantizer.codebook_start = 1
 fit.generator.training = { max_steps = 3, batch_size = 32, warmup_steps = 1 }
 fit.generator.contrasted = 0
-evaluate = { pools = ["global"], max_queries = 3 }
+evaluate.pools = ["global"]
+evaluate.rows = ["catalogue_task0", "catalogue_task3"]
+evaluate.methods = ["exact-raw", "exact-fused", "generative"]
+evaluate.max_queries = 3
 """
 
 

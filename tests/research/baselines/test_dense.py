@@ -13,7 +13,7 @@ from genius_search.progress import Silent
 from genius_search.training.fit import reopen_embedded
 from research.baselines.dense import DenseConfig, evaluate_dense, factory_string
 from research.evaluate import evaluate
-from research.runs import measure, read_run
+from research.runs import measure_run, read_run
 from research.settings import EvaluationConfig
 
 CONFIG = EvaluationConfig(split="val", max_queries=10)
@@ -68,8 +68,8 @@ def test_runs_and_results_are_read_like_those_of_evaluate(searched):
     for row in result.rows:
         name = f"{row.name}_val.{row.pool}"
         run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
-        judged = read_qrels(folder / "runs" / f"{name}.qrels")
-        assert measure(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
+        judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
+        assert measure_run(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
     written = json.loads((folder / "results.json").read_text())
     assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
 

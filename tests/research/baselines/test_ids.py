@@ -89,7 +89,6 @@ def test_new_items_get_ids_too(name, tmp_path):
 def test_numbers_cannot_be_given_to_new_items(name, tmp_path):
     scheme = fit(name, draw_items(), tmp_path)
     mixed = draw_items(160)
-    assert scheme.knows(mixed).sum() == 150
     with pytest.raises(UsageError, match=r"10 items have no ID.* 150 items known in training"):
         scheme.assign(mixed)
 

@@ -36,7 +36,7 @@ def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
         tmp_path / "vectors.npy", centres[random.integers(0, 40, 700)] + random.standard_normal((700, 32))
     )
     found = measured(capsys, tmp_path / "out", tmp_path / "vectors.npy", "--quick")
-    assert set(found) == {"title", "plain", "candidates", "filtered"}
+    assert set(found) == {"title", "plain", "filtered"}
     pools = {(row["items"], row["invented"]) for row in found["plain"]}
     assert pools == {(630, 0), (4000, 3370)}
     for row in found["plain"]:
@@ -54,12 +54,10 @@ def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
 
 
 def test_search_is_measured_with_a_trained_model_on_its_data(trained, tmp_path, capsys):
-    words = [trained.data, "--model", trained.model, "--parts", "plain,candidates", "--items", "0"]
+    words = [trained.data, "--model", trained.model, "--parts", "plain", "--items", "0"]
     words += ["--queries", "30", "--timed", "2", "--rounds", "1", "--batch", "4"]
     found = measured(capsys, tmp_path, *words)
     rows = {row["method"]: row for row in found["plain"]}
     assert rows["ours, codes, found by the generator"]["recall_10"] > 0
     assert rows["exact search (faiss Flat)"]["recall_10"] > 0
     assert rows["faiss HNSW32, ef 32"]["times_reference"] == 1
-    (whole,) = [row for row in found["candidates"] if row["candidates"] == "all"]
-    assert whole["of_codes_10"] == 1
