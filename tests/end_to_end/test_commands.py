@@ -23,13 +23,6 @@ def told(capsys, *words: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_a_checked_data_set_is_said_to_be_good(trained, capsys):
-    found = told(capsys, "data", "check", trained.data, "--skip-images")
-    assert found["ok"] is True
-    out, _ = run(capsys, "data", "check", trained.data, "--skip-images")
-    assert "no errors" in out
-
-
 def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp_path, capsys):
     words = ("evaluate", trained.data, "--max-queries", "4")
     found = told(capsys, *words, "--model", trained.model, "--out", tmp_path / "index")
@@ -45,8 +38,3 @@ def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp
     out, _ = run(capsys, *words, "--index", tmp_path / "index", "--rows", "catalogue_task0")
     assert "R@5" in out
     assert "catalogue_task3" not in out
-
-
-def test_evaluate_takes_an_index_or_a_model(trained, capsys):
-    _, err = run(capsys, "evaluate", trained.data, status=2)
-    assert "either --index or --model" in err

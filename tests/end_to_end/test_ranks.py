@@ -20,7 +20,7 @@ STAGES = ("encoder", "quantizer", "generator")
 SETTINGS = """
 preset = "tiny"
 [quantizer.training]
-epochs = 60
+epochs = 20
 checkpoint_seconds = 0
 """
 

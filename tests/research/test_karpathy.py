@@ -72,15 +72,6 @@ def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
     assert len(set(data.instructions.lookup(10, Modality.IMAGE, Modality.TEXT))) == 4
 
 
-def test_a_caption_of_two_pictures_is_kept_once_with_both(source, tmp_path):
-    convert(source, tmp_path / "out")
-    queries = {
-        q.text: q for row in MBeir(tmp_path / "out").rows("test")[:1] for q in read_queries(row.queries)
-    }
-    assert len(queries["A fish."].positives) == 2
-    assert len(queries["A pond."].positives) == 1
-
-
 def test_where_query_numbers_run_out_every_picture_keeps_its_first_caption(source, tmp_path, monkeypatch):
     monkeypatch.setattr(karpathy, "QUERY_CAP", 5)
     rows = [row("a.jpg", "test", "a0", "a1", "a2"), row("c.jpg", "test", "c0", "c1")]

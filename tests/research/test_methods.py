@@ -70,16 +70,6 @@ def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, que
         assert pool.did(int(nearest[query])) in {hit.did for hit in hits}
 
 
-@pytest.mark.parametrize("leaves", [0, 20])
-def test_normalisation_and_mix_are_the_generators_alone(model, pool, queries, leaves):
-    plain = asked(model, pool, queries, beam=6, candidates=leaves)
-    other = asked(model, pool, queries, beam=6, candidates=leaves, scores="vocabulary", generator_weight=0.5)
-    for method in ("routing+codes", "routing+embeddings"):
-        assert other[method].hits == plain[method].hits
-        assert other[method].touched == plain[method].touched
-    assert scores(other["generative+codes"]) != scores(plain["generative+codes"])
-
-
 @pytest.mark.parametrize("density_weight", [0.0, 0.5])
 def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, queries, density_weight):
     methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from PIL import Image
 
 from genius_search.errors import BadData
-from genius_search.records import Modality
 from research.mteb import Content, read_columns
 
 
@@ -32,17 +30,6 @@ class Columns:
 
 def read(columns, modalities=("text", "image"), batch_size=10):
     return [one for batch in read_columns(Columns(columns), modalities, batch_size) for one in batch]
-
-
-def test_absent_empty_and_null_parts_are_alike():
-    picture = Image.new("L", (4, 4))
-    rows = read({"id": ["a", "b", "c"], "text": ["x", "", None], "image": [None, picture, None]})
-    assert [one.is_empty for one in rows] == [False, False, True]
-    assert [one.modality for one in rows[:2]] == [Modality.TEXT, Modality.IMAGE]
-    assert rows[1].image is not None
-    assert rows[1].image.mode == "RGB"
-    assert read({"id": ["a"], "text": ["x"]}) == [Content("a", None, "x", None)]
-    assert rows[0] == Content("a", None, "x", None)
 
 
 def test_columns_of_modalities_that_the_task_lacks_are_not_even_decoded():

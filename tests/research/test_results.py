@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from research.results import ResultRow, averages, in_order, published_tables, task_tables, to_json
-from research.settings import METHODS
+from research.results import ResultRow, averages, published_tables, task_tables, to_json
 
 ROW = ResultRow(
     name="catalogue_task0",
@@ -65,32 +64,9 @@ def test_json_rows_begin_with_the_promised_keys():
     }
 
 
-def test_rows_come_by_pool_task_and_then_method():
-    rows = [replace(ROW, method=method) for method in reversed(METHODS)]
-    rows = [other_task(ROW, 0.5), replace(ROW, pool="local"), *rows]
-    ordered = in_order(rows)
-    assert ordered[0].pool == "local"
-    assert [row.method for row in ordered[1 : 1 + len(METHODS)]] == list(METHODS)
-    assert ordered[-1].task == "image -> text"
-
-
-def test_of_exact_compares_with_exact_search_on_the_same_task_and_pool():
-    rows = [ROW, GENERATIVE, replace(ROW, pool="local", measures={"R@5": 0.1})]
-    by_method = {(row["pool"], row["method"]): row["of_exact"] for row in to_json(rows)["rows"]}
-    assert by_method["global", "generative"] == pytest.approx(0.75)
-    assert by_method["local", "exact-fused"] == 1.0
-
-
 def cirr(**changes: Any) -> ResultRow:
     found = {"name": "cirr_task7", "dataset": "cirr", "task_id": 7, "pool": "local", "method": "exact-raw"}
     return replace(ROW, **{**found, "queries": 4_170, "pool_size": 21_551, **changes})
-
-
-def test_json_has_published_numbers_where_the_sizes_are_theirs():
-    (row,) = to_json([cirr(measures={"R@5": 0.45})])["rows"]
-    released, paper = row["published"]
-    assert (released["system"], released["weights"], released["value"]) == ("CLIP_SF", "released", 45.32)
-    assert (paper["weights"], paper["value"]) == ("paper", 44.6)
 
 
 def test_published_numbers_stand_beside_ours():

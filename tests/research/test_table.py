@@ -26,9 +26,3 @@ def test_a_script_reads_full_numbers_and_a_column_for_all_that_is_known_of_them(
         "system": "a|b_c", "R@5": "86.25", "R@5 sd": "0.5", "n": "1200",
     }  # fmt: skip
     assert rows[1]["R@5 sd"] == rows[1]["n"] == ""
-
-
-def test_a_terminal_gets_the_columns_that_have_room():
-    assert TABLE.text(80).splitlines()[1].split() == ["system", "R@5", "n"]
-    assert TABLE.text(24).splitlines()[1].split() == ["system", "R@5"]
-    assert "86.2 ± 0.5" in TABLE.text(1)

@@ -40,10 +40,8 @@ ITEMS_PER_CODE: Final = 30
 """Codebooks shrink with the pool so that a code of the first level has at least about this many items."""
 MAX_SAMPLE: Final = 65_536
 """Most items that the codebooks are fitted to."""
-ROUNDS: Final = 1
-"""How often all items get new codes, and all code vectors are moved to fit them."""
 SWEEPS: Final = 3
-"""How often each round moves the code vectors of every level."""
+"""How often the code vectors of every level are moved to fit the items' codes."""
 NORM_WEIGHT: Final = 0.5
 """Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries.
 Distance (1) finds fewer of exact search's first five, above all if items are unlike the codebooks'."""
@@ -128,9 +126,9 @@ def fit_codebooks(
         return load_quantizer(folder)
     quantizer = Quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
     codes = torch.from_numpy(modalities.astype(np.int64))
-    _fit(quantizer, embeddings, codes, torch.Generator().manual_seed(seed), progress)
+    _fit(quantizer, embeddings, codes, seed, progress)
     encoded = quantizer.encode_items(torch.zeros_like(embeddings), embeddings, codes)
-    quantizer.set_pool_sample(draw_ids(encoded.codes, modalities, seed=seed))
+    quantizer.set_pool_sample(_draw_ids(encoded.codes, modalities, seed=seed))
     measure_items(quantizer, embeddings, encoded.codes)
     health = examine(
         encoded.codes.numpy(),
@@ -154,21 +152,21 @@ def _fit(
     quantizer: Quantizer,
     embeddings: Float[Tensor, "items dim"],
     modalities: Int[Tensor, " items"],
-    generator: torch.Generator,
+    seed: int,
     progress: Progress,
 ) -> None:
-    progress.begin("fit codebooks", 1 + ROUNDS)
+    progress.begin("fit codebooks", 2)
+    generator = torch.Generator().manual_seed(seed)
     quantizer.start_codebooks(embeddings, modalities, batch_size=len(embeddings), generator=generator)
     progress.advance(1, {})
     modality_level, *books = quantizer.books
     residuals = embeddings - modality_level.embed[modalities]
-    for done in range(ROUNDS):
-        codes = nearest_sums(residuals, [book.embed for book in books], beam=quantizer.config.encoding_beam)
-        move_vectors(books, residuals, codes)
-        progress.advance(2 + done, {})
+    codes = nearest_sums(residuals, [book.embed for book in books], beam=quantizer.config.encoding_beam)
+    _move_vectors(books, residuals, codes)
+    progress.advance(2, {})
 
 
-def move_vectors(
+def _move_vectors(
     books: Sequence[Codebook], targets: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
 ) -> None:
     """Reduce the squared error of the sums of code vectors, one level at a time; codes stay as they are."""
@@ -226,7 +224,7 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
     return found._replace(constant=spread_out)
 
 
-def draw_ids(
+def _draw_ids(
     ids: Int[Tensor, "items levels"], modalities: Int8[np.ndarray, " items"], *, seed: int
 ) -> Int[Tensor, "sampled levels"]:
     """Return distinct IDs of items drawn from each modality, to measure densities against."""

@@ -65,7 +65,7 @@ def fit(
     folder, progress = Path(folder), progress or Silent()
     config = checked(preset("small") if config is None else config)
     parallel.usable(device)
-    check_folder(folder)
+    _check_folder(folder)
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
     if encoder == "small":
@@ -123,23 +123,14 @@ def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False
     return Embedded(encoder, queries, candidates)
 
 
-def check_folder(folder: Path) -> None:
-    """Check that a model can be written to a folder without mixing it with anything else.
-
-    Raises
-    ------
-    UsageError
-        it is a file, or a folder that holds an index or anything that is no part of a model.
-    """
+def _check_folder(folder: Path) -> None:
+    """Check that a model can be written to a folder without mixing it with anything else."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; a model needs a folder")
     if not folder.is_dir() or (folder / MODEL_FILE).exists():
         return
-    if (folder / "index.json").exists():
-        raise UsageError(f"{folder} is an index; choose another folder for the model")
     for path in sorted(folder.iterdir()):
-        hidden = path.name.startswith(".") and path.name.split(".")[1] in FOLDERS  # unfinished or locked
-        if path.name not in FOLDERS and not hidden:
+        if path.name.removeprefix(".").split(".")[0] not in FOLDERS:  # with a dot: unfinished or locked
             raise UsageError(
                 f"{folder} holds {path.name}, which is no part of a model; choose a new or an empty folder"
             )

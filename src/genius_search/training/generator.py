@@ -24,8 +24,12 @@ from genius_search.nn.generator import (
     write_generator,
 )
 from genius_search.nn.losses import prefix_loss
+<<<<<<< HEAD
 from genius_search.nn.packed import KIND
 from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, encode, fuse
+=======
+from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
+>>>>>>> 81b548d (Training: generator step, codebooks and folder check in fewer lines; fewer tests)
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
@@ -70,8 +74,13 @@ def train_generator(
     queries, candidates, codes = (
         np.load(fused / f"{name}.npy", mmap_mode="r") for name in ("queries", "candidates", "codes")
     )
+    spread = quantizer.quantizer.spread
+    first_vectors = as_floats(quantizer.quantizer.tables()[spread.level])
 
-    scale = _Scale(quantizer.quantizer)
+    def scale(given: Tensor, own: np.ndarray) -> Tensor:
+        """Scale queries as a search for their targets' modality does (:mod:`genius_search.nn.spread`)."""
+        scales = spread.scales(as_floats(given) @ first_vectors.T, own[:, 0])
+        return given * torch.from_numpy(scales)[:, None]
 
     def take_step(step: Step) -> StepResult:
         batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
@@ -86,22 +95,14 @@ def train_generator(
                 batch.false_negatives.to(device),
                 config.contrasted,
             )
-            return StepResult(
-                losses.mean(), {f"prefix_{n}": value for n, value in enumerate(losses.detach(), 1)}
-            )
-        mixed = augment(
-            given,
-            torch.from_numpy(candidates[batch.candidate_rows]).float(),
-            config,
-            step.generator,
-        )
-        given, own_codes, scaled = (
-            parallel.own_rows(rows).to(device)
-            for rows in (mixed, torch.from_numpy(all_codes), scale(mixed, all_codes))
-        )
-        losses = generator.loss(given, own_codes, scaled)
-        by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
-        return StepResult(losses.mean(), by_level)
+            names = [f"prefix_{length}" for length in range(1, 1 + len(losses))]
+        else:
+            targets = torch.from_numpy(candidates[batch.candidate_rows]).float()
+            mixed = augment(given, targets, config, step.generator)
+            rows = (mixed, torch.from_numpy(all_codes), scale(mixed, all_codes))
+            losses = generator.loss(*(parallel.own_rows(part).to(device) for part in rows))
+            names = [f"level_{level}" for level in range(len(losses))]
+        return StepResult(losses.mean(), dict(zip(names, losses.detach(), strict=True)))
 
     train(
         generator,
@@ -119,18 +120,6 @@ def train_generator(
 
     stage.write(write)
     return load_generator(folder, device=device)
-
-
-class _Scale:
-    """Scales queries as a search for their targets' modality does (:mod:`genius_search.nn.spread`)."""
-
-    def __init__(self, quantizer: Quantizer) -> None:
-        self._spread = quantizer.spread
-        self._vectors = as_floats(quantizer.tables()[self._spread.level])
-
-    def __call__(self, queries: Float[Tensor, "batch dim"], codes: np.ndarray) -> Float[Tensor, "batch dim"]:
-        products = as_floats(queries) @ self._vectors.T
-        return queries * torch.from_numpy(self._spread.scales(products, codes[:, 0]))[:, None]
 
 
 def contrast(

@@ -175,9 +175,8 @@ class QuantizerStep:
     def _check(self, step: int) -> dict[str, float]:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
         health = measure_health(self.quantizer, self.pairs.candidates, self.sample)
-        semantic = health.levels[1:] if self.quantizer.has_modality_level else health.levels
-        collapsed = semantic[0].used == 1 and len(self.sample) > 1
-        if collapsed and self.config.collapse == "refuse":
+        first = health.levels[int(self.quantizer.has_modality_level)]
+        if first.used == 1 and len(self.sample) > 1 and self.config.collapse == "refuse":
             raise TrainingFailed(
                 f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
                 "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or "

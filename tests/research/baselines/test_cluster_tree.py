@@ -37,11 +37,3 @@ def test_going_down_to_the_nearest_centroid_finds_the_paths_again(items, seed):
     vectors = draw(items, seed)
     tree, paths = build(vectors)
     assert tree.paths(vectors) == paths
-
-
-def test_a_new_item_takes_over_the_id_of_the_nearest_item_in_its_leaf():
-    vectors = draw(200)
-    tree, paths = build(vectors)
-    assert tree.paths(vectors[[17, 80]] + 1e-4) == [paths[17], paths[80]]
-    known = {tuple(path) for path in paths}
-    assert {tuple(path) for path in tree.paths(draw(300, seed=9))} <= known

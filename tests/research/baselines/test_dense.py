@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import pytest
 
-from genius_search.data.mbeir import MBeir, read_qrels
+from genius_search.data.mbeir import MBeir
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.training.fit import reopen_embedded
 from research.baselines.dense import DenseConfig, evaluate_dense, factory_string
 from research.evaluate import evaluate
-from research.runs import measure_run, read_run
 from research.settings import EvaluationConfig
 
 CONFIG = EvaluationConfig(split="val", max_queries=10)
@@ -61,17 +59,6 @@ def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
         assert 0 < row.candidates_touched < best.candidates_touched
     mean = sum(row.measures["R@10"] for row in found.rows) / len(found.rows)
     assert mean > 0.5 * sum(row.measures["R@10"] for row in exact.rows) / len(exact.rows)
-
-
-def test_runs_and_results_are_read_like_those_of_evaluate(searched):
-    result, folder = searched(DenseConfig(kinds=("hnsw",)))
-    for row in result.rows:
-        name = f"{row.name}_val.{row.pool}"
-        run = read_run(folder / "runs" / f"{name}.dense-hnsw.trec")
-        judged = read_qrels(folder / "runs" / f"{name}.qrels", layout="trec")
-        assert measure_run(judged, run, ks=(5,)).means["R@5"] == pytest.approx(row.measures["R@5"])
-    written = json.loads((folder / "results.json").read_text())
-    assert written["dense"] == {"kinds": ["hnsw"], "code_bytes": 14, "effort": 16, "seed": 0}
 
 
 @pytest.mark.parametrize(

@@ -67,13 +67,6 @@ def test_ids_fit_their_alphabets_and_a_table_and_follow_the_seed(name, tmp_path)
     np.testing.assert_array_equal(fit(name, items, tmp_path).assign(items), codes)
 
 
-@pytest.mark.parametrize("name", ["grace-numeric", "grace-string", "grace-structured", "dsi", "nci"])
-def test_each_known_item_has_an_id_of_its_own(name, tmp_path):
-    items = draw_items()
-    items.embeddings[10:40] = items.embeddings[10]
-    assert len(np.unique(fit(name, items, tmp_path).assign(items), axis=0)) == 150
-
-
 @pytest.mark.parametrize("name", NEW)
 def test_new_items_get_ids_too(name, tmp_path):
     known, new = draw_items(), draw_items(60, seed=4, first=1000)

@@ -20,11 +20,6 @@ def started(items=300, seed=0):
     return tokenizer, vectors
 
 
-def test_it_begins_with_the_embeddings_as_they_are():
-    tokenizer, vectors = started()
-    torch.testing.assert_close(tokenizer(vectors), vectors)
-
-
 def test_each_level_takes_the_nearest_of_what_is_left():
     tokenizer, vectors = started()
     codes = tokenizer.encode(vectors)
@@ -44,10 +39,3 @@ def test_every_prefix_of_the_codes_is_supervised():
     sums = found.sums.detach()
     closer = (sums[1:] - vectors[:20]).norm(dim=2).mean(dim=1)
     assert (closer < (sums[:-1] - vectors[:20]).norm(dim=2).mean(dim=1)).all()
-
-
-def test_codebooks_follow_the_targets():
-    tokenizer, vectors = started()
-    before = [table.clone() for table in tokenizer.tables()]
-    tokenizer.update_codebooks(tokenizer.prefixes(vectors[:50]), generator=seeded())
-    assert all(not torch.equal(old, new) for old, new in zip(before, tokenizer.tables(), strict=True))

@@ -11,14 +11,11 @@ from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.progress import Silent
-from research.bench import rivals as rivals_module
 from research.bench.coded import ALL, Ours, encode, fit, of_model
 from research.bench.given import Given, invent, nearest_cosines, read_given, share_found
 from research.bench.rivals import (
     EXACT,
-    build_rivals,
     code_builders,
-    describe_packages,
     faiss_rival,
     graph_builders,
 )
@@ -80,12 +77,6 @@ def test_filters_let_through_what_they_allow_and_nothing_else(given, built):
         found = rival.find(given.queries, effort, rival.limit(allowed))
         assert allowed[found[found >= 0]].all(), rival.name
         assert share_found(truth, found, 10) >= 0.4, rival.name
-
-
-def test_packages_that_are_not_installed_are_named(monkeypatch, given):
-    monkeypatch.setattr(rivals_module, "is_installed", lambda module: module == "faiss")
-    assert "left out, because they are not installed: hnswlib, rabitqlib" in describe_packages()
-    assert len(graph_builders(given.items, seed=0)) == 2
 
 
 def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quantizer):
@@ -171,31 +162,9 @@ def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
         read(query_vectors=None)
 
 
-def test_arrays_that_are_none_are_refused(tmp_path):
-    np.save(tmp_path / "flat.npy", np.ones(50, dtype=np.float32))
-    np.save(tmp_path / "items.npy", draw(50, 0))
-    np.save(tmp_path / "few.npy", draw(9, 0))
-    np.save(tmp_path / "narrow.npy", draw(20, 0)[:, :8])
-    (tmp_path / "text.npy").write_text("none")
-    for name, problem in (("flat", "a row for each"), ("text", "cannot be read"), ("few", "too few to take")):
-        with pytest.raises(BadData, match=problem):
-            read_given(tmp_path / f"{name}.npy", SearchSettings(), None, tmp_path, progress=Silent())
-    for data, problem in (("items.npy", "vectors of 8 numbers"), ("", "has queries of its own")):
-        with pytest.raises((BadData, UsageError), match=problem):
-            read_given(
-                tmp_path / data,
-                SearchSettings(),
-                None,
-                tmp_path,
-                query_vectors=tmp_path / "narrow.npy",
-                progress=Silent(),
-            )
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"parts": ("plain", "other")}, "parts"),
         ({"shares": (50.0, 0.0)}, "shares"),
         ({"timed": 0}, "timed"),
     ],
@@ -203,16 +172,6 @@ def test_arrays_that_are_none_are_refused(tmp_path):
 def test_settings_that_mean_nothing_are_refused(changes, problem, tmp_path):
     with pytest.raises(UsageError, match=problem):
         bench_search(tmp_path / "x.npy", SearchSettings(**changes), tmp_path / "out", progress=Silent())
-
-
-def test_a_rival_that_cannot_be_built_is_noted_with_the_reason(given):
-    def fail():
-        raise UsageError("it takes no such vectors")
-
-    left_out = {}
-    built = build_rivals([fail, partial(faiss_rival, "Flat", given.items)], left_out)
-    assert [rival.name for rival, _ in built] == [EXACT]
-    assert "left out: it takes no such vectors" in describe_packages(left_out)
 
 
 def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_path):

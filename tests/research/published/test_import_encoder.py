@@ -74,17 +74,6 @@ def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):
     assert torch.equal(weights["text_projection.weight"], theirs.T)
 
 
-def test_blip_takes_berts_vocabulary_in_either_form(blip_file, vocabulary, tmp_path):
-    made = import_encoder(blip_file, "blip-ff", tmp_path / "blip", progress=Silent(), tokenizer=vocabulary)
-    left_out = open_artifact(made.folder, kind="uniir").facts["left_out"]
-    assert left_out == ["visual_encoder_m.cls_token", "temp"]
-    ready = tmp_path / "ready"
-    ready.mkdir()
-    (ready / "tokenizer.json").write_text((made.folder / "tokenizer.json").read_text())
-    again = import_encoder(blip_file, "blip-ff", tmp_path / "again", progress=Silent(), tokenizer=ready)
-    assert again.fingerprint == made.fingerprint
-
-
 def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys):
     out = tmp_path / "clip-sf"
     assert main(["clip-sf", str(clip_file), "--out", str(out)]) == 0

@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig, QuantizerConfig
-from genius_search.nn.fusion import make_fusion
 from genius_search.nn.quantizer import Quantizer
 from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
@@ -53,16 +52,6 @@ def encode(quantizer, embeddings, modalities):
 @pytest.mark.parametrize(("items", "expected"), [(1, 4), (159, 8), (1_000, 64), (32_368, 256), (10**7, 256)])
 def test_codebooks_shrink_with_the_pool(items, expected):
     assert codebook_size(items) == expected
-
-
-def test_sum_fusion_weighs_image_and_text_alike_whatever_their_scale():
-    image, text = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(0))
-    image[0], text[1] = 0, 0
-    fused = make_fusion(DIM, FusionConfig(kind="sum"))(100 * image, text)
-    torch.testing.assert_close(fused[0], F.normalize(text[0], dim=0))
-    torch.testing.assert_close(fused[1], F.normalize(image[1], dim=0))
-    both = F.normalize(image[2:], dim=1) + F.normalize(text[2:], dim=1)
-    torch.testing.assert_close(fused[2:], F.normalize(both, dim=1))
 
 
 def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_path):

@@ -168,24 +168,6 @@ def test_nothing_to_embed_is_bad_data(tmp_path, pictures):
         run(image_rows(pictures[:1]), Encoder(), tmp_path / "g", skip_bad_images=True)
 
 
-def test_queries_keep_their_instruction_and_what_they_want(tmp_path):
-    rows = [
-        FeatureRow(
-            id=4,
-            key=ItemKey("query", "4"),
-            modality=Modality.TEXT,
-            text=f"way {n}",
-            variant=n,
-            wanted=Modality.IMAGE_TEXT,
-        )
-        for n in range(2)
-    ]
-    features = run(rows, Encoder(), tmp_path / "f")
-    assert features.variant.tolist() == [0, 1]
-    assert features.wanted.tolist() == [2, 2]
-    assert features.modality.tolist() == [1, 1]
-
-
 def test_features_that_are_not_finite_are_refused(tmp_path):
     rows = [FeatureRow(id=0, key=ItemKey("candidate", "nan"), modality=Modality.TEXT, text="?")]
     with pytest.raises(BadData, match="not finite"):

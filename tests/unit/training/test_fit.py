@@ -12,7 +12,7 @@ import pytest
 import genius_search
 from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, TrainingFailed, UsageError
+from genius_search.errors import ArtifactMismatch, BadData, TrainingFailed, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.training import quantizer as stage
@@ -84,13 +84,6 @@ def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, enc
     assert opened.count(queries) == 1
 
 
-def test_a_model_without_features_of_training_data_is_refused_with_where_they_are(tmp_path):
-    with pytest.raises(
-        ArtifactMissing, match="imported or pulled has none: name the folder that it was trained in"
-    ):
-        reopen_embedded(tmp_path)
-
-
 def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, copied, monkeypatch):
     data, before = MBeir(trained.data), Genius.open(copied).fingerprint
     tiny = preset("tiny")
@@ -148,15 +141,6 @@ def test_an_output_that_is_something_else_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match=output):
         fit(MBeir(trained.data), "small", folder, preset("tiny"), progress=Recorder())
     assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before
-
-
-def test_a_model_is_not_taken_for_an_index_nor_an_index_for_a_model(trained, copied, tmp_path):
-    with pytest.raises(ArtifactMissing, match="is a model, not an index"):
-        Index.open(copied)
-    pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
-    Index.create(tmp_path / "index", model=copied, pool=pool)
-    with pytest.raises(ArtifactMissing, match="is an index, not a model"):
-        Genius.open(tmp_path / "index")
 
 
 def test_impossible_settings_are_refused_before_any_work(trained, tmp_path):
