@@ -24,12 +24,8 @@ from genius_search.nn.generator import (
     write_generator,
 )
 from genius_search.nn.losses import prefix_loss
-<<<<<<< HEAD
 from genius_search.nn.packed import KIND
-from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, encode, fuse
-=======
 from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
->>>>>>> 81b548d (Training: generator step, codebooks and folder check in fewer lines; fewer tests)
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
