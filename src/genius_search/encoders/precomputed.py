@@ -13,10 +13,9 @@ PATH is a folder, or one of the files in it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -27,38 +26,55 @@ from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.records import candidate_number, parse_id, query_number
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
-Role: TypeAlias = Literal["query", "candidate"]
-Part: TypeAlias = Literal["text", "image"]
 
-ROLES: Final[tuple[Role, ...]] = ("query", "candidate")
-PARTS: Final[tuple[Part, ...]] = ("text", "image")
+ROLES: Final = ("query", "candidate")
+PARTS: Final = ("text", "image")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FeatureFile:
-    """One file's features, memory-mapped, and the ids of its rows."""
+    """One file's features, memory-mapped, and the ids of its rows.
 
-    file: Path
-    features: Array
-    """Floating point, one row per item."""
-    ids_file: Path | None = None
-    ids: Array | None = None
-    """Sorted ids, as text or as M-BEIR's integers; None where row ``r`` is number ``r + 1``."""
-    rows: Array | None = None
-    """The row of each id."""
+    Raises
+    ------
+    BadData
+        A file is not what it should be, or the ids do not fit the features.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.features = _map(file)
+        if self.features.ndim != 2 or self.features.dtype.kind != "f" or self.features.shape[1] == 0:
+            raise BadData(
+                f"{file} holds {self.features.dtype} of shape {self.features.shape}; "
+                "expected floating point numbers, one row per item"
+            )
+        beside = (file.with_name(name) for name in (f"{file.stem}_ids.npy", "ids.npy"))
+        self.ids_file = next((path for path in beside if path.is_file()), None)
+        if self.ids_file is None:
+            return
+        ids = _map(self.ids_file)
+        if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(ids) != len(self.features) or not len(ids):
+            raise BadData(
+                f"{self.ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer or text for "
+                f"each of the {len(self.features)} rows of {file}"
+            )
+        ids = ids if ids.dtype.kind == "U" else ids.astype(np.int64)
+        self._ids, self._rows = np.unique(ids, return_index=True)
+        if len(self._ids) < len(ids):
+            raise BadData(f"{self.ids_file} has {len(ids) - len(self._ids)} ids more than once")
 
     def find(self, keys: Sequence[ItemKey]) -> Int64[np.ndarray, " items"]:
         """Return the rows of items of one role; −1 for an item that has none."""
-        if self.ids is None or self.rows is None:
+        if self.ids_file is None:
             numbers = np.array([parse_id(key.id)[1] - 1 for key in keys], dtype=np.int64)
             return np.where((numbers >= 0) & (numbers < len(self.features)), numbers, -1)
-        if self.ids.dtype.kind == "U":
+        if self._ids.dtype.kind == "U":
             wanted = np.array([key.id for key in keys])
         else:
             number = query_number if keys[0].role == "query" else candidate_number
             wanted = np.array([number(key.id) for key in keys], dtype=np.int64)
-        places = np.searchsorted(self.ids, wanted).clip(max=len(self.ids) - 1)
-        return np.where(self.ids[places] == wanted, self.rows[places], -1).astype(np.int64)
+        places = np.searchsorted(self._ids, wanted).clip(max=len(self._ids) - 1)
+        return np.where(self._ids[places] == wanted, self._rows[places], -1).astype(np.int64)
 
 
 class PrecomputedEncoder:
@@ -66,10 +82,10 @@ class PrecomputedEncoder:
 
     needs_pixels: bool = False
 
-    def __init__(self, path: Path, tables: Mapping[tuple[Role, Part], FeatureFile]) -> None:
+    def __init__(self, path: Path, files: Mapping[str, FeatureFile]) -> None:
         self.spec = f"precomputed:{path}"
-        self.tables = tables
-        widths = {table.features.shape[1]: table.file for table in tables.values()}
+        self._files = files
+        widths = {table.features.shape[1]: table.file for table in files.values()}
         if len(widths) > 1:
             listed = ", ".join(f"{file.name} has {width}" for width, file in sorted(widths.items()))
             raise BadData(f"the features in {path} must have one width: {listed}")
@@ -78,47 +94,44 @@ class PrecomputedEncoder:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the contents of the files."""
-        files = {file for table in self.tables.values() for file in (table.file, table.ids_file) if file}
-        hashes = {file: file_fingerprint(file) for file in files}
         return fingerprint_of(
             {
-                " ".join(held): [hashes[table.file], hashes[table.ids_file] if table.ids_file else "by row"]
-                for held, table in self.tables.items()
+                held: [file_fingerprint(file) for file in (table.file, table.ids_file) if file]
+                for held, table in self._files.items()
             }
         )
 
     def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the features of known images."""
+        """Return the features of known images; raises as :meth:`text_features`."""
         return self._look_up("image", [image.key for image in images])
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the features of known texts, whatever the text says now."""
-        return self._look_up("text", [text.key for text in texts])
-
-    def _look_up(self, part: Part, keys: Sequence[ItemKey]) -> Float32[np.ndarray, "items dim"]:
-        """Return the features of items by id.
+        """Return the features of known texts, whatever the text says now.
 
         Raises
         ------
         ArtifactMissing
-            No file holds this part of this role.
+            No file holds texts of this role.
         BadData
             Ids have no row.
         UsageError
             An id is empty: the content is new.
         """
+        return self._look_up("text", [text.key for text in texts])
+
+    def _look_up(self, part: str, keys: Sequence[ItemKey]) -> Float32[np.ndarray, "items dim"]:
+        if not all(key.id for key in keys):
+            raise UsageError(
+                "precomputed features cannot embed new content: they are looked up by the id of a known "
+                "query or candidate. Use an encoder that reads texts and images, such as small or clip"
+            )
         features = np.empty((len(keys), self.dim), dtype=np.float32)
         for role in ROLES:
             places = [place for place, key in enumerate(keys) if key.role == role]
             if not places:
                 continue
             asked = [keys[place] for place in places]
-            if not all(key.id for key in asked):
-                raise UsageError(
-                    "precomputed features cannot embed new content: they are looked up by the id of a known "
-                    "query or candidate. Use an encoder that reads texts and images, such as small or clip"
-                )
-            table = self.tables.get((role, part))
+            table = self._files.get(f"{role} {part}")
             if table is None:
                 raise ArtifactMissing(
                     f"{self.spec} has no {part} features for {role} {asked[0].id}: put {part}_features.npy "
@@ -148,7 +161,7 @@ def open_precomputed(path: Path) -> PrecomputedEncoder:
     """
     folder = path if path.is_dir() else path.parent
     files = {
-        (role, part): file
+        f"{role} {part}": file
         for role in ROLES
         for part in PARTS
         for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
@@ -159,31 +172,8 @@ def open_precomputed(path: Path) -> PrecomputedEncoder:
             f"precomputed:{path} is neither a folder with text_features.npy or image_features.npy, nor such "
             "a file"
         )
-    opened = {file: _open_file(file) for file in dict.fromkeys(files.values())}
+    opened = {file: FeatureFile(file) for file in dict.fromkeys(files.values())}
     return PrecomputedEncoder(path, {held: opened[file] for held, file in files.items()})
-
-
-def _open_file(file: Path) -> FeatureFile:
-    features = _map(file)
-    if features.ndim != 2 or features.dtype.kind != "f" or features.shape[1] == 0:
-        raise BadData(
-            f"{file} holds {features.dtype} of shape {features.shape}; "
-            "expected floating point numbers, one row per item"
-        )
-    names = (f"{file.stem}_ids.npy", "ids.npy")
-    ids_file = next((file.parent / name for name in names if (file.parent / name).is_file()), None)
-    if ids_file is None:
-        return FeatureFile(file=file, features=features)
-    ids = _map(ids_file)
-    if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(ids) != len(features) or not len(ids):
-        raise BadData(
-            f"{ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer or text for each of "
-            f"the {len(features)} rows of {file}"
-        )
-    values, rows = np.unique(ids if ids.dtype.kind == "U" else ids.astype(np.int64), return_index=True)
-    if len(values) < len(ids):
-        raise BadData(f"{ids_file} has {len(ids) - len(values)} ids more than once")
-    return FeatureFile(file=file, features=features, ids_file=ids_file, ids=values, rows=rows)
 
 
 def _map(file: Path) -> Array:
