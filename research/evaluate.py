@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from genius_search.cli.options import DataArgument, DeviceOptions, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import SearchConfig, checked
-from genius_search.data.features import Features
+from genius_search.data.features import Features, look_up
 from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
-from genius_search.data.pairs import look_up
 from genius_search.encoders.base import Encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS

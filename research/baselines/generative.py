@@ -26,9 +26,8 @@ from torch import Tensor
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import Count, GeneratorConfig, Natural, Positive, SearchConfig, checked
-from genius_search.data.features import Features
+from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_pool
-from genius_search.data.pairs import Pairs
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.config import TrainingConfig
-from genius_search.data.pairs import Pairs, look_up
+from genius_search.data.features import Pairs, look_up
 from genius_search.errors import BadData, UsageError
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans

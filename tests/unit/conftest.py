@@ -20,8 +20,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from genius_search.data.features import ABSENT, Features, Shard, write_shard
-from genius_search.data.pairs import Pairs
+from genius_search.data.features import ABSENT, Features, Pairs, Shard, write_shard
 from genius_search.model import Genius
 from genius_search.records import Modality, Query, candidate_number, query_number
 from genius_search.writing import ArtifactWriter

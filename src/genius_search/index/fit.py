@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import FitConfig, SearchConfig, checked
-from genius_search.data.features import Features
+from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
-from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import EncoderConfig, checked, to_json
-from genius_search.data.features import FeatureBatch, Shard
+from genius_search.data.features import FeatureBatch, Pairs, Shard
 from genius_search.data.mbeir import Instructions
-from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import PADDING, SmallEncoder, SmallNetwork, create_small, load_small
 from genius_search.nn import parallel

@@ -27,12 +27,12 @@ from genius_search.data.features import (
     LeftOut,
     Shard,
     has_shard,
+    look_up,
     num_rows,
     write_shard,
 )
 from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
-from genius_search.data.pairs import look_up
 from genius_search.encoders.base import (
     Encoder,
     ImageInput,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.config import FitConfig, checked, preset
-from genius_search.data.features import Features
+from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import Instructions, MBeir
-from genius_search.data.pairs import Pairs
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model_file

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import GeneratorConfig, checked, to_json
-from genius_search.data.pairs import Pairs
+from genius_search.data.features import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.generator import (

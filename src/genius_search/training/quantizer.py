@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import QuantizerConfig, checked, to_json
-from genius_search.data.features import Features
-from genius_search.data.pairs import Pairs
+from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import KIND

@@ -60,15 +60,9 @@ def test_gathered_features_equal_a_dense_table_with_zeros_for_what_is_absent(
     parts = list(features.batches(3))
     assert torch.equal(torch.cat([part.image for _, part in parts]), torch.from_numpy(dense[0]))
     assert [i for rows, _ in parts for i in range(*rows.indices(10**6))] == list(range(len(ids)))
-
-
-def test_packed_features_spread_over_rows():
-    image = torch.tensor([[1.0, 2], [3, 4]])
-    batch = FeatureBatch.of(image, torch.zeros(0, 2), np.array([1, -1, 0, 1]), np.full(4, -1))
-    assert batch.image.tolist() == [[3, 4], [0, 0], [1, 2], [3, 4]]
-    assert batch.text.tolist() == [[0, 0]] * 4
-    assert batch.has_image.tolist() == [True, False, True, True]
-    assert not batch.has_text.any()
+    shards = [FeatureBatch.of_shard(shard) for shard in features.shards()]
+    assert torch.equal(torch.cat([shard.text for shard in shards]), torch.from_numpy(dense[1]))
+    assert torch.equal(torch.cat([shard.has_text for shard in shards]), torch.from_numpy(present[:, 1]))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e6])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.data.pairs import Pairs
+from genius_search.data.features import Pairs
 from genius_search.errors import BadData
 from genius_search.records import Modality, Query, candidate_number, query_number
 

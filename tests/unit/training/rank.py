@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from genius_search.config import QuantizerConfig, from_json
-from genius_search.data.features import Features
-from genius_search.data.pairs import Pairs
+from genius_search.data.features import Features, Pairs
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query

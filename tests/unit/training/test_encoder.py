@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, preset
-from genius_search.data.features import ABSENT, FeatureBatch, Shard
+from genius_search.data.features import ABSENT, FeatureBatch, Pairs, Shard
 from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
-from genius_search.data.pairs import Pairs
 from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query, format_text, instructed

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from genius_search.config import FusionConfig, QuantizerConfig, TrainingConfig, to_json
-from genius_search.data.pairs import Pairs
+from genius_search.data.features import Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn.quantizer import encode, load_quantizer
 from genius_search.progress import Silent

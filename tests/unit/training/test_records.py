@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from genius_search.data.features import Pairs
 from genius_search.data.mbeir import MBeir, read_queries
-from genius_search.data.pairs import Pairs
 from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import BadData
 from genius_search.progress import Silent
