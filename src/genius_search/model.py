@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Int
 from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import (
@@ -26,7 +26,7 @@ from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import KIND as QUANTIZER
-from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_array, as_floats, normalize
+from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_array, normalize
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.packed import read_packed
 from genius_search.records import Modality
@@ -394,18 +394,17 @@ class Genius:
             fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
         return fused.cpu()
 
-    def fuse(
-        self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
-    ) -> Float32[np.ndarray, "items dim"]:
-        """Return the fused unit embeddings of a few queries; absent features are 0."""
-        if self.codebooks.config.fusion.kind == "sum":
-            return normalize(normalize(image) + normalize(text))
-        import torch
+    @cached_property
+    def fuse(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """A function from the features of a few images and of texts, 0 where absent, to unit embeddings.
 
-        device = self.quantizer.device
-        with torch.inference_mode():
-            image_part, text_part = (torch.from_numpy(rows).to(device) for rows in (image, text))
-            return as_floats(self.quantizer.fusion(image_part, text_part))
+        Features and embeddings are of shape (items, dim).
+        """
+        if self.codebooks.config.fusion.kind == "sum":
+            return lambda image, text: normalize(normalize(image) + normalize(text))
+        from genius_search.nn.fusion import fuse_arrays
+
+        return partial(fuse_arrays, self.quantizer.fusion)
 
     def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
         """Return the embeddings and IDs of items."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Float32, Int, UInt8
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -31,12 +31,14 @@ from torch.nn import functional as F
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import cut_texts
-from genius_search.encoders.batches import BatchEncoder, read_tokenizer
+from genius_search.encoders.base import CHARACTERS_PER_TOKEN, ImageInput, TextInput
+from genius_search.encoders.batches import decoded_images, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.weights import load_weights, write_weights
 
+BATCH: Final = 1024
+"""Items that are encoded at once."""
 PADDING: Final = 0
 """The token number that fills short rows and counts for nothing."""
 CONFIG_FILE: Final = "config.json"
@@ -107,7 +109,8 @@ class SmallNetwork(nn.Module):
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
         """Return the features of numbered texts; padding does not count."""
         longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
-        tokens = tokens[:, : max(longest, 2)].long()  # at least two columns, so that there are pairs
+        tokens = tokens[:, : max(longest, 2)]  # at least two columns, so that there are pairs
+        tokens = tokens.to(self.words.weight.device).long()
         pairs = pair_rows(tokens, buckets=self.pair_buckets)
         total = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
         total = total + F.embedding_bag(pairs, self.pairs.weight, mode="sum", padding_idx=PADDING)
@@ -159,7 +162,7 @@ def pair_rows(tokens: Int[Tensor, "items tokens"], *, buckets: int) -> Int[Tenso
     return ((mixed ^ (mixed >> 15)) % buckets + 1) * ((first != PADDING) & (second != PADDING))
 
 
-class SmallEncoder(BatchEncoder):
+class SmallEncoder:
     """Features of images and of texts, by a network with the tokenizer and settings it was trained with.
 
     >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
@@ -167,7 +170,7 @@ class SmallEncoder(BatchEncoder):
     >>> features = encoder.network.image(descriptors)  # doctest: +SKIP
     """
 
-    batch_size: int = 1024
+    needs_pixels: bool = True
 
     def __init__(
         self, config: SmallEncoderConfig, network: SmallNetwork, tokenizer: Tokenizer, *, spec: str
@@ -203,7 +206,7 @@ class SmallEncoder(BatchEncoder):
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""
         most = self.config.max_tokens
         rows = np.full((len(texts), most), PADDING, dtype=np.int32)
-        beginnings = cut_texts(texts, max_tokens=most)
+        beginnings = [text.lstrip()[: most * CHARACTERS_PER_TOKEN] for text in texts]
         for row, encoding in enumerate(
             self.tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
         ):
@@ -211,13 +214,18 @@ class SmallEncoder(BatchEncoder):
             rows[row, : len(ids)] = ids
         return torch.from_numpy(rows)
 
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-        return self.network.image(self.prepare_images(images).to(self.network.device))
+    @torch.inference_mode()
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the features of images."""
+        described = self.prepare_images(decoded_images(images)).split(BATCH)
+        features = [self.network.image(some.to(self.network.device)).cpu() for some in described]
+        return torch.cat(features).numpy()
 
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts."""
-        return self.network.text(self.prepare_texts(texts).to(self.network.device))
+    @torch.inference_mode()
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the features of texts, cut at the encoder's maximum length."""
+        numbered = self.prepare_texts([text.text for text in texts]).split(BATCH)
+        return torch.cat([self.network.text(some).cpu() for some in numbered]).numpy()
 
 
 def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int) -> SmallEncoder:

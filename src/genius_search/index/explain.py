@@ -9,14 +9,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery
+from genius_search.index.query import EncodedQuery, Searcher
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
-from genius_search.search.kernel import find
-from genius_search.search.rank import Wanted
 from genius_search.search.tree import Ranges, Step, score_path
 
 MOST_CHILDREN: Final = 64
@@ -201,9 +198,7 @@ def shared_groups(
     return SharedPage(len(found.items), int(found.items.sum()), [SharedGroup(*group) for group in groups])
 
 
-def explain(
-    model: Genius, snapshot: Snapshot, query: EncodedQuery, item_id: str, config: SearchConfig
-) -> Explanation:
+def explain(searcher: Searcher, query: EncodedQuery, item_id: str) -> Explanation:
     """Follow an item's ID through the levels of a search.
 
     Raises
@@ -211,10 +206,10 @@ def explain(
     UnknownItem
         The item is not in the index.
     """
+    model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
     place = snapshot.locate(item_id)
     codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
     allowed = None if query.restriction is None else query.restriction[place.segment]
-    width = max(query.beam or config.beam, query.k)
     steps = score_path(
         snapshot.tree,
         model.decoder_for(config),
@@ -224,16 +219,7 @@ def explain(
         level0=query.level0,
         restriction=query.restriction,
     )
-    ((found, _),) = find(
-        lambda: model.decoder_for(config),
-        model.fast_for(config),
-        snapshot.search_segments,
-        query.embedding[None],
-        [Wanted(width, max(1, snapshot.num_alive), query.level0, query.restriction)],
-        config,
-        evidence=snapshot.evidence(model.ranker),
-        embeddings=[query.evidence],
-    )
+    ((found, _),) = searcher.rank([query], at_least=max(1, snapshot.num_alive))
     there = np.flatnonzero((found.segments == place.segment) & (found.items == place.row))
     return Explanation(
         item=snapshot.item_at(place),
@@ -243,7 +229,7 @@ def explain(
         rank=1 + int(there[0]) if len(there) else None,
         score=float(found.scores[there[0]]) if len(there) else None,
         touched=found.touched,
-        beam=width,
+        beam=max(query.beam or config.beam, query.k),
         levels=_describe_steps(model, snapshot, steps, is_generated=model.uses_generator(config)),
     )
 

@@ -27,7 +27,7 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight
-from genius_search.index.query import EncodedQuery, default_settings, search_encoded
+from genius_search.index.query import EncodedQuery, Searcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import Source, StoredFeatures, draw_sample, feature_rows
 from genius_search.index.store import OWN_MODEL, WORK
@@ -453,7 +453,7 @@ class _HeldOut:
             for number, wanted in enumerate(self._wanted)
         ]
         found = np.zeros((len(encoded), FIRST), dtype=bool)
-        for number, result in enumerate(search_encoded(model, snapshot, encoded, config)):
+        for number, result in enumerate(Searcher(model, snapshot, config).search_encoded(encoded)):
             right = [hit.id in self._right[number] for hit in result.hits]
             found[number, : len(right)] = right
         return found

@@ -17,7 +17,7 @@ from jaxtyping import Shaped
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.query import default_settings, encode_queries, search, search_encoded
+from genius_search.index.query import Searcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
@@ -48,10 +48,8 @@ class _Opened(NamedTuple):
 
     stamp: tuple[int, ...]
     """The manifest's stamp before the state was opened."""
-    model: Genius
-    snapshot: Snapshot
-    settings: SearchConfig
-    """The default search settings."""
+    searcher: Searcher
+    """With the default settings."""
 
 
 class Index:
@@ -71,9 +69,9 @@ class Index:
         self._opened = self._open(_stamp(folder), model)
 
     def __repr__(self) -> str:
-        _, model, snapshot, _ = self._opened
-        fingerprint = model.fingerprint[:12]
-        return f"<Index {self.folder}, {snapshot.num_alive:,} items, model fingerprint {fingerprint}>"
+        searcher = self._opened.searcher
+        count, fingerprint = searcher.snapshot.num_alive, searcher.model.fingerprint[:12]
+        return f"<Index {self.folder}, {count:,} items, model fingerprint {fingerprint}>"
 
     @staticmethod
     def create(
@@ -499,8 +497,10 @@ class Index:
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
     ) -> list[Hits]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
-        _, model, snapshot, settings = self._current()
-        return [Hits(result.hits) for result in search(model, snapshot, requests, config or settings)]
+        searcher = self._searcher()
+        if config is not None and config != searcher.config:
+            searcher = Searcher(searcher.model, searcher.snapshot, config)
+        return searcher.search(requests)
 
     def search_vectors(
         self, vectors: Vectors, *, config: SearchConfig | None = None, **options: Any
@@ -512,12 +512,13 @@ class Index:
         self, requests: Sequence[SearchRequest], weights: Sequence[float]
     ) -> dict[float, list[Hits]]:
         """Return the hits of requests with each of several weights of densities; all are encoded once."""
-        _, model, snapshot, settings = self._current()
-        queries = encode_queries(model, snapshot, requests, settings)
+        searcher = self._searcher()
+        queries = searcher.encode(requests)
         found = {}
         for weight in weights:
-            used = dataclasses.replace(settings, density_weight=weight)
-            found[weight] = [Hits(result.hits) for result in search_encoded(model, snapshot, queries, used)]
+            config = dataclasses.replace(searcher.config, density_weight=weight)
+            other = Searcher(searcher.model, searcher.snapshot, config)
+            found[weight] = [Hits(result.hits) for result in other.search_encoded(queries)]
         return found
 
     def explain(
@@ -541,13 +542,14 @@ class Index:
         """
         from genius_search.index.explain import explain
 
-        _, model, snapshot, settings = self._current()
-        config = config or settings
+        model, snapshot = self.current()
+        searcher = Searcher(model, snapshot, config)
         code = int(snapshot.id_at(snapshot.locate(item_id))[0])  # an unknown item is an error before encoding
-        queries = encode_queries(model, snapshot, request.alternatives(), config)
+        alternatives = dataclasses.replace(request, hybrid=False).alternatives()
+        queries = searcher.encode(alternatives)
         own = [one for one in queries if code in one.level0] or queries[:1]
         with diagnose_corruption(snapshot):
-            explained = [explain(model, snapshot, one, item_id, config) for one in own]
+            explained = [explain(searcher, one, item_id) for one in own]
         return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
 
     def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
@@ -599,15 +601,15 @@ class Index:
     @property
     def model(self) -> Genius:
         """The model that assigned the IDs."""
-        return self._opened.model
+        return self._opened.searcher.model
 
     def current(self) -> tuple[Genius, Snapshot]:
         """Return the model and the current state, which belong together.
 
         The state contains every change that was made before the call.
         """
-        opened = self._current()
-        return opened.model, opened.snapshot
+        searcher = self._searcher()
+        return searcher.model, searcher.snapshot
 
     @property
     def settings(self) -> SearchConfig:
@@ -616,7 +618,7 @@ class Index:
         These are :func:`genius_search.config.usual_search`; with a model of its own, or without a generator,
         hits are ranked by fused embeddings if the index stores them.
         """
-        return self._current().settings
+        return self._searcher().config
 
     @property
     def calibration(self) -> Calibration | None:
@@ -644,7 +646,7 @@ class Index:
         Without hits the result is False. It is None if the index is not calibrated for the hits' settings, or
         if no probability was found from which enough hits are right (`genius calibrate --precision`).
         """
-        calibration = self._opened.snapshot.manifest.calibration
+        calibration = self._opened.searcher.snapshot.manifest.calibration
         if not hits:
             return False
         if calibration is None or calibration.threshold is None or hits[0].probability is None:
@@ -661,14 +663,15 @@ class Index:
 
         return one_writer(self.folder, wait_seconds=wait_seconds)
 
-    def _current(self) -> _Opened:
+    def _searcher(self) -> Searcher:
+        """Return what searches the current state."""
         opened = self._opened
         if _stamp(self.folder) != opened.stamp:
             with self._opening:  # by one thread, so that no older state takes the place of a newer one
                 if (stamp := _stamp(self.folder)) != self._opened.stamp:
                     self._opened = self._open(stamp, self.model)
                 opened = self._opened
-        return opened
+        return opened.searcher
 
     def _open(self, stamp: tuple[int, ...], model: Genius) -> _Opened:
         """Open the state that the manifest had when its stamp was taken, or a newer one."""
@@ -677,7 +680,7 @@ class Index:
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         _check_model(snapshot, model)
-        return _Opened(stamp, model, snapshot, default_settings(model, snapshot))
+        return _Opened(stamp, Searcher(model, snapshot))
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""

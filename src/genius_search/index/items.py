@@ -61,13 +61,17 @@ SCANNED_IN_THE_TIME_OF_ONE: Final = 5
 STEPS: Final = 10_000
 """Steps of SQLite between two looks at the clock."""
 ROWS_OF_WORDS: Final = (
-    "SELECT key, (SELECT group_concat(rowid) FROM (SELECT rowid FROM words WHERE words MATCH value LIMIT ?)) "
-    "FROM json_each(?)"
+    "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(rowid), '') END "
+    "FROM (SELECT rowid FROM words WHERE words MATCH value LIMIT ?2 + 1)) FROM json_each(?1)"
 )
+"""Rows of items with each word, or NULL for one that more items have: the look-ups end early."""
 ROWS_OF_NAMES: Final = (
-    "SELECT key, (SELECT group_concat(row) FROM "
-    "(SELECT row FROM fields WHERE name = ? AND fields.value = spelt.value LIMIT ?)) FROM json_each(?) spelt"
+    "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(row), '') END FROM "
+    "(SELECT row FROM fields WHERE name = ?3 AND fields.value = spelt.value LIMIT ?2 + 1)) "
+    "FROM json_each(?1) spelt"
 )
+NAME: Final = '["name"]'
+"""The key of the field that is a picture's name."""
 _MODALITIES: Final = {one.mbeir: one for one in Modality}
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -154,7 +158,9 @@ class ItemStore:
             "SELECT row, item_id, modality, text, image, source, stamp "
             "FROM json_each(?) CROSS JOIN items ON row = value"
         )
-        found = {row: _item(entry) for row, *entry in self._query(query, [json.dumps(sorted(set(rows)))])}
+        found = {}
+        for row, item_id, modality, *rest in self._query(query, [json.dumps(sorted(set(rows)))]):
+            found[row] = Item(item_id, _MODALITIES[modality], *rest)
         return [found[row] for row in rows]
 
     def all(self) -> Iterator[Item]:
@@ -167,7 +173,8 @@ class ItemStore:
                 entries = cursor.fetchmany(1000)
             if not entries:
                 return
-            yield from (_item(entry) for entry in entries)
+            for item_id, modality, *rest in entries:
+                yield Item(item_id, _MODALITIES[modality], *rest)
 
     def images(self) -> Iterator[str]:
         """Yield the path of every image."""
@@ -244,29 +251,32 @@ class ItemStore:
                 values = [json.dumps(rows.tolist()), *values]
             return np.flatnonzero(mask & look_up(source, values))
 
-    def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int]]:
-        """Return rows of items whose text has a word, or whose ``name`` it is, for each of several words.
+    def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int] | None]:
+        """Return the rows of items whose text has a word, or whose ``name`` it is, for each of several words.
 
-        Without full-text search there are none.
+        It is None for a word that more than ``most`` have. Without full-text search there are no rows.
 
         Parameters
         ----------
         words
             Letters and digits; a word with spaces in it is several words in this order.
-        most
-            Rows of a word that are returned at least, if there are so many; at most twice as many are.
         """
-        found: list[set[int]] = [set() for _ in words]
-        if not self.has_full_text:
+        name = self.field_names.get(NAME)
+        found: list[set[int] | None] = [set() for _ in words]
+        if not words or not self.has_full_text:
             return found
-        # One statement for all words. Its look-ups stop early, so frequent words cost no more than others.
-        for number, rows in self._query(ROWS_OF_WORDS, [most, json.dumps([f'"{word}"' for word in words])]):
-            found[number].update(map(int, rows.split(",") if rows else ()))
-        name = self.field_names.get(spell_path(("name",)))
+        phrases = [f'"{word}"' for word in words]
+        listed = self._query(ROWS_OF_WORDS, [json.dumps(phrases), most])  # one statement for all words
         if name is not None:
             spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
-            for number, rows in self._query(ROWS_OF_NAMES, [name, most, json.dumps(spelt)]):
-                found[number // 3].update(map(int, rows.split(",") if rows else ()))
+            listed += self._query(ROWS_OF_NAMES, [json.dumps(spelt), most, name])
+        for number, (rows,) in enumerate(listed):
+            place = number if number < len(words) else (number - len(words)) // 3
+            own = found[place]
+            if rows is None or own is None:
+                found[place] = None
+            elif rows:
+                own.update(map(int, rows.split(",")))
         return found
 
     @cached_property
@@ -327,8 +337,3 @@ class ItemStore:
                 if type(error) is not sqlite3.DatabaseError:
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None
-
-
-def _item(entry: Sequence[Any]) -> Item:
-    item_id, modality, *rest = entry
-    return Item(item_id, _MODALITIES.get(modality) or Modality.parse(modality), *rest)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from genius_search.config import FusionConfig
@@ -64,3 +65,13 @@ class Fusion(nn.Module):
         text_share = self.dynamic_scalar(joint)
         fused = mixed + text_share * text + (1 - text_share) * image
         return nn.functional.normalize(fused.float(), dim=-1)
+
+
+@torch.inference_mode()
+def fuse_arrays(
+    fusion: nn.Module, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
+) -> Float32[np.ndarray, "items dim"]:
+    """Return the unit embeddings of the features of a few queries, which are arrays."""
+    device = next(fusion.parameters()).device
+    fused: Tensor = fusion(torch.from_numpy(image).to(device), torch.from_numpy(text).to(device))
+    return fused.cpu().numpy()

@@ -28,7 +28,7 @@ from genius_search.errors import UsageError
 from genius_search.native.build import FOLDER, VARIANTS, library
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
 from genius_search.search.rank import (
     NO_EMBEDDINGS,
     CodeRanker,
@@ -251,6 +251,7 @@ class CompiledSearch:
             self._generator = _Generator(**generator.sizes, **_pointers(generator.arrays))
             self._model.generator = ctypes.addressof(self._generator)
         self._given_model = ctypes.addressof(self._model)
+        self._among: dict[frozenset[int], tuple[SpreadOf, float]] = {}
         self._last_read: tuple[Sequence[SearchSegment], Sequence[Vectors] | None, bool] | None = None
         self._last_view: tuple[tuple[Any, ...], tuple[bytes, int]] | None = None
 
@@ -330,8 +331,11 @@ class CompiledSearch:
                 view = self._view(segments, restriction, vectors, evidence.densities)
                 views[id(restriction)] = (len(views) * len(segments), *view)
             position, _, num_items = views[id(restriction)]
-            among = self._spread.among(level0)
-            density_step = config.density_weight * among.density_unit / DENSITY_STEPS
+            if level0 not in self._among:
+                among = self._spread.among(level0)
+                self._among[level0] = among, among.density_unit
+            among, density_unit = self._among[level0]
+            density_step = config.density_weight * density_unit / DENSITY_STEPS
             best = k if vectors is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
