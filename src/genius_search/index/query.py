@@ -44,6 +44,8 @@ RARE: Final = 100
 WORD_WEIGHT: Final = 0.3
 """The weight of a word that one item has, as a share of the scores' range among the hits of the vectors.
 Chosen on names and captions: more finds more names and fewer captions."""
+KNOWN_WORDS: Final = 10_000
+"""Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
 KEY: Final = ItemKey("query", "")
 
 Place: TypeAlias = tuple[int, int]
@@ -421,12 +423,15 @@ def _join(own: Found, others: Found) -> Found:
 def find_rare_words(snapshot: Snapshot, text: str) -> RareWords | None:
     """Look up the items that have a rare word of a text; None if there are none."""
     num_items = max(2, snapshot.num_alive)
-    places: dict[str, list[Place]] = {word: [] for word in split_words(text)}
+    frequent = snapshot.frequent_words
+    places: dict[str, list[Place]] = {word: [] for word in split_words(text) if word not in frequent}
     for number, segment in enumerate(snapshot.segments):
         words = list(places)
         for word, rows in zip(words, segment.items.rows_of_words(words, FEW), strict=True):
             if rows is None:
                 del places[word]
+                if len(frequent) < KNOWN_WORDS:
+                    frequent.add(word)
             else:
                 places[word] += [(number, row) for row in rows]
     weights: dict[Place, float] = defaultdict(float)

@@ -70,6 +70,8 @@ class Snapshot:
         self.segments = segments
         self.is_verified = False
         """True once every file of this state was compared with its checksum."""
+        self.frequent_words: set[str] = set()
+        """Some words that are not rare (:func:`genius_search.index.query.find_rare_words`)."""
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
         self._shared: dict[int, SharedPrefixes] = {}

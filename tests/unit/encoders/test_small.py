@@ -55,10 +55,9 @@ def test_a_row_does_not_depend_on_its_batch(encoder, seed, items, place):
     texts = texts_of([TEXTS[(seed + item) % len(TEXTS)] * (1 + item % 3) for item in range(items)])
     place %= items
     alone = slice(place, place + 1)
-    torch.testing.assert_close(
-        encoder.image_features(pictures)[alone], encoder.image_features(pictures[alone])
-    )
-    torch.testing.assert_close(encoder.text_features(texts)[alone], encoder.text_features(texts[alone]))
+    images, words = encoder.image_features(pictures), encoder.text_features(texts)
+    np.testing.assert_allclose(images[alone], encoder.image_features(pictures[alone]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(words[alone], encoder.text_features(texts[alone]), rtol=1e-4, atol=1e-5)
 
 
 def test_features_are_those_of_the_network_on_prepared_inputs(encoder):
@@ -66,8 +65,8 @@ def test_features_are_those_of_the_network_on_prepared_inputs(encoder):
     with torch.inference_mode():
         images = encoder.network.image(encoder.prepare_images(pictures))
         texts = encoder.network.text(encoder.prepare_texts(TEXTS[:2]))
-    torch.testing.assert_close(encoder.image_features(images_of(pictures)), images)
-    torch.testing.assert_close(encoder.text_features(texts_of(TEXTS[:2])), texts)
+    np.testing.assert_allclose(encoder.image_features(images_of(pictures)), images, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoder.text_features(texts_of(TEXTS[:2])), texts, rtol=1e-4, atol=1e-5)
 
 
 def test_saving_and_loading_changes_nothing(encoder, tmp_path):
@@ -77,8 +76,8 @@ def test_saving_and_loading_changes_nothing(encoder, tmp_path):
     assert loaded.config == encoder.config
     assert loaded.spec == f"small:{tmp_path}"
     pictures = images_of([noise(1), noise(2, (300, 40))])
-    assert torch.equal(loaded.image_features(pictures), encoder.image_features(pictures))
-    assert torch.equal(loaded.text_features(texts_of(TEXTS)), encoder.text_features(texts_of(TEXTS)))
+    assert np.array_equal(loaded.image_features(pictures), encoder.image_features(pictures))
+    assert np.array_equal(loaded.text_features(texts_of(TEXTS)), encoder.text_features(texts_of(TEXTS)))
 
 
 def test_the_fingerprint_follows_the_weights():
@@ -91,12 +90,12 @@ def test_the_fingerprint_follows_the_weights():
 
 def test_the_order_of_words_matters(encoder):
     features = encoder.text_features(texts_of(["a red bar on green", "a green bar on red"]))
-    assert not torch.allclose(features[0], features[1], atol=1e-3)
+    assert not np.allclose(features[0], features[1], atol=1e-3)
 
 
 @pytest.mark.parametrize("text", ["", "日本語 🦒", "zyxwv unheard-of", "x" * 5000])
 def test_any_text_has_a_finite_feature(encoder, text):
-    assert encoder.text_features(texts_of([text])).isfinite().all()
+    assert np.isfinite(encoder.text_features(texts_of([text]))).all()
 
 
 def test_texts_are_cut_at_the_longest_allowed(encoder):

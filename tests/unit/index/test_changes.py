@@ -22,8 +22,6 @@ from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import read_manifest
 from genius_search.index.writer import Deleted
-from genius_search.model import Genius
-from genius_search.records import Modality
 from genius_search.training.features import encode_shard
 
 WIDE = SearchConfig(beam=500)
@@ -227,16 +225,9 @@ def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(in
     assert not (index.folder / ".work").exists()
 
 
-def test_a_blank_text_beside_a_picture_is_no_text(index, pool, monkeypatch):
-    asked: list[Modality] = []
-
-    def watched(_: Genius, query: Modality, __: Modality) -> None:
-        asked.append(query)
-
-    monkeypatch.setattr(Genius, "instruction_for", watched)
-    for text in (" \n", "", "red"):
-        index.search(text, image=pool / "red square.png", modality="text")
-    assert asked == [Modality.IMAGE, Modality.IMAGE, Modality.IMAGE_TEXT]
+def test_a_blank_text_beside_a_picture_is_no_text(index, pool):
+    asked = {"image": pool / "red square.png", "modality": "text"}
+    assert index.search(" \n", **asked) == index.search("", **asked) == index.search(**asked)
 
 
 @pytest.mark.parametrize("asked", [{"text": "caf\udce9"}, {"text": "x", "instruction": "\ud800"}])

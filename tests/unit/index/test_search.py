@@ -17,7 +17,7 @@ from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.index.query import SearchResult, encode_queries, merge
+from genius_search.index.query import Searcher, SearchResult, merge
 from genius_search.index.request import SearchRequest
 from genius_search.model import Genius
 from genius_search.records import Modality
@@ -173,7 +173,7 @@ def test_without_the_generator_candidates_are_found_by_distance(index, model, mo
     geometric = dataclasses.replace(usual, router="geometry")
     words = ["a red kite", "a blue clock", "a white umbrella"]
     requests = [SearchRequest(text=text, modality="text", k=2) for text in words]
-    queries = encode_queries(model, index.snapshot, requests, usual)
+    queries = Searcher(model, index.snapshot, usual).encode(requests)
     beams = search(
         model.router,
         index.snapshot.search_segments,
