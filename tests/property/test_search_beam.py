@@ -34,18 +34,6 @@ def test_scores_without_rounding_are_searched_to_the_letter_equal_ones_included(
             assert case.pool.found(beams, query) == next(outcomes), (seed, query)
 
 
-def test_a_filtered_search_finds_what_filtering_everything_afterwards_would_keep(plain):
-    for seed in range(plain.SOME_POOLS):
-        model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.sizes, scores=("level", "vocabulary")[seed % 2], beam=50)
-        filtered = case.search(model, widths=None)
-        unlimited = plain.SearchConfig(beam=1000, scores=case.config.scores)
-        everything = plain.search(model, case.pool.segments, case.queries, unlimited)
-        for query in range(len(case.queries)):
-            kept = [found for found in case.pool.found(everything, query) if found.id in case.ids(query)]
-            assert plain.agrees(case.pool.found(filtered, query), kept[:50]), (seed, query)
-
-
 def test_a_restriction_finds_what_a_table_of_the_allowed_items_alone_would_give(plain):
     for seed in range(plain.SOME_POOLS):
         sizes = plain.sizes_of(seed % plain.NUM_MODELS)
@@ -81,14 +69,6 @@ def test_a_query_finds_the_same_alone_and_in_any_company(plain):
             for whole, segment in zip(together, alone, strict=True):
                 np.testing.assert_array_equal(whole[query, :width], segment[0])
             assert not together.filled()[query, width:].any()
-
-
-def test_the_same_search_twice_gives_the_same_to_the_last_bit(plain):
-    for seed in range(plain.SOME_POOLS):
-        model = plain.model(seed % plain.NUM_MODELS)
-        case = plain.draw_case(seed, model.sizes)
-        for first, second in zip(case.search(model), case.search(model), strict=True):
-            np.testing.assert_array_equal(first, second)
 
 
 def test_unfilled_places_are_impossible_and_filled_ones_are_scored_throughout(plain):

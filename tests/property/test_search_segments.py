@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 
@@ -9,21 +8,6 @@ def split(random: np.random.Generator, codes: np.ndarray, count: int) -> list[np
     """The items in so many parts, in any proportion, some of them empty."""
     owner = random.integers(0, random.integers(1, count + 1), len(codes))
     return [codes[owner == segment] for segment in range(count)]
-
-
-@pytest.mark.parametrize("scores", ["level", "vocabulary"])
-def test_searching_segments_finds_what_searching_the_merged_table_finds(plain, scores):
-    for seed in range(plain.SOME_POOLS):
-        random = np.random.default_rng(seed)
-        model = plain.model(seed % plain.NUM_MODELS)
-        merged = plain.Pool.of([np.stack([random.integers(0, size, 60) for size in model.sizes], axis=1)])
-        segments = plain.Pool.of(split(random, merged.codes[0], int(random.integers(1, 5))))
-        queries = torch.from_numpy(random.standard_normal((4, plain.DIM)).astype(np.float32))
-        config = plain.SearchConfig(beam=int(random.integers(1, 20)), scores=scores)
-        whole = plain.search(model, merged.segments, queries, config)
-        split_up = plain.search(model, segments.segments, queries, config)
-        for query in range(len(queries)):
-            assert plain.agrees(segments.found(split_up, query), merged.found(whole, query)), (seed, query)
 
 
 def test_without_rounding_segments_and_the_merged_table_agree_to_the_letter(plain):

@@ -221,14 +221,6 @@ def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
     assert (norms.diff() < 0).all()
 
 
-def test_a_modality_that_never_occurs_leaves_the_codebook_finite():
-    quantizer = make(level0="assigned", dead_below=0.0)
-    modalities = torch.zeros(12, dtype=torch.int64)
-    quantizer.start_codebooks(embeddings(12), modalities, batch_size=6, generator=seeded(0))
-    quantizer.follow(quantizer.quantize(embeddings(12), modalities), generator=seeded(0))
-    assert all(table.isfinite().all() for table in quantizer.tables())
-
-
 @pytest.mark.parametrize("level0", ["learned", "assigned", "classifier", "none"])
 def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     quantizer = make(level0=level0)

@@ -89,18 +89,6 @@ def test_no_queries_have_no_beams(decoder, rerank):
     assert len(beams.low) == len(beams.filled()) == len(beams.scores()) == 0
 
 
-@pytest.mark.parametrize("codes", [[[2, 1, 0]], [[2, 1, 0], [2, 1, 3]], [[2, 0, 0], [2, 1, 3], [2, 3, 1]]])
-def test_a_modality_that_leaves_no_choice_is_scored_like_any_other(decoder, generator, codes):
-    segments = [SearchSegment(table_of([*codes, [0, 0, 0]]))]
-    free = search(decoder, segments, queries_of(2), SearchConfig())
-    forced = search(decoder, segments, queries_of(2), SearchConfig(), level0=[frozenset({2})] * 2)
-    for query in range(2):
-        scores = dict(zip(rows_of(free)[query], free.log_probabilities[query], strict=True))
-        assert len(rows_of(forced)[query]) == len(codes)
-        for row, gained in zip(rows_of(forced)[query], forced.log_probabilities[query], strict=True):
-            np.testing.assert_allclose(gained, scores[row], atol=1e-5)
-
-
 def test_a_leaf_stop_leaves_levels_unsaid(decoder):
     config = SearchConfig(beam=2, rerank="codes", candidates=10)
     beams = search(decoder, [EVERYTHING], queries_of(2), config)
@@ -134,11 +122,3 @@ def test_the_highest_are_those_of_a_stable_sort(seed):
     scores[random.random(len(scores)) < (0, 0.3, 0.9)[seed % 3]] = (-np.inf, np.inf)[seed % 2]
     for count in (0, 1, 2, len(scores) // 2, len(scores), len(scores) + 3):
         assert topk(scores, count).tolist() == by_sorting(scores, count)
-
-
-def test_equal_scores_keep_their_order():
-    assert topk(np.array([1, 2, 1, 2], dtype=np.float32), 3).tolist() == [1, 3, 0]
-
-
-def test_of_no_scores_none_is_highest():
-    assert topk(np.zeros(0, dtype=np.float32), 5).tolist() == []

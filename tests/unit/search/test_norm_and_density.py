@@ -77,13 +77,6 @@ def all_ranked(table: IdTable, query: torch.Tensor, evidence: Evidence, **settin
     return rank_items([SearchSegment(table)], beams, 0, query, config=config, evidence=evidence, k=ITEMS)
 
 
-def test_marks_never_tell_equal_ids_apart(codes, marked):
-    plain, whole = built(codes.numpy()), built(marked)
-    assert np.array_equal(whole.ids[:, :3], plain.ids)
-    assert np.array_equal(whole.bucket_starts, plain.bucket_starts)
-    assert np.array_equal(whole.items, plain.items)
-
-
 def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(tables, codes, marked, queries):
     own = marked[:, len(SIZES) :]
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
@@ -106,20 +99,6 @@ def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
     nearness = -(queries[0] - vectors).square().sum(dim=1) / 2 + 0.5
     scores = CodeRanker(tables).scores(queries[0], marked)
     assert np.abs(scores - nearness.numpy()).max() <= 0.5 / HALF_NORM_STEPS + 1e-5
-
-
-@pytest.mark.parametrize("density_weight", [0.0, DENSITY_WEIGHT])
-def test_a_search_by_codes_ranks_all_items_as_comparing_their_vectors_does(
-    tables, codes, marked, queries, density_weight
-):
-    ranker = CodeRanker(tables)
-    vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
-    scores = (queries @ vectors.T).numpy() - ranker.costs(marked, density_cost=density_weight)
-    for query, own in zip(queries, scores, strict=True):
-        answer = all_ranked(
-            built(marked), query, Evidence(ranker), rerank="codes", density_weight=density_weight
-        )
-        np.testing.assert_allclose(answer.scores, np.sort(own)[::-1], atol=1e-5)
 
 
 def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_not(

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
@@ -102,68 +101,6 @@ def test_items_of_an_id_in_several_parts_stand_together_part_after_part(segment,
     assert answer.beams.tolist() == [0, 1, 1, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
-def test_re_ranking_by_codes_orders_the_ids_anew_and_keeps_the_typical_first(segment, tables, random, beams):
-    query = torch.randn(DIM, generator=random)
-    ranker = CodeRanker(tables)
-    answer = ranked([segment], beams, query=query, rerank="codes", evidence=Evidence(codes=ranker))
-    by_id = ranker.scores(query, segment.table.ids)
-    expected = segment.table.buckets(np.argsort(-by_id)).row.tolist()
-    assert answer.items.tolist() == expected
-    assert (np.diff(answer.scores) <= 0).all()
-    for row, beam in zip(answer.rows, answer.beams, strict=True):
-        assert beams.low[0, beam, 0] <= row < beams.high[0, beam, 0]
-
-
-def test_codes_score_an_id_alike_in_every_part(segment, other, tables, random):
-    query = torch.randn(DIM, generator=random)
-    evidence = Evidence(codes=CodeRanker(tables))
-    answer = ranked([segment, other], SHARED, query=query, rerank="codes", evidence=evidence)
-    both = [segment.table, other.table]
-    expected = {
-        tuple(table.ids[row].tolist()): float(
-            query @ sum(tables[level][code] for level, code in enumerate(table.ids[row]))
-        )
-        for table in both
-        for row in range(len(table))
-    }
-    for number, row, score in zip(answer.segments, answer.rows, answer.scores, strict=True):
-        assert score == pytest.approx(expected[tuple(both[number].ids[row].tolist())], abs=1e-5)
-    assert sorted(answer.beams.tolist()) == [0, 1, 1, 1, 1, 2, 2]
-    shared = np.flatnonzero(answer.beams == 1)
-    assert list(zip(answer.segments[shared], answer.items[shared], strict=True)) == [
-        (0, 2),
-        (0, 0),
-        (1, 0),
-        (1, 2),
-    ]
-
-
-@pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
-def test_re_ranking_by_embeddings_orders_every_item_by_its_own(segment, random, beams):
-    stored = F.normalize(torch.randn(5, DIM, generator=random), dim=1).half().numpy()
-    query = F.normalize(torch.randn(DIM, generator=random), dim=0)
-    evidence = Evidence(embeddings=[rows_of(stored)])
-    answer = ranked([segment], beams, query=query, rerank="embeddings", evidence=evidence)
-    cosines = stored.astype(np.float32) @ query.numpy()
-    assert answer.items.tolist() == np.argsort(-cosines).tolist()
-    np.testing.assert_allclose(answer.scores, np.sort(cosines)[::-1], atol=1e-6)
-
-
-def test_each_part_is_compared_by_its_own_embeddings(segment, other):
-    first, second = np.zeros((5, DIM), dtype=np.float32), np.zeros((3, DIM), dtype=np.float32)
-    first[:, 0], second[:, 0] = [0.5, 0.1, 0.4, 0.3, 0.2], [0.45, 0.9, 0.15]
-    answer = ranked(
-        [segment, other],
-        SHARED,
-        query=torch.eye(DIM)[0],
-        rerank="embeddings",
-        evidence=Evidence(embeddings=[rows_of(first), rows_of(second)]),
-    )
-    hits = list(zip(answer.segments.tolist(), answer.items.tolist(), strict=True))
-    assert hits == [(1, 1), (0, 0), (1, 0), (0, 2), (0, 3), (0, 4), (1, 2)]
-
-
 def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(segment, tables, random):
     query = torch.randn(DIM, generator=random)
     ranker = CodeRanker(tables)
@@ -221,17 +158,6 @@ def test_mixed_in_the_probability_of_the_beam_is_added_to_what_the_codes_say(
     assert (np.diff(answer.scores) <= 0).all()
 
 
-def test_much_of_the_probability_mixed_in_restores_the_generators_order(segment, tables):
-    best_by_generator = segment.table.ids[2].tolist()
-    away = -sum(table[code] for table, code in zip(tables, best_by_generator, strict=True))
-    asked = {"query": away, "rerank": "codes", "evidence": Evidence(CodeRanker(tables))}
-    assert ranked([segment], BEAMS, **asked).rows.tolist() != ranked([segment], BEAMS).rows.tolist()
-    assert (
-        ranked([segment], BEAMS, **asked, generator_weight=1000.0).rows.tolist()
-        == ranked([segment], BEAMS).rows.tolist()
-    )
-
-
 def test_levels_that_were_not_decoded_add_nothing(segment, tables, random):
     query = torch.randn(DIM, generator=random)
     asked = {"query": query, "rerank": "codes", "evidence": Evidence(CodeRanker(tables))}
@@ -274,18 +200,6 @@ def test_nothing_is_mixed_in_where_codes_do_not_rank(segment, tables, random, re
     assert plain.items.tolist() == mixed.items.tolist()
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
-def test_k_cuts_after_the_ordering_and_touched_still_counts_every_item(segment, tables, random, rerank, k):
-    query = torch.randn(DIM, generator=random)
-    stored = rows_of(torch.randn(5, DIM, generator=random).numpy())
-    asked = {"query": query, "rerank": rerank, "evidence": Evidence(CodeRanker(tables), [stored])}
-    whole, cut = ranked([segment], BEAMS, **asked), ranked([segment], BEAMS, k=k, **asked)
-    for values, few in zip(whole[:-1], cut[:-1], strict=True):
-        assert few.tolist() == values[:k].tolist()
-    assert whole.touched == cut.touched == 5
-
-
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
 def test_equal_scores_keep_the_order_of_the_beams(segment, tables, rerank):
     evidence = Evidence(CodeRanker(tables), [rows_of(np.zeros((5, DIM), dtype=np.float32))])
@@ -310,12 +224,6 @@ def test_deleted_items_are_not_listed_unless_a_restriction_says_otherwise(segmen
     living = SearchSegment(table, only(segment, [0, 1]))
     assert ranked([living], BEAMS).items.tolist() == [0, 1]
     assert ranked([living], BEAMS, restriction=(only(segment, [1]),)).items.tolist() == [1]
-
-
-def test_only_the_items_under_the_beams_are_touched(segment):
-    some = beams_of([[(1, 2)], [(0, 0)], [(0, 0)]], [-1.0, -np.inf, -np.inf])
-    answer = ranked([segment], some)
-    assert (answer.items.tolist(), answer.touched) == ([1], 1)
 
 
 @pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
@@ -345,14 +253,3 @@ def test_a_query_that_found_no_id_has_an_empty_answer(segment, other, tables, re
 def test_re_ranking_without_its_evidence_is_refused_with_advice(segment, config, advice):
     with pytest.raises(UsageError, match=advice):
         ranked([segment], BEAMS, **config)
-
-
-def test_a_short_list_without_codebooks_is_refused_with_advice(segment):
-    with pytest.raises(UsageError, match="codebooks"):
-        ranked(
-            [segment],
-            BEAMS,
-            rerank="embeddings",
-            shortlist=3,
-            evidence=Evidence(embeddings=[rows_of(np.zeros((5, DIM)))]),
-        )
