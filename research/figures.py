@@ -97,7 +97,7 @@ def code_figures(model: Path, evaluation: Path, data: MBeir | None, *, title: st
     features = Features.open(folder / "features")
     columns = np.load(codes_files[0], mmap_mode="r")
     codes = columns[:, : columns.shape[1] - NUM_EXTRA_COLUMNS]
-    quantizer = load_quantizer(model / "quantizer").quantizer
+    quantizer = load_quantizer(model / "quantizer")
     drawings = [cloud_figure(quantizer, codes, features.modality, title=title)]
     if data is not None:
         first = 1 if quantizer.has_modality_level else 0

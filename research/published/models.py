@@ -39,11 +39,12 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
+from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.nn.generator import Generator, TrainedGenerator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import Quantizer, TrainedQuantizer, write_quantizer
+from genius_search.nn.quantizer import Quantizer, write_quantizer
 from genius_search.progress import Progress
 from genius_search.records import Candidate, Modality
 from genius_search.training.features import candidate_row, embed
@@ -354,7 +355,7 @@ def _import_quantizer(
     *,
     progress: Progress,
     device: str,
-) -> TrainedQuantizer:
+) -> StoredQuantizer:
     level0 = "unknown" if sample is None else sample.manifest.fingerprint
     inputs = {"published": sources[QUANTIZER], "level0": level0}
     writer = ArtifactWriter(folder / QUANTIZER, kind=QUANTIZER, config=to_json(parts.config), inputs=inputs)
@@ -374,7 +375,7 @@ def _import_quantizer(
 def _import_generator(
     sources: Mapping[str, str],
     parts: Parts[GeneratorConfig],
-    quantizer: TrainedQuantizer,
+    quantizer: StoredQuantizer,
     folder: Path,
     *,
     device: str,

@@ -25,7 +25,6 @@ from genius_search.artifact import (
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_array, normalize
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.packed import read_packed
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from genius_search.data.features import FeatureBatch
     from genius_search.nn.generator import Generator, TrainedGenerator
-    from genius_search.nn.quantizer import EncodedItems, Quantizer, TrainedQuantizer
+    from genius_search.nn.quantizer import EncodedItems, Quantizer
     from genius_search.search.decoder import Decoder, GeometricDecoder
     from genius_search.search.kernel import CompiledSearch
 
@@ -146,7 +145,7 @@ class Genius:
         self,
         folder: Path,
         encoder: Encoder,
-        quantizer: TrainedQuantizer | StoredQuantizer,
+        quantizer: StoredQuantizer,
         generator: Manifest | None,
         instructions: Sequence[KnownInstruction],
         fingerprint: str,
@@ -188,7 +187,7 @@ class Genius:
             usable(device)
         file = read_model_file(folder)
         encoder = load_encoder(file.encoder.spec_in(folder), download=download, device=device)
-        quantizer = StoredQuantizer(open_artifact(folder / "quantizer", kind=QUANTIZER), device=device)
+        quantizer = StoredQuantizer(folder / "quantizer", device=device)
         generator = None
         if file.generator is not None:
             generator = open_artifact(folder / "generator", kind=GENERATOR)
@@ -238,7 +237,7 @@ class Genius:
     def finish(
         folder: Path,
         encoder: Encoder,
-        quantizer: TrainedQuantizer,
+        quantizer: StoredQuantizer,
         generator: TrainedGenerator | None,
         instructions: Sequence[KnownInstruction],
     ) -> Genius:

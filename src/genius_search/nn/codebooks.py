@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64, Shaped
 
-from genius_search.artifact import Manifest
+from genius_search.artifact import open_artifact
 from genius_search.config import QuantizerConfig
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
 from genius_search.nn.stored import dim_of, read_arrays, settings_of
@@ -110,18 +111,27 @@ def shapes_of_weights(dim: int, config: QuantizerConfig) -> dict[str, tuple[int,
 
 
 class StoredQuantizer:
-    """A quantizer in a folder, read for searching; PyTorch reads it again when items are to be encoded."""
+    """A quantizer in a folder, read for searching; PyTorch reads it again when items are to be encoded.
 
-    def __init__(self, manifest: Manifest, *, device: str = "cpu") -> None:
-        self.manifest = manifest
+    Raises
+    ------
+    ArtifactMismatch
+        The files of the folder do not fit each other.
+    """
+
+    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
+        self.manifest = manifest = open_artifact(folder, kind=KIND)
         self._device = device
         dim, config = dim_of(manifest), settings_of(QuantizerConfig, manifest)
-        weights = read_arrays(manifest.folder / WEIGHTS, shapes_of_weights(dim, config))
+        weights = read_arrays(folder / WEIGHTS, shapes_of_weights(dim, config))
         self.codebooks = Codebooks(dim, config, weights)
 
     @cached_property
     def quantizer(self) -> Quantizer:
         """The quantizer in PyTorch."""
-        from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  searching does not need it
+        import torch  # noqa: PLC0415  searching does not need it
 
-        return load_quantizer(self.manifest.folder, device=self._device).quantizer
+        from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  as above
+
+        with torch.random.fork_rng(devices=[]):  # reading it must not change what a training draws
+            return load_quantizer(self.manifest.folder, device=self._device)

@@ -19,11 +19,11 @@ from jaxtyping import Float, Int, Int16
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.artifact import Manifest, open_artifact
+from genius_search.artifact import open_artifact
 from genius_search.config import QuantizerConfig
 from genius_search.data.features import Features
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks, as_array
+from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks, StoredQuantizer, as_array
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread
@@ -427,34 +427,21 @@ class Quantizer(nn.Module):
         return assign(residual.detach(), self.books[level].embed)
 
 
-class TrainedQuantizer(NamedTuple):
-    """A quantizer and the manifest of its folder."""
-
-    quantizer: Quantizer
-    manifest: Manifest
-
-    @property
-    def codebooks(self) -> Codebooks:
-        """A copy of what searching needs."""
-        return self.quantizer.in_numpy()
-
-
-def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> TrainedQuantizer:
+def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health | None) -> StoredQuantizer:
     """Write weights and manifest of a quantizer; ``health`` is None if its IDs were not examined yet."""
     tensors = dict(quantizer.state_dict())
     if len(quantizer.pool_sample):
         tensors[POOL_SAMPLE] = quantizer.pool_sample
     write_weights(writer.path / WEIGHTS, tensors)
     facts = {"dim": quantizer.dim, "health": None if health is None else dataclasses.asdict(health)}
-    return TrainedQuantizer(quantizer.eval(), writer.finish(facts=facts))
+    return StoredQuantizer(writer.finish(facts=facts).folder, device=str(quantizer.device))
 
 
-def load_quantizer(folder: Path, *, device: str = "cpu") -> TrainedQuantizer:
+def load_quantizer(folder: Path, *, device: str = "cpu") -> Quantizer:
     """Load a quantizer from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
     make = partial(Quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
-    quantizer = load_weights(folder / WEIGHTS, make, change=_take_sample)
-    return TrainedQuantizer(quantizer.to(device).eval(), manifest)
+    return load_weights(folder / WEIGHTS, make, change=_take_sample).to(device).eval()
 
 
 def _take_sample(quantizer: Quantizer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,13 +15,11 @@ from torch import Tensor
 from genius_search.config import FusionConfig, QuantizerConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
-from genius_search.nn.codebooks import KIND, as_floats
+from genius_search.nn.codebooks import KIND, StoredQuantizer, as_floats
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
     Codebook,
     Quantizer,
-    TrainedQuantizer,
-    load_quantizer,
     nearest_sums,
     write_quantizer,
 )
@@ -82,7 +80,7 @@ def fit_codebooks(
     levels: int = LEVELS,
     seed: int = 0,
     progress: Progress,
-) -> TrainedQuantizer:
+) -> StoredQuantizer:
     """Fit codebooks to the embeddings of a pool, or open the folder if this was done already.
 
     Level 0 is the item's modality, with the modality's mean as its vector. The vectors of the other levels
@@ -123,7 +121,7 @@ def fit_codebooks(
         inputs={**inputs, FITTED: str(items), "seed": str(seed)},
     )
     if writer.finished() is not None:
-        return load_quantizer(folder)
+        return StoredQuantizer(folder)
     quantizer = Quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
     codes = torch.from_numpy(modalities.astype(np.int64))
     _fit(quantizer, embeddings, codes, seed, progress)

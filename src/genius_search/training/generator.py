@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from genius_search.config import GeneratorConfig, checked, to_json
 from genius_search.data.features import Pairs
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import as_floats
+from genius_search.nn.codebooks import StoredQuantizer, as_floats
 from genius_search.nn.generator import (
     Generator,
     TrainedGenerator,
@@ -25,7 +25,7 @@ from genius_search.nn.generator import (
 )
 from genius_search.nn.losses import prefix_loss
 from genius_search.nn.packed import KIND
-from genius_search.nn.quantizer import TrainedQuantizer, encode, fuse
+from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
@@ -36,7 +36,7 @@ CONTRASTED_QUERIES: Final = 64
 
 def train_generator(
     pairs: Pairs,
-    quantizer: TrainedQuantizer,
+    quantizer: StoredQuantizer,
     folder: Path,
     config: GeneratorConfig,
     *,

@@ -14,14 +14,12 @@ from genius_search.config import QuantizerConfig, checked, to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND
+from genius_search.nn.codebooks import KIND, StoredQuantizer
 from genius_search.nn.health import Health, majority_modality, measure_health
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import (
     Quantizer,
-    TrainedQuantizer,
     encode,
-    load_quantizer,
     write_quantizer,
 )
 from genius_search.progress import Progress
@@ -41,7 +39,7 @@ def train_quantizer(
     *,
     progress: Progress,
     device: str = "cpu",
-) -> TrainedQuantizer:
+) -> StoredQuantizer:
     """Train fusion and codebooks, or open the folder if this was done already.
 
     Raises
@@ -52,7 +50,7 @@ def train_quantizer(
     config = checked(config)
     stage = Stage(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
     if stage.is_finished:
-        return load_quantizer(folder, device=device)
+        return StoredQuantizer(folder, device=device)
     torch.manual_seed(config.training.seed)
     quantizer = Quantizer(pairs.candidates.dim, config).to(device)
     total = num_steps(len(pairs), config.training)
@@ -72,7 +70,7 @@ def train_quantizer(
         write_quantizer(writer, quantizer, health)
 
     stage.write(write)
-    return load_quantizer(folder, device=device)
+    return StoredQuantizer(folder, device=device)
 
 
 def settle(quantizer: Quantizer, candidates: Features) -> Health:

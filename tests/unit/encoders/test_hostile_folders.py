@@ -61,7 +61,7 @@ def test_a_quantizer_that_would_fill_the_memory_is_refused(tmp_path, changes, fa
     config = QuantizerConfig(levels=2, codebook_size=4, fusion=FusionConfig(hidden=4))
     writer = ArtifactWriter(tmp_path / "q", kind="quantizer", config=to_json(config), inputs={})
     write_quantizer(writer, Quantizer(4, config), None)
-    assert load_quantizer(tmp_path / "q").quantizer.sizes == (3, 4, 4)
+    assert load_quantizer(tmp_path / "q").sizes == (3, 4, 4)
     edit(tmp_path / "q" / "manifest.json", **changes)
     with pytest.raises(ArtifactMismatch, match=fact):
         load_quantizer(tmp_path / "q")

@@ -15,7 +15,8 @@ import torch
 from genius_search.config import FusionConfig, QuantizerConfig, TrainingConfig, to_json
 from genius_search.data.features import Pairs
 from genius_search.errors import TrainingFailed
-from genius_search.nn.quantizer import encode, load_quantizer
+from genius_search.nn.codebooks import StoredQuantizer
+from genius_search.nn.quantizer import encode
 from genius_search.progress import Silent
 from genius_search.records import Modality, Query
 from genius_search.training.quantizer import train_quantizer
@@ -62,17 +63,18 @@ def test_a_killed_training_goes_on_to_exactly_the_same_losses_and_weights(
 def test_a_saved_quantizer_is_opened_as_it_was_trained(world, tmp_path, level0, shared):
     config = changed(level0=level0, shared_codebook=shared, max_steps=6)
     trained = run(world, tmp_path / "q", config)
-    opened = load_quantizer(tmp_path / "q")
-    state = opened.quantizer.state_dict()
+    kept = StoredQuantizer(tmp_path / "q")
+    opened = kept.quantizer
+    state = opened.state_dict()
     assert state.keys() == trained.quantizer.state_dict().keys()
     for name, tensor in trained.quantizer.state_dict().items():
         assert torch.equal(state[name], tensor), name
     if shared:
-        assert opened.quantizer.codebooks[-1] is opened.quantizer.codebooks[-2]
-    expected, found = encode(trained.quantizer, world.candidates), encode(opened.quantizer, world.candidates)
+        assert opened.codebooks[-1] is opened.codebooks[-2]
+    expected, found = encode(trained.quantizer, world.candidates), encode(opened, world.candidates)
     assert torch.equal(expected.codes, found.codes)
-    assert trained.manifest == opened.manifest
-    assert run(world, tmp_path / "q", config).manifest == opened.manifest
+    assert trained.manifest == kept.manifest
+    assert run(world, tmp_path / "q", config).manifest == kept.manifest
 
 
 def test_a_learned_level_0_learns_what_its_codes_stand_for(world, tmp_path):
