@@ -27,6 +27,8 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight
+from genius_search.index.items import Item
+from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, Searcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import Source, StoredFeatures, draw_sample, feature_rows
@@ -64,17 +66,10 @@ WHAT_PAIRS_ARE: Final = (
 
 
 class Pair(NamedTuple):
-    """A query and the items that answer it."""
+    """A query, and the ids of the items that answer it."""
 
-    text: str | None
-    image: Path | None
+    query: Item
     items: tuple[str, ...]
-    key: ItemKey = ItemKey("query", "")
-
-    @property
-    def modality(self) -> Modality:
-        """Modality of the query."""
-        return Modality.of(has_image=self.image is not None, has_text=bool(self.text))
 
 
 class Recall(NamedTuple):
@@ -142,7 +137,7 @@ def fit_index(
         )
     modalities = {item.id: item.modality for segment in snapshot.segments for item in alive_items(segment)}
     numbers = {name: number for number, name in enumerate(modalities)}
-    given = _read_captions(snapshot, config.generator.training.seed) if pairs is None else _read_pairs(pairs)
+    given = _read_captions(snapshot) if pairs is None else _read_pairs(pairs)
     known = [pair._replace(items=tuple(name for name in pair.items if name in numbers)) for pair in given]
     known = [pair for pair in known if pair.items]
     left_out = len(given) - len(known)
@@ -158,24 +153,26 @@ def fit_index(
         _query_rows(model, known, modalities),
         model.encoder,
         work / "queries",
-        inputs={"pairs": fingerprint_of([_describe(pair) for pair in known])},
+        inputs={"pairs": fingerprint_of([[stamp_of(query), query.id, items] for query, items in known])},
         expected=len(known),
         progress=progress,
     )
-    items = _item_features(writer, model, queries, work, progress)
+    features = _item_features(writer, model, queries, work, progress)
     measured = _hold_out(known, config.generator.training.seed)
     lines = [
-        Query(qid_of(number), pair.modality, positives=tuple(did_of(numbers[name]) for name in pair.items))
+        Query(
+            qid_of(number), pair.query.modality, positives=tuple(did_of(numbers[one]) for one in pair.items)
+        )
         for number, pair in enumerate(known)
         if number not in measured
     ]
-    trained = _train(Pairs(lines, queries, items), items, model, work, config, device, progress)
+    trained = _train(Pairs(lines, queries, features), features, model, work, config, device, progress)
     held_out = _HeldOut(
         queries, [row for row, number in enumerate(queries.ids.tolist()) if number in measured], known
     )
     before = held_out.recall(model, snapshot)
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
-    written = _write_replacement(writer, name, trained, items, progress)
+    written = _write_replacement(writer, name, trained, features, progress)
     after = held_out.recall(trained, written)
     kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
     if kept:
@@ -272,24 +269,14 @@ def _carry_encoder(model: Genius, folder: Path) -> Encoder:
     return load_encoder(f"{kind}:{target}", device=model.device)
 
 
-def _read_captions(snapshot: Snapshot, seed: int) -> list[Pair]:
-    """Return the captions of pictures as queries: all but the item's own text.
-
-    Where there is no other, some of the words of a picture's text are the query, in their order.
-    """
-    drawn = random.Random(seed)
-    found = []
+def _read_captions(snapshot: Snapshot) -> list[Pair]:
+    """Return the captions of pictures as queries: all but the item's own text."""
+    found: list[Pair] = []
     for item in chain.from_iterable(map(alive_items, snapshot.segments)):
-        if item.image is None:
-            continue
-        listed = item.fields.get(CAPTIONS)
-        texts = [text for text in listed if isinstance(text, str)] if isinstance(listed, list) else []
-        others = [text for text in texts if text.strip() and text.strip() != item.text]
-        words = (item.text or "").split()
-        if not others and len(words) > 2:
-            places = sorted(drawn.sample(range(len(words)), len(words) // 2))
-            others = [" ".join(words[place] for place in places)]
-        found += [Pair(text, None, (item.id,)) for text in others]
+        listed = None if item.image is None else item.fields.get(CAPTIONS)
+        for text in listed if isinstance(listed, list) else []:
+            if isinstance(text, str) and text.strip() and text.strip() != item.text:
+                found.append(Pair(Item(f"{len(found)}", Modality.TEXT, text), (item.id,)))
     return found
 
 
@@ -297,16 +284,11 @@ def _read_pairs(source: Path) -> list[Pair]:
     if source.is_file():
         return [pair for _, pair in read_json_lines(source, lambda row: _parse_pair(row, source))]
     data = MBeir(source)
-    return [
-        Pair(
-            query.text,
-            None if query.image is None else data.image_path(query.image),
-            query.positives,
-            ItemKey("query", query.qid),
-        )
-        for path in data.training_queries()
-        for query in read_queries(path)
-    ]
+    pairs = []
+    for query in chain.from_iterable(map(read_queries, data.training_queries())):
+        image = None if query.image is None else str(data.image_path(query.image))
+        pairs.append(Pair(Item(query.qid, query.modality, query.text, image), query.positives))
+    return pairs
 
 
 def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
@@ -319,29 +301,24 @@ def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
         text is None and image is None
     ):
         raise BadData("needs a text, an image (a file's name), or both")
-    return Pair(text, None if image is None else source.parent / image, tuple(answers))
-
-
-def _describe(pair: Pair) -> list[object]:
-    stamp = None
-    if pair.image is not None and pair.image.exists():
-        status = pair.image.stat()
-        stamp = [str(pair.image), status.st_size, status.st_mtime_ns]
-    return [pair.text, stamp, pair.items, pair.key.id]
+    modality = Modality.of(has_image=image is not None, has_text=text is not None)
+    return Pair(
+        Item("", modality, text, None if image is None else str(source.parent / image)), tuple(answers)
+    )
 
 
 def _query_rows(
     model: Genius, pairs: Sequence[Pair], modalities: Mapping[str, Modality]
 ) -> Iterator[FeatureRow]:
     """Yield each query once for each modality of its answers, as a search reads it."""
-    for number, pair in enumerate(pairs):
-        for modality in sorted({modalities[name] for name in pair.items}, key=lambda one: one.code):
+    for number, (query, items) in enumerate(pairs):
+        for modality in sorted({modalities[name] for name in items}, key=lambda one: one.code):
             yield FeatureRow(
                 id=number,
-                key=pair.key if pair.key.id else ItemKey("query", str(number)),  # features are kept by key
-                modality=pair.modality,
-                image=pair.image,
-                text=instructed(model.instruction_for(pair.modality, modality), pair.text),
+                key=ItemKey("query", query.id or str(number)),  # features are kept by key
+                modality=query.modality,
+                image=None if query.image is None else Path(query.image),
+                text=instructed(model.instruction_for(query.modality, modality), query.text),
                 variant=0,
                 wanted=modality,
             )

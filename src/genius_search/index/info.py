@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,16 +15,11 @@ from jaxtyping import Int64
 from genius_search.artifact import check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, plural
 from genius_search.index.calibrate import Hubness
-from genius_search.index.items import ITEMS_FILE
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
-    CODE_COSINE,
     CURRENT,
     DELETED,
-    DENSITIES,
-    EMBEDDINGS,
     REMEDY,
-    SCALES,
     SEGMENTS,
     IndexManifest,
     Segment,
@@ -124,9 +120,7 @@ class IndexInfo:
     collision_rate: float
     """Share of the items that share their ID with another."""
     bytes_per_item: dict[str, float]
-    """On disk, by part: ``ids`` (codes and prefixes), ``buckets`` (the items of each ID), ``typicality``,
-    ``embeddings``, ``items`` (texts and fields), and ``deleted``: deleted items, until `genius index
-    compact`."""
+    """On disk, by the name of the file."""
     embeddings: str
     """The stored embeddings and their type."""
     hubness: Hubness | None
@@ -144,7 +138,10 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
     """
     with diagnose_corruption(snapshot):
         manifest, count = snapshot.manifest, snapshot.num_alive
-        sizes = _bucket_sizes(snapshot.segments)
+        buckets = _bucket_sizes(snapshot.segments)
+        sizes: Counter[str] = Counter()
+        for entry in manifest.segments:
+            sizes.update({Path(name).stem: fact.bytes for name, fact in entry.files.items()})
         bits = "" if manifest.embeddings == "none" else f", {plural(manifest.embedding_bits, 'bit')} a number"
         return IndexInfo(
             folder=str(folder),
@@ -153,9 +150,9 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             generation=manifest.generation,
             items=count,
             by_modality={kind.value: number for kind, number in snapshot.count_by_modality().items()},
-            distinct_ids=len(sizes),
-            collision_rate=float(sizes[sizes > 1].sum() / max(1, count)),
-            bytes_per_item=_bytes_per_item(snapshot.segments),
+            distinct_ids=len(buckets),
+            collision_rate=float(buckets[buckets > 1].sum() / max(1, count)),
+            bytes_per_item={name: size / max(1, count) for name, size in sizes.items()},
             embeddings=f"{manifest.embeddings}{bits}",
             hubness=manifest.hubness,
             segments=[
@@ -174,26 +171,3 @@ def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
     codes = np.concatenate(found)
     table = IdTable.build(codes, np.zeros(len(codes), dtype=np.float16))
     return np.diff(table.bucket_starts).astype(np.int64)
-
-
-def _bytes_per_item(segments: Sequence[Segment]) -> dict[str, float]:
-    parts = dict.fromkeys(("ids", "buckets", "typicality", "embeddings", "items", "deleted"), 0.0)
-    for segment in segments:
-        table = segment.table
-        sizes = {
-            "ids": table.nbytes,
-            "buckets": table.bucket_starts.nbytes + table.items.nbytes,
-            "typicality": _size(segment.folder / CODE_COSINE),
-            "embeddings": sum(_size(segment.folder / name) for name in (EMBEDDINGS, SCALES, DENSITIES)),
-            "items": _size(segment.folder / ITEMS_FILE),
-        }
-        share = segment.num_alive / max(1, table.num_items)
-        for part, size in sizes.items():
-            parts[part] += size * share
-            parts["deleted"] += size * (1 - share)
-    count = max(1, sum(segment.num_alive for segment in segments))
-    return {part: size / count for part, size in parts.items()}
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

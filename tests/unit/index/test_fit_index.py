@@ -178,25 +178,13 @@ def test_training_that_dies_leaves_the_old_model(data, tmp_path, monkeypatch, fa
 
 def test_captions_of_pictures_are_pairs(pictures, clip_folder, tmp_path):
     index, _ = Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
-    pairs = _read_captions(index.snapshot, 0)
+    pairs = _read_captions(index.snapshot)
     assert len(pairs) == 120
-    assert (pairs[0].text, pairs[0].items) == ("a red anchor 0 b", ("0.png",))
+    assert (pairs[0].query.text, pairs[0].items) == ("a red anchor 0 b", ("0.png",))
     fitted = index.fit(config=TINY, force=True)
     assert (fitted.pairs, fitted.measured) == (120, 20)
     assert index.search("a red anchor 3 a", k=30)
     assert index.verify().items == 30
-
-
-def test_words_of_a_picture_with_one_caption_are_its_query(pictures, clip_folder, tmp_path):
-    (tmp_path / "p").mkdir()
-    Image.new("RGB", (20, 20)).save(tmp_path / "p" / "1.png")
-    (tmp_path / "p" / "1.txt").write_text("a green anchor on red ground")
-    (tmp_path / "p" / "note.txt").write_text("no picture")
-    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "p", encoder=f"clip:{clip_folder}")
-    [pair] = _read_captions(index.snapshot, 0)
-    words = iter(["a", "green", "anchor", "on", "red", "ground"])
-    assert len(pair.text.split()) == 3
-    assert all(word in words for word in pair.text.split())  # in their order
 
 
 def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):

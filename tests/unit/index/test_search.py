@@ -225,8 +225,8 @@ def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_pa
         found.append({hit.id: hit.score for hit in hits})
         info = made.info()
         assert info.embeddings == f"fused, {plural(bits, 'bit')} a number"
-        width = model.dim * bits / 8 + (1 if bits == 16 else 3)  # density, and scale
-        assert info.bytes_per_item["embeddings"] == pytest.approx(width, abs=12)  # heads of files
+        width = model.dim * bits / 8
+        assert info.bytes_per_item["embeddings"] == pytest.approx(width, abs=12)  # the file's head
         again = Index.open(made.folder, model=model).search("a red kite", k=100, config=config)
         assert again == hits
     wide, *others = (np.array([scores[name] for name in found[0]]) for scores in found)
