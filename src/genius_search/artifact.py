@@ -111,11 +111,27 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         it is of another kind or version, or a file has changed.
     """
     recover(folder)
-    manifest = _read_manifest(folder, kind)
-    if verify:
-        signed = read_json(folder / MANIFEST)
-        if fingerprint_of({k: v for k, v in signed.items() if k != "fingerprint"}) != manifest.fingerprint:
-            raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
+    path = folder / MANIFEST
+    if not path.exists():
+        why = f"it has no {MANIFEST}" if folder.exists() else "the folder does not exist"
+        raise ArtifactMissing(f"no finished {kind} at {folder}: {why}. Run the command that makes it")
+    body = read_json(path)
+    try:
+        if body["format"] != FORMAT:
+            raise ArtifactMismatch(
+                f"{folder} has format {body['format']}, this version reads {FORMAT}; make the {kind} again"
+            )
+        if body["kind"] != kind:
+            raise ArtifactMismatch(f"{folder} holds a {body['kind']!r}, not a {kind!r}")
+        manifest = Manifest.model_validate({**body, "folder": folder})
+    except (ValidationError, KeyError, TypeError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else repr(error)
+        raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again") from None
+    if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in manifest.files):
+        raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
+    signed = {name: value for name, value in body.items() if name != "fingerprint"}
+    if verify and fingerprint_of(signed) != manifest.fingerprint:
+        raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     check_files(folder, manifest.files, verify=verify)
     return manifest
 
@@ -137,34 +153,6 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
             raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
-
-
-def _read_manifest(folder: Path, kind: str) -> Manifest:
-    path = folder / MANIFEST
-    if not folder.exists():
-        raise ArtifactMissing(f"no {kind} at {folder}: the folder does not exist")
-    if not path.exists():
-        raise ArtifactMissing(
-            f"{folder} is not a finished {kind}: it has no {MANIFEST}. Run the command that makes it again"
-        )
-    try:
-        body = read_json(path)
-        version, found = body["format"], body["kind"]
-        if isinstance(version, int) and version > FORMAT:
-            raise ArtifactMismatch(
-                f"{folder} has format {version}, this version reads up to {FORMAT}: upgrade genius"
-            )
-        if found != kind:
-            raise ArtifactMismatch(f"{folder} holds a {found!r}, not a {kind!r}")
-        checked = Manifest.model_validate({**body, "folder": folder})
-        if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in checked.files):
-            raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
-        return checked  # noqa: TRY300
-    except ValidationError as error:
-        problem = first_problem(error)
-    except (KeyError, TypeError) as error:
-        problem = repr(error)
-    raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again")
 
 
 def old_name(folder: Path) -> Path:

@@ -210,13 +210,8 @@ class ArtifactWriter:
         facts
             anything a reader needs beside the files.
         """
-        scratch = tuple(f"{name}{end}" for name in (_PLAN, CHECKPOINT) for end in ("", ".tmp"))
-        files = [
-            path
-            for path in sorted(self.path.rglob("*"))
-            if path.is_file()
-            and path.relative_to(self.path).parts[0] not in (*scratch, MANIFEST, f"{MANIFEST}.tmp")
-        ]
+        scratch = {f"{name}{end}" for name in (_PLAN, CHECKPOINT) for end in ("", ".tmp")}
+        files = {path.relative_to(self.path): path for path in sorted(self.path.rglob("*")) if path.is_file()}
         sync_tree(self.path)
         body = {
             "format": FORMAT,
@@ -226,11 +221,9 @@ class ArtifactWriter:
             "inputs": dict(self.inputs),
             "facts": dict(facts or {}),
             "files": {
-                path.relative_to(self.path).as_posix(): {
-                    "bytes": path.stat().st_size,
-                    "sha256": file_fingerprint(path),
-                }
-                for path in files
+                name.as_posix(): {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
+                for name, path in files.items()
+                if name.parts[0] not in (*scratch, MANIFEST, f"{MANIFEST}.tmp")
             },
         }
         write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})

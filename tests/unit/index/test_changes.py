@@ -74,13 +74,6 @@ def test_a_deleted_item_is_not_found_any_more_and_ids_that_are_not_there_are_ret
     assert index.info() == info
 
 
-def test_a_deleted_item_can_be_added_again(index, pool):
-    assert index.delete("red.txt") == Deleted(1, [])
-    assert everything(index) == ALL - {"red.txt"}
-    assert index.add(pool) == Added(1, 0, 7)
-    assert everything(index) == ALL
-
-
 def test_what_has_not_changed_is_passed_over(index, pool):
     before = index.info()
     assert index.add(pool) == Added(0, 0, 8)

@@ -140,13 +140,6 @@ def test_without_an_encoder_the_command_names_one_and_its_licence(pool, tmp_path
     assert not (tmp_path / "i").exists()
 
 
-def test_the_command_creates_an_index_with_an_encoder(pool, clip_folder, tmp_path, capsys):
-    arguments = ["--pool", str(pool), "--encoder", f"clip:{clip_folder}"]
-    assert main(["index", "create", str(tmp_path / "i"), *arguments]) == 0
-    assert main(["search", str(tmp_path / "i"), "green ground a", "--json"]) == 0
-    assert "note 3.txt" in capsys.readouterr().out
-
-
 def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_folder, tmp_path):
     index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     reader = Index.open(tmp_path / "i")

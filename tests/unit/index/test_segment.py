@@ -12,6 +12,7 @@ from genius_search.index import segment_writer
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import ArraysWriter, write_items
 from genius_search.index.store import NOTHING, ItemArrays, load_segment
+from genius_search.index.writer import alive_items
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker
 from genius_search.search.vectors import EmbeddingBits
@@ -112,3 +113,32 @@ def test_an_item_store_that_is_none_is_refused_by_name(tmp_path):
     store.unlink()
     with pytest.raises(ArtifactMissing, match=r"items\.sqlite is missing"):
         load_segment(tmp_path, "000001", NOTHING, 8)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4, 1, None])
+def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits, monkeypatch):
+    monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # many blocks
+    parts, merged = [], tmp_path / "merged"
+    for seed, (count, dead) in enumerate([(50, [0, 3, 49]), (9, []), (4, [0, 1, 2, 3]), (30, [7])]):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        fill(folder, *new(count, seed=seed, dim=None if bits is None else 6), bits or 16)
+        parts.append(load_segment(folder, folder.name, np.array(dead, dtype=np.int64), bits or 16))
+    merged.mkdir()
+    write_items(merged, (item for part in parts for item in alive_items(part)))
+    with closing(ArraysWriter(merged, bits or 16)) as writer:
+        for part in parts:
+            writer.append_segment(part)
+        writer.finish()
+    segment = load_segment(merged, "merged", NOTHING, bits or 16)
+    codes = np.concatenate([part.table.ids[part.table.rows()[part.alive_rows()]] for part in parts])
+    assert np.array_equal(segment.table.ids[segment.table.rows()], codes)
+    assert list(segment.items.all()) == [item for part in parts for item in alive_items(part)]
+    cosines = np.concatenate([part.code_cosine[part.alive_rows()] for part in parts])
+    assert np.array_equal(segment.code_cosine, cosines)
+    assert {path.name for path in merged.iterdir()} == {path.name for path in parts[0].folder.iterdir()}
+    if bits is not None:  # embeddings are not rounded again
+        vectors = np.concatenate([part.vectors(RANKER)(part.alive_rows()) for part in parts])
+        assert np.array_equal(segment.vectors(RANKER)(np.arange(segment.num_alive)), vectors)
+        densities = np.concatenate([part.densities[part.alive_rows()] for part in parts])
+        assert np.array_equal(segment.densities, densities)

@@ -119,12 +119,6 @@ def test_a_file_of_another_index_is_found(index, other):
         file.write_bytes(contents)
 
 
-def test_other_peoples_files_beside_segments_do_not_matter(index):
-    (index / "segments" / "notes.txt").write_text("")
-    (index / "notes.txt").write_text("")
-    verify(index)
-
-
 def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monkeypatch):
     load = Snapshot.load
 
