@@ -403,7 +403,8 @@ class Genius:
             return lambda image, text: normalize(normalize(image) + normalize(text))
         from genius_search.nn.fusion import fuse_arrays
 
-        return partial(fuse_arrays, self.quantizer.fusion)
+        stored = self._quantizer if isinstance(self._quantizer, StoredQuantizer) else self.quantizer
+        return partial(fuse_arrays, stored.fusion)
 
     def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
         """Return the embeddings and IDs of items."""

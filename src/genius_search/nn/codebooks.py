@@ -17,7 +17,7 @@ from genius_search.nn.stored import dim_of, read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from genius_search.nn.quantizer import Quantizer
 
@@ -125,6 +125,23 @@ class StoredQuantizer:
         dim, config = dim_of(manifest), settings_of(QuantizerConfig, manifest)
         weights = read_arrays(folder / WEIGHTS, shapes_of_weights(dim, config))
         self.codebooks = Codebooks(dim, config, weights)
+
+    @cached_property
+    def fusion(self) -> nn.Module:
+        """The fusion in PyTorch, which encodes queries."""
+        from genius_search.nn.fusion import make_fusion  # noqa: PLC0415  a sum needs no PyTorch
+        from genius_search.nn.weights import load_weights  # noqa: PLC0415
+
+        fusion = load_weights(
+            self.manifest.folder / WEIGHTS,
+            lambda: make_fusion(self.codebooks.dim, self.codebooks.config.fusion),
+            change=lambda _, tensors: {
+                name.removeprefix("fusion."): tensor
+                for name, tensor in tensors.items()
+                if name.startswith("fusion.")
+            },
+        )
+        return fusion.to(self._device).eval()
 
     @cached_property
     def quantizer(self) -> Quantizer:

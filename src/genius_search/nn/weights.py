@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from genius_search.nn.stored import unfit
-from genius_search.writing import translate_full_disk
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -70,6 +69,8 @@ def write_weights(
 
     The file gets the permissions of the umask; safetensors alone would restrict it to its owner.
     """
+    from genius_search.writing import translate_full_disk  # noqa: PLC0415  reading needs none of it
+
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode & 0o777
