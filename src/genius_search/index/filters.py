@@ -252,8 +252,6 @@ def _typed(text: str) -> Value:
 
 def _parse_mapping(name: str, wanted: object) -> list[Condition]:
     """Parse the conditions on one field of a mapping."""
-    if not isinstance(name, str):
-        raise UsageError(f"condition on {name!r}: the name of a field is a text; {GRAMMAR}")
     path, is_own, end = tuple(name.split(".")), "." not in name, len(name)
     if re.search(r"[\"']", name):
         path, is_own, end = _parse_name(name)

@@ -653,10 +653,6 @@ class Index:
             return None
         return hits[0].probability >= calibration.threshold
 
-    def reopen(self) -> Index:
-        """Return another handle of the same index, with the same model."""
-        return Index(self.folder, self.model)
-
     def _one_writer(self, wait_seconds: float) -> AbstractContextManager[Writer]:
         """Lock the index for changes of its items."""
         from genius_search.index.writer import one_writer

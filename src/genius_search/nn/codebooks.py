@@ -129,6 +129,8 @@ class StoredQuantizer:
     @cached_property
     def fusion(self) -> nn.Module:
         """The fusion in PyTorch, which encodes queries."""
+        if "quantizer" in vars(self):
+            return self.quantizer.fusion
         from genius_search.nn.fusion import make_fusion  # noqa: PLC0415  a sum needs no PyTorch
         from genius_search.nn.weights import load_weights  # noqa: PLC0415
 

@@ -120,7 +120,7 @@ class Service:
         self._searches = Threads(SEARCH_THREADS)
         self._pictures = Threads(PICTURE_THREADS)
         self.slow = Threads(SLOW_THREADS)
-        self._writable = {name: index.reopen() for name, index in self.indexes.items()}
+        self._writable = {name: Index(index.folder, index.model) for name, index in self.indexes.items()}
         self._writers = {name: Threads(1) for name in self.indexes}
 
     def warm_up(self) -> None:

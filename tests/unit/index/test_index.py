@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from genius_search.data.mbeir import read_candidates
 from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius_search.index.index import Index
+from genius_search.index.request import SearchPart
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.store import read_manifest
 from genius_search.nn.codebooks import as_floats, normalize
@@ -186,16 +186,22 @@ def test_without_re_ranking_the_score_is_the_log_probability(shared):
         assert hit.score == pytest.approx(sum(hit.log_probabilities), abs=1e-4)
 
 
-@pytest.mark.parametrize("k", [0, -1])
-def test_asking_for_less_than_one_hit_is_refused(shared, k):
-    with pytest.raises(UsageError, match=f"k is {k}"):
-        shared.search("a red star", k=k)
-
-
-@pytest.mark.parametrize("text", [None, "", " \n"])
-def test_a_query_without_content_is_refused(shared, text):
-    with pytest.raises(UsageError, match="a text, an image, or both"):
-        shared.search(text, instruction="Find a photo")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"text": "a red star", "k": 0}, "k is 0"),
+        ({"text": "a red star", "beam": 0}, "beam is 0"),
+        ({"instruction": "Find a photo"}, "a text, an image, or both"),
+        ({"text": " \n"}, "a text, an image, or both"),
+        ({"text": "a", "parts": [SearchPart(text="b", id="1")]}, "a text, an image, or both"),
+        ({"text": "a", "parts": [SearchPart(text="b", weight=float("nan"))]}, "finite"),
+        ({"parts": [SearchPart(text="b", weight=2.0)], "combine": "any"}, "no effect"),
+        ({"text": "a", "parts": [SearchPart(text="a", weight=-1.0)], "modality": "text"}, "cancel"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused(shared, asked, said):
+    with pytest.raises(UsageError, match=said):
+        shared.search(**asked)
 
 
 def test_a_query_picture_that_cannot_be_read_is_named(shared, tmp_path):
@@ -333,13 +339,6 @@ def test_an_index_whose_model_moved_says_how_to_name_its_new_place(trained, pool
     assert moved.search("a star") == created.search("a star")
     added = moved.add(write_rows(tmp_path / "more.jsonl", [text_row("1:1", "one")]))
     assert added.added == 1
-
-
-class OpenedWith:
-    """Opens as ``Index`` does, without reading the model once more."""
-
-    def __init__(self, index: Index) -> None:
-        self.open: Callable[[str], Index] = lambda _: index
 
 
 def test_an_index_that_does_not_say_where_its_model_is_asks_for_it(own):

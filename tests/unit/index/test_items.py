@@ -47,13 +47,6 @@ def test_items_come_back_in_the_order_asked_for_and_repeated(tmp_path):
     assert ItemStore(tmp_path).get([2, 0, 2]) == [CARD, PHOTO, CARD]
 
 
-def test_more_items_than_one_statement_can_name_come_back(tmp_path):
-    many = [Item(str(number), Modality.TEXT, str(number)) for number in range(1_700)]
-    write_items(tmp_path, many)
-    rows = list(range(1_699, -1, -1))
-    assert ItemStore(tmp_path).get(rows) == many[::-1]
-
-
 @pytest.mark.parametrize("item_id", [f"{PHOTO.id}\0x", f"{PHOTO.id}\0", "\ud83e\0", "kite\udc00"])
 def test_an_id_that_cannot_be_stored_finds_no_other_item(tmp_path, item_id):
     write_items(tmp_path, [PHOTO, Item("kite\ufffd", Modality.TEXT, "a")])
