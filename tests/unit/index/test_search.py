@@ -176,7 +176,7 @@ def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
     ):
         hits = index.search("a red kite", config=config)
         assert hits
-        assert all((hit.log_probabilities != ()) == is_asked for hit in hits)
+        assert any(hit.log_probabilities != () for hit in hits) == is_asked
 
 
 def test_no_request_has_no_answer(index):
