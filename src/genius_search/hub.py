@@ -91,6 +91,7 @@ def pull(
     repo_type: RepoType | None = None,
     revision: str | None = None,
     token: str | None = None,
+    download: bool = True,
 ) -> Path:
     """Fetch a repository's files that are not here yet, and return their folder.
 
@@ -126,26 +127,16 @@ def pull(
                 local_dir=out,
                 token=token,
                 allow_patterns=list(FILES if checkpoint is None else checkpoint.files),
+                local_files_only=not download,
             )
         )
 
 
 def find(name: str, *, repo_type: RepoType = "model", revision: str | None = None) -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
     try:
-        return Path(
-            snapshot_download(
-                name,
-                repo_type=repo_type,
-                revision=revision,
-                allow_patterns=list(FILES),
-                local_files_only=True,
-            )
-        )
-    except (LocalEntryNotFoundError, HFValidationError):
+        return pull(name, repo_type=repo_type, revision=revision, download=False)
+    except (NetworkNeeded, UsageError):
         return None
 
 

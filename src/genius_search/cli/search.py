@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
-from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
     JsonOption,
     OpenIndexOptions,
@@ -26,6 +25,7 @@ from genius_search.cli.options import (
     optional,
     read_vectors,
 )
+from genius_search.cli.serve import AddressOption, is_cluster, open_cluster
 from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
 from genius_search.errors import UsageError, plural
 
