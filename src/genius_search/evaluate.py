@@ -20,7 +20,7 @@ from genius_search.config import SearchConfig
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
-from genius_search.index.query import EncodedQuery, Searcher
+from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import task_name
@@ -190,7 +190,7 @@ def evaluate_index(
                 batch = [
                     query._replace(number=place) for place, query in enumerate(kept[start : start + BATCH])
                 ]
-                found = Searcher(index.model, index.snapshot, settings).search_encoded(batch)
+                found = SnapshotSearcher(index.model, index.snapshot, settings).search_encoded(batch)
                 rankings += [[hit.id for hit in one.hits] for one in found]
                 touched += sum(one.touched for one in found)
                 progress.advance(number * len(kept) + start + len(batch), {})

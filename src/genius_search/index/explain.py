@@ -11,7 +11,7 @@ import torch
 
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery, Searcher
+from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.search.tree import Ranges, Step, score_path
@@ -198,7 +198,7 @@ def shared_groups(
     return SharedPage(len(found.items), int(found.items.sum()), [SharedGroup(*group) for group in groups])
 
 
-def explain(searcher: Searcher, query: EncodedQuery, item_id: str) -> Explanation:
+def explain(searcher: SnapshotSearcher, query: EncodedQuery, item_id: str) -> Explanation:
     """Follow an item's ID through the levels of a search.
 
     Raises

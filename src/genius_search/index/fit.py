@@ -29,7 +29,7 @@ from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
-from genius_search.index.query import EncodedQuery, Searcher, default_settings
+from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import Source, StoredFeatures, draw_sample, feature_rows
 from genius_search.index.store import OWN_MODEL, WORK
@@ -430,7 +430,7 @@ class _HeldOut:
             for number, wanted in enumerate(self._wanted)
         ]
         found = np.zeros((len(encoded), FIRST), dtype=bool)
-        for number, result in enumerate(Searcher(model, snapshot, config).search_encoded(encoded)):
+        for number, result in enumerate(SnapshotSearcher(model, snapshot, config).search_encoded(encoded)):
             right = [hit.id in self._right[number] for hit in result.hits]
             found[number, : len(right)] = right
         return found

@@ -17,7 +17,7 @@ from jaxtyping import Shaped
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.query import Searcher
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
@@ -48,7 +48,7 @@ class _Opened(NamedTuple):
 
     stamp: tuple[int, ...]
     """The manifest's stamp before the state was opened."""
-    searcher: Searcher
+    searcher: SnapshotSearcher
     """With the default settings."""
 
 
@@ -192,10 +192,9 @@ class Index:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if model is None:
-            model = manifest.locate_model(folder)
-            _check_model_exists(folder, model)
-        opened = model if isinstance(model, Genius) else Genius.open(model, device=device, download=download)
+        opened = model or _open_named(folder, manifest.locate_model(folder), device, download=download)
+        if not isinstance(opened, Genius):
+            opened = Genius.open(opened, device=device, download=download)
         if opened.fingerprint != manifest.model_fingerprint:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
@@ -499,7 +498,7 @@ class Index:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
         searcher = self._searcher()
         if config is not None and config != searcher.config:
-            searcher = Searcher(searcher.model, searcher.snapshot, config)
+            searcher = SnapshotSearcher(searcher.model, searcher.snapshot, config)
         return searcher.search(requests)
 
     def search_vectors(
@@ -517,7 +516,7 @@ class Index:
         found = {}
         for weight in weights:
             config = dataclasses.replace(searcher.config, density_weight=weight)
-            other = Searcher(searcher.model, searcher.snapshot, config)
+            other = SnapshotSearcher(searcher.model, searcher.snapshot, config)
             found[weight] = [Hits(result.hits) for result in other.search_encoded(queries)]
         return found
 
@@ -543,7 +542,7 @@ class Index:
         from genius_search.index.explain import explain
 
         model, snapshot = self.current()
-        searcher = Searcher(model, snapshot, config)
+        searcher = SnapshotSearcher(model, snapshot, config)
         code = int(snapshot.id_at(snapshot.locate(item_id))[0])  # an unknown item is an error before encoding
         alternatives = dataclasses.replace(request, hybrid=False).alternatives()
         queries = searcher.encode(alternatives)
@@ -659,7 +658,7 @@ class Index:
 
         return one_writer(self.folder, wait_seconds=wait_seconds)
 
-    def _searcher(self) -> Searcher:
+    def _searcher(self) -> SnapshotSearcher:
         """Return what searches the current state."""
         opened = self._opened
         if _stamp(self.folder) != opened.stamp:
@@ -676,7 +675,7 @@ class Index:
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         _check_model(snapshot, model)
-        return _Opened(stamp, Searcher(model, snapshot))
+        return _Opened(stamp, SnapshotSearcher(model, snapshot))
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""
@@ -690,25 +689,15 @@ def _check_model(snapshot: Snapshot, model: Genius) -> None:
         raise ArtifactMismatch("the index was recreated with another model; open it again")
 
 
-def _check_model_exists(folder: Path, model: str) -> None:
-    if not model:
-        raise ArtifactMissing(
-            f"{folder} does not say where its model is; say it with --model (in Python: model=)"
-        )
-    if Path(model).exists():
-        return
-    from genius_search import hub
-
-    if not hub.is_name(model):
-        raise ArtifactMissing(
-            f"the model of {folder} is not at {model} any more; say where it is now with --model "
-            "(in Python: model=)"
-        )
-    if hub.find(model) is None:
-        raise ArtifactMissing(
-            f"the model of {folder} is {model}, which is not on this machine; `genius pull {model}` fetches "
-            "it, or say where it is with --model (in Python: model=)"
-        )
+def _open_named(folder: Path, named: str, device: str, *, download: bool) -> Genius:
+    """Open the model that an index names."""
+    remedy = "say where it is with --model (in Python: model=)"
+    if not named:
+        raise ArtifactMissing(f"{folder} does not say where its model is; {remedy}")
+    try:
+        return Genius.open(named, device=device, download=download)
+    except ArtifactMissing as error:
+        raise ArtifactMissing(f"the model of {folder}: {error}; or {remedy}") from None
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     return usual
 
 
-class Searcher:
+class SnapshotSearcher:
     """Searches one state of an index with the same settings; what all its queries need is found out once."""
 
     def __init__(self, model: Genius, snapshot: Snapshot, config: SearchConfig | None = None) -> None:
