@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -102,13 +102,12 @@ class Filter:
     """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. Case and accents
     are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
-    item_ids: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if len(self.conditions) > MAX_CONDITIONS:
             raise UsageError(
-                f"{len(self.conditions):,} conditions were given; give at most {MAX_CONDITIONS}, values of "
-                "one field with in, and long lists of items by item_ids"
+                f"{len(self.conditions):,} conditions were given; give at most {MAX_CONDITIONS}, and several "
+                "values of one field with in"
             )
         total = sum(len(condition.values) for condition in self.conditions)
         if total > MAX_VALUES:
@@ -120,9 +119,6 @@ class Filter:
     def parse(
         where: Sequence[str] | Mapping[str, object] = (),
         match: str | None = None,
-        *,
-        modality: Modality | None = None,
-        item_ids: Iterable[str] | None = None,
     ) -> Filter:
         """Parse conditions given as strings or as a mapping.
 
@@ -139,8 +135,7 @@ class Filter:
             conditions = [one for name, wanted in where.items() for one in _parse_mapping(name, wanted)]
         else:
             conditions = [_parse_text(text) for text in ([where] if isinstance(where, str) else where)]
-        names = None if item_ids is None else frozenset(item_ids)
-        return Filter(tuple(conditions), match, modality, names)
+        return Filter(tuple(conditions), match)
 
 
 def full_text_query(match: str) -> str:

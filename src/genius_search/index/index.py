@@ -571,12 +571,11 @@ class Index:
                 most_children=most_children,
             )
 
-    def collisions(self, *, offset: int = 0, limit: int = 50) -> SharedPage:
-        """Return a page of the groups of items that share their whole ID, largest first."""
-        return self.near_duplicates(0, offset=offset, limit=limit)
-
     def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
-        """Return a page of the groups of items that share all but the last ``levels`` codes."""
+        """Return a page of the groups of items that share all but the last ``levels`` codes, largest first.
+
+        With ``levels`` 0 they share their whole ID.
+        """
         from genius_search.index.explain import shared_groups
 
         num_levels = self.model.num_levels
@@ -633,11 +632,6 @@ class Index:
         """
         with self._one_writer(wait_seconds) as writer:
             writer.note(calibration=calibration, **({} if hubness is None else {"hubness": hubness}))
-
-    @property
-    def hubness(self) -> Hubness | None:
-        """The weight of densities that was measured by `genius calibrate` or :meth:`fit`, if any."""
-        return self.snapshot.manifest.hubness
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether the first hit is a good match: as probable as the calibration's threshold.

@@ -220,10 +220,6 @@ class ItemStore:
                 found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
                 return found
 
-            if filter_.item_ids is not None:
-                wanted = np.zeros_like(mask)
-                wanted[list(self.rows_by_id(filter_.item_ids).values())] = True
-                mask &= wanted
             if filter_.match is not None:
                 if not self.has_full_text:
                     raise UsageError(

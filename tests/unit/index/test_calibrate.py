@@ -148,7 +148,7 @@ def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     assert found.promised == pytest.approx(found.right, abs=0.15)
     index.keep_calibration(found, hubness)
     again = Index.open(index.folder, model=trained.model)
-    assert (again.calibration, again.hubness) == (found, hubness)
+    assert (again.calibration, again.snapshot.manifest.hubness) == (found, hubness)
     assert again.settings.density_weight == hubness.weight
     hits = again.search("a red square", modality="image", k=12)
     few = again.search("a red square", modality="image", k=1)
