@@ -65,6 +65,6 @@ def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]])
         np.concatenate([arrays.codes[:, : model.num_levels] for _, arrays in encoded])[first],
         np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
         np.concatenate([arrays.code_cosine for _, arrays in encoded])[first].astype(np.float32),
-        sizes=model.sizes,
+        sizes=model.codebooks.sizes,
         has_modality_level=model.codebooks.has_modality_level,
     )

@@ -293,7 +293,7 @@ class Genius:
             return push(saved, repository, repo_type="model", private=private, token=token)
 
     def __repr__(self) -> str:
-        sizes = " × ".join(map(str, self.sizes))
+        sizes = " × ".join(map(str, self.codebooks.sizes))
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
 
     @cached_property
@@ -305,11 +305,6 @@ class Genius:
     def codebooks(self) -> Codebooks:
         """The quantizer in NumPy."""
         return self._quantizer.codebooks
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of codes at each level of an ID."""
-        return self.codebooks.sizes
 
     @property
     def num_levels(self) -> int:

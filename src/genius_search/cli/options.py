@@ -27,6 +27,7 @@ OptionalFolder = Annotated[Path | None, optional("FOLDER")]
 OptionalFile = Annotated[Path | None, optional("FILE")]
 OptionalInt = Annotated[int | None, optional("INT")]
 Words = Annotated[str | None, optional("WORDS")]
+Rerank = Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")]
 Router = Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
@@ -19,10 +19,10 @@ from genius_search.cli.options import (
     OptionalFile,
     OptionalInt,
     QueryOptions,
+    Rerank,
     Router,
     Words,
     command,
-    optional,
     read_vectors,
 )
 from genius_search.cli.serve import AddressOption, is_cluster, open_cluster
@@ -78,9 +78,7 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
     beam: OptionalInt = None
     """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
 
-    rerank: Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")] = (
-        None
-    )
+    rerank: Rerank = None
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
     router: Router = None

@@ -73,7 +73,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
         name=name,
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
-        levels=list(model.sizes),
+        levels=list(model.codebooks.sizes),
         fields=_describe_fields(snapshot),
         instructions=list(dict.fromkeys(known.text for known in model.instructions)),
         reads_images=reads_images(model.encoder),
