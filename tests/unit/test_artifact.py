@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from genius_search import writing
-from genius_search.artifact import fingerprint_of, open_artifact, read_json, recover
+from genius_search.artifact import open_artifact, read_json, recover
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.writing import (
     CHECKPOINT,
@@ -72,13 +72,6 @@ def test_a_finished_folder_gives_back_what_was_put_in(tmp_path):
     names = sorted(path.name for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert names == ["0.txt", "data.txt", "manifest.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_the_fingerprint_follows_the_contents_and_nothing_else(tmp_path):
-    same = [make(tmp_path / name).fingerprint for name in ("a", "b")]
-    assert same[0] == same[1]
-    assert make(tmp_path / "c", "other").fingerprint != same[0]
-    assert fingerprint_of({"a": 1, "b": [2]}) == fingerprint_of({"b": [2], "a": 1})
 
 
 @pytest.mark.parametrize("number", range(1, 20))

@@ -8,7 +8,6 @@ alone, its codebooks are fitted to the features (:func:`create_index`).
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -329,10 +328,7 @@ def check_place(folder: Path) -> None:
     """Raise :class:`UsageError` unless an index can be created in this folder."""
     if (folder / CURRENT).exists():
         raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
-    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not place.is_dir():
-        raise UsageError(f"{place} is a file, or a link to nothing; an index needs a folder")
-    if folder.exists() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
+    if folder.is_dir() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
         raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
 
 

@@ -8,16 +8,16 @@ such queries show that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
-from pydantic import ConfigDict
+from jaxtyping import Bool, Float64
 
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
 from genius_search.index.request import SearchRequest
+from genius_search.index.store import Calibration, Hubness, expit, hit_numbers
 from genius_search.progress import Progress
 from genius_search.records import TASKS
 
@@ -44,72 +44,6 @@ SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
 STEPS: Final = 100
 BATCH: Final = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Calibration:
-    """A logistic regression from scores to probabilities, with its measurements on other queries."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    intercept: float
-    weights: tuple[float, float, float]
-    """Of :func:`hit_numbers` in the log-odds. None is negative, so that no hit is less likely than one below
-    it."""
-    threshold: float | None
-    """Probability from which the first hit is a good match; None if no threshold reaches the precision."""
-    precision: float
-    """Requested share of right first hits above the threshold."""
-    search: SearchConfig
-    """Search settings of the scores."""
-    data: str
-    """The queries."""
-    items: int
-    """Items in the index at that time."""
-    queries: int
-    """Queries that were measured; each counts with its right answers, and without them (:data:`ABSENT`)."""
-    promised: float
-    """Mean probability of the first hits."""
-    right: float
-    """Share of the first hits that are right."""
-    good: float
-    """Share of the queries with a good match."""
-    good_and_right: float
-    """Share of the good matches that are right."""
-    refused: float
-    """Share of the queries without right answers that have no good match."""
-
-    def probabilities(self, scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
-        """Return the probabilities of one query's hits, best first; at least two if so many were found."""
-        return _expit(self.intercept + hit_numbers(scores) @ np.array(self.weights))
-
-    def applies_to(self, config: SearchConfig) -> bool:
-        """Return whether searches with these settings have such scores."""
-        return _score_settings(config) == _score_settings(self.search)
-
-
-def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hits 3"]:
-    """Return the score, the lead of the first hit over the second, and minus the distance to the first."""
-    own = scores.astype(np.float64)
-    numbers = np.zeros((len(own), 3))
-    numbers[:, 0] = own
-    numbers[:1, 1] = own[:1] - own[1:2] if len(own) > 1 else 0.0
-    numbers[:, 2] = own - own[:1]
-    return numbers
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hubness:
-    """The weight of densities in an index, and the measurements that it was chosen by."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    weight: float
-    recalls: dict[str, float]
-    """Recall at 5 of the queries, by weight."""
-    queries: int
-    data: str
-    """The queries."""
 
 
 def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]], data: str) -> Hubness:
@@ -188,9 +122,9 @@ def calibrate(
     is_first, half = cases[:, 4] == 1, cases[:, 6]
     intercept, weights = fit(*_columns(cases[half == 0]))
     numbers, is_right, shares = _columns(cases[is_first & (half == 0)])
-    threshold = threshold_for(_expit(intercept + numbers @ weights), is_right, shares, precision=precision)
+    threshold = threshold_for(expit(intercept + numbers @ weights), is_right, shares, precision=precision)
     numbers, is_right, shares = _columns(cases[is_first & (half == 1)])
-    probability = _expit(intercept + numbers @ weights)
+    probability = expit(intercept + numbers @ weights)
     is_good = probability >= (np.inf if threshold is None else threshold)
     is_absent = shares == ABSENT
     calibration = Calibration(
@@ -254,7 +188,7 @@ def fit(
         shrinkage = np.array([1e-3, *[SHRINKAGE] * len(used)])
         found = np.zeros(design.shape[1])
         for _ in range(STEPS):
-            likely = _expit(design @ found)
+            likely = expit(design @ found)
             slope = design.T @ (weight * (likely - is_right)) + shrinkage * found
             bend = (design.T * (weight * likely * (1 - likely))) @ design + np.diag(shrinkage)
             step = np.linalg.solve(bend, slope)
@@ -286,18 +220,3 @@ def threshold_for(
     reached = ((weights * right).cumsum() / weights.cumsum())[last]
     enough = last[(reached >= precision) & (last + 1 >= FEWEST) & (ordered[last] >= LIKELY)]
     return float(ordered[enough[-1]]) if len(enough) else None
-
-
-def _expit(log_odds: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
-    return np.asarray(1 / (1 + np.exp(-log_odds)))
-
-
-def _score_settings(config: SearchConfig) -> tuple[object, ...]:
-    """Return the settings that the scores of hits depend on."""
-    is_generated = config.rerank == "none"
-    return (
-        config.rerank,
-        0.0 if is_generated else config.generator_weight,
-        0.0 if is_generated else config.density_weight,
-        config.scores if is_generated or config.generator_weight else None,
-    )

@@ -20,7 +20,7 @@ from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import CURRENT, StoredEmbeddings, read_manifest
+from genius_search.index.store import CURRENT, Calibration, Hubness, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from genius_search.config import FitConfig
     from genius_search.index.build import Added, ItemOutcome
-    from genius_search.index.calibrate import Calibration, Hubness
     from genius_search.index.explain import CodeNode, Explanation, SharedPage
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, Verified

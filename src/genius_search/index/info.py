@@ -14,13 +14,13 @@ from jaxtyping import Int64
 
 from genius_search.artifact import check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, plural
-from genius_search.index.calibrate import Hubness
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
     DELETED,
     REMEDY,
     SEGMENTS,
+    Hubness,
     IndexManifest,
     Segment,
     read_state,

@@ -8,16 +8,17 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float16, Int16, Int64, UInt8
+from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from genius_search.artifact import FileFact, file_fingerprint, fingerprint_of, read_json
+from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index.calibrate import Calibration, Hubness
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.search.table import IdTable
 from genius_search.search.vectors import (
@@ -197,6 +198,88 @@ def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) 
             f"raw embeddings have 16 bits a number, not {bits}, since codes do not approximate them; store "
             "fused ones instead"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """A logistic regression from scores to probabilities, with its measurements on other queries."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    intercept: float
+    weights: tuple[float, float, float]
+    """Of :func:`hit_numbers` in the log-odds. None is negative, so that no hit is less likely than one below
+    it."""
+    threshold: float | None
+    """Probability from which the first hit is a good match; None if no threshold reaches the precision."""
+    precision: float
+    """Requested share of right first hits above the threshold."""
+    search: SearchConfig
+    """Search settings of the scores."""
+    data: str
+    """The queries."""
+    items: int
+    """Items in the index at that time."""
+    queries: int
+    """Queries that were measured; each counts with its right answers, and without them (:data:`ABSENT`)."""
+    promised: float
+    """Mean probability of the first hits."""
+    right: float
+    """Share of the first hits that are right."""
+    good: float
+    """Share of the queries with a good match."""
+    good_and_right: float
+    """Share of the good matches that are right."""
+    refused: float
+    """Share of the queries without right answers that have no good match."""
+
+    def probabilities(self, scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
+        """Return the probabilities of one query's hits, best first; at least two if so many were found."""
+        return expit(self.intercept + hit_numbers(scores) @ np.array(self.weights))
+
+    def applies_to(self, config: SearchConfig) -> bool:
+        """Return whether searches with these settings have such scores."""
+        return _score_settings(config) == _score_settings(self.search)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hubness:
+    """The weight of densities in an index, and the measurements that it was chosen by."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    weight: float
+    recalls: dict[str, float]
+    """Recall at 5 of the queries, by weight."""
+    queries: int
+    data: str
+    """The queries."""
+
+
+def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hits 3"]:
+    """Return the score, the lead of the first hit over the second, and minus the distance to the first."""
+    own = scores.astype(np.float64)
+    numbers = np.zeros((len(own), 3))
+    numbers[:, 0] = own
+    numbers[:1, 1] = own[:1] - own[1:2] if len(own) > 1 else 0.0
+    numbers[:, 2] = own - own[:1]
+    return numbers
+
+
+def expit(log_odds: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
+    """Return the probabilities of log-odds."""
+    return np.asarray(1 / (1 + np.exp(-log_odds)))
+
+
+def _score_settings(config: SearchConfig) -> tuple[object, ...]:
+    """Return the settings that the scores of hits depend on."""
+    is_generated = config.rerank == "none"
+    return (
+        config.rerank,
+        0.0 if is_generated else config.generator_weight,
+        0.0 if is_generated else config.density_weight,
+        config.scores if is_generated or config.generator_weight else None,
+    )
 
 
 class SegmentEntry(BaseModel):

@@ -255,15 +255,6 @@ def test_an_item_that_cannot_be_stored_is_named_before_anything_is_embedded(mode
     assert not (tmp_path / "index").exists()
 
 
-@pytest.mark.parametrize("name", ["file", "file/index", "nowhere", "nowhere/index"])
-def test_an_index_cannot_be_made_where_a_file_or_a_broken_link_is(model, pool, tmp_path, name):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    with pytest.raises(UsageError, match="a file, or a link to nothing"):
-        Index.create(tmp_path / name, model=model, pool=pool)
-    assert not (tmp_path / "gone").exists()
-
-
 def test_no_thread_puts_an_older_state_in_the_place_of_a_newer_one(model, index, monkeypatch):
     other = Index.open(index.folder, model=model)
     other.delete("red.txt")

@@ -118,12 +118,6 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
     assert not (tmp_path / "pictures").exists()
 
 
-def test_one_of_model_and_encoder_is_needed(pool, tmp_path):
-    for given in ({}, {"model": "m", "encoder": "clip:e"}):
-        with pytest.raises(UsageError):
-            Index.create(tmp_path / "i", pool=pool, **given)
-
-
 def test_an_empty_pool_leaves_nothing(clip_folder, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadData):
@@ -183,17 +177,21 @@ def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tm
     assert error() > 2 * fine
 
 
-@pytest.mark.parametrize(("embeddings", "bits"), [("raw", 1), ("raw", 4)])
-def test_bits_that_cannot_be_are_refused_at_once(pool, clip_folder, tmp_path, embeddings, bits):
-    with pytest.raises(UsageError, match=f"{bits}"):
-        Index.create(
-            tmp_path / "x",
-            pool=pool,
-            encoder=f"clip:{clip_folder}",
-            embeddings=embeddings,
-            embedding_bits=bits,
-        )
-    assert not (tmp_path / "x").exists()
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "either a model, or the encoder"),
+        ({"model": "m", "encoder": "clip:e"}, "either a model, or the encoder"),
+        ({"model": "m", "levels": 8}, "trained model"),
+        ({"encoder": "clip:e", "levels": 0}, "levels is 0"),
+        ({"encoder": "clip:e", "levels": 129}, "levels is 129"),
+        ({"encoder": "clip:e", "embeddings": "raw", "embedding_bits": 4}, "16 bits a number, not 4"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_opened(pool, tmp_path, settings, said):
+    with pytest.raises(UsageError, match=said):
+        Index.create(tmp_path / "i", pool=pool, **settings)
+    assert not (tmp_path / "i").exists()
 
 
 def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
@@ -208,15 +206,6 @@ def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
     index.refit()  # reads embeddings by the code vectors before
     vectors = index.snapshot.evidence(index.model.ranker).embeddings[0](np.arange(3))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=0.2)
-
-
-def test_levels_that_cannot_be_are_refused_at_once(trained, pool, clip_folder, tmp_path):
-    for levels in (0, 129):
-        with pytest.raises(UsageError, match=f"levels is {levels}"):
-            Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}", levels=levels)
-    with pytest.raises(UsageError, match="trained model"):
-        Index.create(tmp_path / "i", pool=pool, model=trained.model, levels=8)
-    assert not (tmp_path / "i").exists()
 
 
 def test_a_refit_that_dies_changes_nothing(pool, clip_folder, tmp_path, monkeypatch):

@@ -238,13 +238,6 @@ def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path
     assert index.fit(tmp_path / "log.jsonl", config=TINY).before.at_5 > 0.5
 
 
-def test_an_index_without_captions_says_what_pairs_would_be(sentence_folder, tmp_path):
-    (tmp_path / "a.txt").write_text("a red anchor")
-    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "a.txt", encoder=f"text:{sentence_folder}")
-    with pytest.raises(BadData, match=r"0 pairs.*pictures with captions, a \.jsonl file"):
-        index.fit()
-
-
 def test_an_index_of_a_trained_model_is_not_trained_on(trained, tmp_path):
     pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
     index, _ = Index.create(tmp_path / "i", pool=pool, model=trained.model)

@@ -77,6 +77,9 @@ def test_a_query_takes_every_kind_of_picture(tmp_path, clip_folder, given):
         ({"id": "a", "price": 3}, "price"),
         ({"id": 7, "text": "a"}, "7"),
         ([], "builtins.list"),
+        ({"text": 5}, "text is of type"),
+        ({"text": "a", "fields": [1]}, "fields is of type"),
+        (NewItem(5, "a"), "has the id 5"),
     ],
 )
 def test_other_elements_are_refused_by_name(tmp_path, clip_folder, given, said):
@@ -96,21 +99,6 @@ def test_queries_of_other_kinds_are_refused_by_name(tmp_path, clip_folder):
     for given, said in (("https://example.org/a.jpg", "URL"), (np.zeros((4, 4)), "float64")):
         with pytest.raises(BadImage, match=said):
             index.search(image=given)
-
-
-def test_items_are_added_as_dicts_with_pictures_of_every_kind(tmp_path, clip_folder):
-    index, _ = create(tmp_path, clip_folder, ["red"])
-    image("gold").save(tmp_path / "gold.png")
-    given = [
-        {"id": "a", "image": image("red")},
-        NewItem("b", image=np.asarray(image("green"))),
-        NewItem("c", image=tmp_path / "gold.png"),
-        NewItem("d", image=tmp_path / "gone.png"),
-    ]
-    assert [one.status for one in index.add_items(given)] == ["added", "added", "added", "left out"]
-    assert index.search(image=image("gold"), modality="image")[0].id == "c"
-    with pytest.raises(UsageError, match="id"):
-        index.add_items([{"text": "no id"}])
 
 
 def test_hits_show_their_pictures_and_escaped_texts_in_a_notebook(tmp_path, clip_folder):
@@ -188,15 +176,6 @@ def test_a_broken_picture_is_left_out_and_nothing_of_it_is_kept(tmp_path, clip_f
 def test_a_pool_of_broken_pictures_alone_is_refused(tmp_path, clip_folder):
     with pytest.raises(BadData):
         create(tmp_path, clip_folder, [b"no picture"])
-
-
-@pytest.mark.parametrize(
-    "given", [{"text": 5}, {"text": b"a"}, {"text": "a", "fields": [1]}, NewItem(5, "a"), NewItem("q", ["a"])]
-)
-def test_parts_of_other_kinds_are_refused_by_name(tmp_path, clip_folder, given):
-    with pytest.raises(UsageError, match=r"text is of type|fields is of type|has the id 5"):
-        create(tmp_path, clip_folder, ["red", given])
-    assert not (tmp_path / "i").exists()
 
 
 def test_a_list_that_fails_half_way_leaves_nothing(tmp_path, clip_folder):

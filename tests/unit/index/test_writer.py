@@ -329,7 +329,8 @@ def test_waiting_less_than_no_time_is_refused(tmp_path, seconds):
 def impossible_places(folder: Path) -> list[Path]:
     (folder / "file").write_text("")
     (folder / "loop").symlink_to(folder / "loop")
-    return [folder / ("x" * 256), folder / "loop" / "index", folder / "file" / "index"]
+    (folder / "nowhere").symlink_to(folder / "gone")
+    return [folder / name for name in ("x" * 256, "loop/index", "file/index", "nowhere", "nowhere/index")]
 
 
 def test_where_no_folder_can_be_there_is_no_index(tmp_path):
