@@ -55,7 +55,7 @@ def encode_features(
             file.flush()
         writer.finish(facts={"rows": len(features)})
     arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
-    return ItemArrays(**arrays, stored=embeddings)
+    return ItemArrays(**arrays)
 
 
 def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]]) -> Health:

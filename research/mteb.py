@@ -229,7 +229,7 @@ class MtebModel:
             for name, array in encoded[0]._asdict().items()
             if isinstance(array, np.ndarray)
         }
-        self._pool = MemoryPool(ItemArrays(**arrays, stored=stored), ids)
+        self._pool = MemoryPool(ItemArrays(**arrays), ids)
 
     def search(
         self,

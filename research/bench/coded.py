@@ -82,7 +82,7 @@ def encode(quantizer: Quantizer, given: Given) -> Codes:
         for name in ("codes", "code_cosine", "embeddings", "densities")
     )
     codes, code_cosine, embeddings, densities = joined
-    return Codes(quantizer, ItemArrays(codes, code_cosine, embeddings, "fused", densities))
+    return Codes(quantizer, ItemArrays(codes, code_cosine, embeddings, densities))
 
 
 def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
@@ -93,7 +93,6 @@ def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
             found.columns.numpy(),
             found.code_cosine.numpy().astype(np.float16),
             embeddings=own.numpy().astype(np.float16),
-            stored="fused",
             densities=quantizer.norm_and_density.item_density(found.embeddings, found.codes).numpy(),
         )
 

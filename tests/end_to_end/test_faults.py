@@ -44,7 +44,7 @@ def given(contents: Contents) -> tuple[list[Item], ItemArrays]:
     """Items whose text, codes and embedding all say which write they are from."""
     writes = np.array(list(contents.values()), dtype=np.int64)
     return [Item(name, Modality.TEXT, f"write {write}") for name, write in contents.items()], ItemArrays(
-        codes_of(writes), np.ones(len(writes), dtype=np.float16), vectors_of(writes), "fused"
+        codes_of(writes), np.ones(len(writes), dtype=np.float16), vectors_of(writes)
     )
 
 

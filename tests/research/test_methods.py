@@ -22,7 +22,6 @@ def pool(model, trained) -> PoolCandidates:
         encoded.columns.numpy(),
         np.zeros(150, dtype=np.float16),
         model.embed(batch).half().numpy(),
-        "fused",
         model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy(),
     )
     return PoolCandidates(features, arrays, np.arange(150))

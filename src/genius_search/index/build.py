@@ -418,6 +418,5 @@ def encode_batch(
         encoded.columns.numpy().astype(np.int16),
         encoded.code_cosine.numpy().astype(np.float16),
         vectors,
-        embeddings,
         densities,
     )

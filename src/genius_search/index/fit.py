@@ -200,9 +200,7 @@ def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     return fitted is not None and snapshot.num_alive > GROWTH * int(fitted)
 
 
-def refit_index(
-    writer: Writer, model: Genius, *, levels: int | None = None, seed: int = 0, progress: Progress
-) -> None:
+def refit_index(writer: Writer, model: Genius, *, levels: int | None = None, progress: Progress) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
     Nothing is encoded. Generator and calibration, which belong to the old IDs, are removed.
@@ -223,7 +221,7 @@ def refit_index(
     if not snapshot.num_alive:
         raise UsageError(f"{writer.folder} has no items to fit codebooks to")
     features = StoredFeatures(snapshot, model)
-    rows = draw_sample(features, seed=seed)
+    rows = draw_sample(features)
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
     folder = writer.folder / name
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted refit
@@ -235,7 +233,6 @@ def refit_index(
         inputs={"quantizer": model.quantizer_manifest.fingerprint},
         fused_by=model.quantizer,
         levels=levels,
-        seed=seed,
         progress=progress,
     )
     fitted = Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)

@@ -36,6 +36,7 @@ from genius_search.index.store import (
     CURRENT,
     DENSITIES,
     EMBEDDINGS,
+    FORMAT,
     SCALES,
     IndexManifest,
     ItemArrays,
@@ -73,9 +74,7 @@ class ArraysWriter:
         self._code_cosine.append(arrays.code_cosine)
         self._densities.append(arrays.densities)
         if arrays.embeddings is not None:
-            for start in range(0, len(arrays.embeddings), ROWS_AT_ONCE):
-                block = arrays.embeddings[start : start + ROWS_AT_ONCE]
-                self._write(*quantize(block, self._bits))
+            self._write(*quantize(arrays.embeddings, self._bits))
 
     def append_segment(self, segment: Segment) -> None:
         """Add the items of a segment that are not deleted."""
@@ -119,7 +118,8 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
     Its time is that of this call: the file system's clock may tick so rarely that two changes share a time.
     """
-    body = {**manifest.body, "checksum": fingerprint_of(manifest.body)}
+    body = {"format": FORMAT, **manifest.model_dump(mode="json")}
+    body["checksum"] = fingerprint_of(body)
     now = time.time_ns()
     with write_atomically(folder / CURRENT) as temporary:
         temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -105,9 +105,9 @@ def _one_each(
     )
 
 
-def draw_sample(features: Source, *, seed: int = 0) -> Int64[np.ndarray, " rows"]:
+def draw_sample(features: Source) -> Int64[np.ndarray, " rows"]:
     """Return the rows of all items, or of :data:`MAX_SAMPLE` drawn ones, ascending."""
-    return np.sort(np.random.default_rng(seed).permutation(len(features.ids))[:MAX_SAMPLE])
+    return np.sort(np.random.default_rng(0).permutation(len(features.ids))[:MAX_SAMPLE])
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:

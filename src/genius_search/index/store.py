@@ -54,8 +54,6 @@ class ItemArrays(NamedTuple):
     embeddings: Float16[np.ndarray, "items dim"] | None = None
     """Unit vectors, or their residuals if these are to be stored (:mod:`genius_search.search.vectors`);
     None if the index stores no embeddings."""
-    stored: StoredEmbeddings = "none"
-    """The kind of embeddings."""
     densities: UInt8[np.ndarray, " items"] | None = None
     """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
     embeddings."""
@@ -319,16 +317,6 @@ class IndexManifest(BaseModel):
         if len({entry.name for entry in segments}) < len(segments):
             raise ValueError("a segment is named twice")
         return segments
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Return the contents of the file, without the checksum."""
-        return {"format": FORMAT, **self.model_dump(mode="json")}
-
-    @property
-    def num_items(self) -> int:
-        """Number of items, deleted ones included."""
-        return sum(segment.items for segment in self.segments)
 
     @property
     def has_own_model(self) -> bool:

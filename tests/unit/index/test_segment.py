@@ -25,7 +25,6 @@ def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], 
         random.integers(0, 3, (count, 3)).astype(np.int16),
         random.random(count).astype(np.float16),
         None if dim is None else random.standard_normal((count, dim)).astype(np.float16),
-        "none" if dim is None else "fused",
         None if dim is None else random.integers(0, 256, count).astype(np.uint8),
     )
 

@@ -27,7 +27,6 @@ def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
         random.integers(0, 4, (count, 3)).astype(np.int16),
         random.random(count).astype(np.float16),
         random.standard_normal((count, 5)).astype(np.float16),
-        "raw",
     )
 
 

@@ -38,7 +38,6 @@ def given_items(contents: dict[str, int]) -> tuple[list[Item], ItemArrays]:
         np.stack([numbers % 2, numbers % 3, numbers], axis=1).astype(np.int16),
         np.ones(len(numbers), dtype=np.float16),
         np.eye(8, dtype=np.float16)[numbers % 8],
-        "fused",
     )
 
 
