@@ -69,7 +69,11 @@ def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
     """
     if not root.is_dir():
         raise BadData(f"{root}: there is no such folder")
-    files = sorted(_walk(root), key=lambda path: path.relative_to(root).as_posix())
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(root):  # links to folders may form a cycle: not followed
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+    files.sort(key=lambda path: path.relative_to(root).as_posix())
     return _scan(root, files, captions=captions)
 
 
@@ -115,22 +119,21 @@ def _scan(root: Path, files: Sequence[Path], *, captions: bool) -> FolderScan:
             did = _id(root, path)
             if path in images:
                 require_file(path)
-                caption = _read_side_cars(path, side_cars, problems) if captions else _Caption()
+                beside = [side_cars.get((path.with_suffix(""), kind)) for kind in (".txt", ".json")]
+                caption = _read_side_cars(*beside, problems) if captions else _Caption()
                 caption = caption if caption.text is not None else listed.get(path, caption)
                 modality = Modality.of(has_image=True, has_text=caption.text is not None)
                 candidates.append(Candidate(did, modality, caption.text, did, caption.source))
+            elif path.suffix.lower() in (".txt", ".md"):
+                candidates.append(Candidate(did, Modality.TEXT, _read_text(path)))
+            elif path.suffix.lower() in HEIF_SUFFIXES:
+                problems.append(BadImage(path, f"reading {path.suffix} {NEEDS_PHOTOS}"))
             else:
-                candidates.append(Candidate(did, Modality.TEXT, _read_lone_text(path)))
+                kinds = f"files with the ending {path.suffix!r} are not known as pictures or texts"
+                problems.append(BadImage(path, f"{kinds}; convert a picture to JPEG or PNG"))
         except BadImage as error:
             problems.append(error)
     return FolderScan(root, tuple(candidates), tuple(problems))
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """Yield files that are not hidden; links to folders are not followed, because they may form a cycle."""
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        yield from (Path(folder) / name for name in names if not name.startswith("."))
 
 
 def _id(root: Path, path: Path) -> str:
@@ -142,16 +145,6 @@ def _id(root: Path, path: Path) -> str:
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise BadImage(path, f"its name {name!r} contains a control character; rename it")
     return name
-
-
-def _read_lone_text(path: Path) -> str:
-    suffix = path.suffix.lower()
-    if suffix in (".txt", ".md"):
-        return _read_text(path)
-    if suffix in HEIF_SUFFIXES:
-        raise BadImage(path, f"reading {suffix} {NEEDS_PHOTOS}")
-    kind = f"files ending in {suffix}" if suffix else "files without an ending"
-    raise BadImage(path, f"{kind} are not known as pictures or texts; convert a picture to JPEG or PNG")
 
 
 def _read_text(path: Path) -> str:
@@ -169,23 +162,20 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _read_side_cars(
-    image: Path, side_cars: Mapping[tuple[Path, str], Path], problems: list[Problem]
-) -> _Caption:
-    """Read an image's side-car; if it cannot be read, report a problem and return no text."""
-    text_file, json_file = (side_cars.get((image.with_suffix(""), suffix)) for suffix in (".txt", ".json"))
-    if text_file is not None:
-        try:
+def _read_side_cars(text_file: Path | None, json_file: Path | None, problems: list[Problem]) -> _Caption:
+    """Read what lies beside an image; if it cannot be read, report a problem and return no text."""
+    try:
+        if text_file is not None:
             return _Caption(_read_text(text_file))
-        except BadImage as error:
-            problems.append(error)
+    except BadImage as error:
+        problems.append(error)
     if json_file is not None:
         try:
             row = json.loads(_read_text(json_file))
             if isinstance(row, dict):
                 return _caption_of(row)
-            problem = f"is a JSON {type(row).__name__}, expected an object with a caption"
-            problems.append(BadRecord(json_file, 1, problem))
+            kind = type(row).__name__
+            problems.append(BadRecord(json_file, 1, f"is a JSON {kind}, expected an object with a caption"))
         except BadImage as error:
             problems.append(error)
         except (ValueError, RecursionError) as error:

@@ -126,7 +126,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         "empty.jpg": "empty",
         "photo.psd": "convert a picture",
         "film.mp4": ".mp4",
-        "plain": "without an ending",
+        "plain": "ending ''",
         "lone.json": ".json",
         "blank.txt": "without words",
         "latin.txt": "UTF-8",
