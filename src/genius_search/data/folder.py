@@ -119,8 +119,10 @@ def _scan(root: Path, files: Sequence[Path], *, captions: bool) -> FolderScan:
             did = _id(root, path)
             if path in images:
                 require_file(path)
-                beside = [side_cars.get((path.with_suffix(""), kind)) for kind in (".txt", ".json")]
-                caption = _read_side_cars(*beside, problems) if captions else _Caption()
+                text_file, json_file = (
+                    side_cars.get((path.with_suffix(""), suffix)) for suffix in (".txt", ".json")
+                )
+                caption = _read_side_cars(text_file, json_file, problems) if captions else _Caption()
                 caption = caption if caption.text is not None else listed.get(path, caption)
                 modality = Modality.of(has_image=True, has_text=caption.text is not None)
                 candidates.append(Candidate(did, modality, caption.text, did, caption.source))

@@ -139,11 +139,6 @@ def test_bad_lines_are_all_counted_and_named_by_file_and_line(data):
     assert f"{pool}:4" in finding.examples[0]
 
 
-def test_queries_without_positives_are_a_warning(data):
-    data.queries = data.qrels = [Query("7:1", TEXT, "red", task_id=0), asking(2)]
-    assert data.found()["no-positives"].severity == "warning"
-
-
 def test_a_folder_of_another_layout_is_refused(tmp_path):
     with pytest.raises(BadData, match="layout"):
         check(tmp_path)

@@ -75,16 +75,6 @@ def test_features_that_16_bits_cannot_hold_are_refused(tmp_path, bad):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_manifest_that_counts_other_rows_than_the_shards_is_a_mismatch(make_features):
-    features = make_features([1], [np.ones(DIM)], [None], dim=DIM)
-    folder = features.manifest.folder.parent / "fewer"
-    writer = ArtifactWriter(folder, kind="features", config={}, inputs={})
-    write_shard(writer.path, 0, next(features.shards()), [LeftOut(3, "a.jpg", "cut off")])
-    writer.finish(facts={"rows": 2, "image_dim": DIM, "text_dim": DIM})
-    with pytest.raises(ArtifactMismatch, match="holds 1 rows, its manifest says 2"):
-        Features.open(folder)
-
-
 def test_left_out_records_are_listed_when_the_folder_is_opened(make_features, tmp_path):
     features = make_features([1], [np.ones(DIM)], [None], dim=DIM)
     writer = ArtifactWriter(tmp_path / "some", kind="features", config={}, inputs={})

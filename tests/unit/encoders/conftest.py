@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import OrderedDict
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -256,36 +254,6 @@ class Blip(nn.Module):
         return self.vision_proj(self.visual_encoder(pixels)[:, 0])
 
 
-class Originals(NamedTuple):
-    """How to make UniIR's models, save them as UniIR does, and prepare what they read."""
-
-    clip_sf: type
-    clip_ff: type
-    blip: type
-    save: object
-    normalised: object
-    crop: object
-    squash: object
-    words: list[str]
-
-
-def save_checkpoint(model, path):
-    """UniIR's container: weights, Adam's moments of a few, schedule, configuration, epoch, scaler."""
-    weights = model.state_dict()
-    settings = {"model": {"name": "look-alike"}, "trainer_config": {"gather": True, "batch": [1, 2]}}
-    if importlib.util.find_spec("omegaconf") is not None:
-        import omegaconf
-
-        settings = omegaconf.OmegaConf.create(settings)
-    moments = {
-        number: {"step": torch.tensor(3.0), "exp_avg": torch.zeros_like(w), "exp_avg_sq": torch.zeros_like(w)}
-        for number, w in enumerate(list(weights.values())[:3])
-    }
-    optimizer = {"state": moments, "param_groups": [{"lr": 1e-5, "betas": (0.9, 0.98), "params": [0]}]}
-    extras = {"scheduler": {"last_epoch": 3}, "config": settings, "epoch": 19, "scaler": {"scale": 65536.0}}
-    torch.save({"model": weights, "optimizer": optimizer, **extras}, path)
-
-
 def normalised(picture):
     pixels = torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1).float() / 255
     return (pixels - MEAN) / DEVIATION
@@ -310,11 +278,6 @@ def pictures():
     random = np.random.default_rng(0)
     sizes = [(20, 30, 3), (41, 17, 3), (16, 16, 3)]
     return [Image.fromarray(random.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
-
-
-@pytest.fixture(scope="session")
-def originals():
-    return Originals(ClipSf, ClipFf, Blip, save_checkpoint, normalised, crop, squash, WORDS)
 
 
 @pytest.fixture(scope="session")
