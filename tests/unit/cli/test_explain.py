@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
@@ -17,6 +14,8 @@ from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.records import Modality
 from genius_search.search.tree import UnknownPrefix
+
+from .conftest import run, run_json
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +32,6 @@ def index(trained, tmp_path_factory) -> Index:
     made.delete([json.loads(line)["did"] for line in lines[1:2]])
     made.add(copies)
     return made
-
-
-def run_json(capsys, *words: str | Path, status: int = 0) -> dict[str, Any]:
-    assert main([*(str(word) for word in words), "--json"]) == status
-    return json.loads(capsys.readouterr().out)
 
 
 def test_a_node_counts_the_items_below_it(index):
@@ -83,9 +77,9 @@ def test_copies_in_another_segment_collide_and_deleted_items_do_not(index):
 @pytest.mark.parametrize("router", ["geometry", "generator"])
 def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, router):
     (hit,) = index.search("a red square", k=1, config=dataclasses.replace(index.settings, router=router))
-    asked = ("a red square", "--item", hit.id, "--model", trained.model)
-    led = () if router == index.settings.router else ("--router", router)
-    printed = run_json(capsys, "explain", index.folder, *asked, *led)
+    words = ("explain", index.folder, "a red square", "--item", hit.id, "--model", trained.model)
+    words = (*words, "--router", router)
+    printed = run_json(capsys, *words)
     assert printed["rank"] == 1
     assert printed["score"] == pytest.approx(hit.score, abs=1e-5)
     assert tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
@@ -101,6 +95,9 @@ def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, rout
             assert level["log_probability"] == pytest.approx(generated[level["level"]], abs=1e-4)
             assert probabilities[1] == max(probabilities)
         assert level["items"] == index.tree(hit.codes[: level["level"] + 1]).items
+    table, _ = run(capsys, *words)
+    assert "Found: rank 1 of" in table
+    assert ("%" in table) is (router == "generator")
 
 
 def test_an_item_of_another_modality_is_not_allowed(index):
@@ -108,13 +105,3 @@ def test_an_item_of_another_modality_is_not_allowed(index):
     found = index.explain(hits[0].id, "a red square", modality=Modality.TEXT)
     assert not found.is_allowed
     assert found.rank is None
-
-
-@pytest.mark.parametrize("router", ["geometry", "generator"])
-def test_a_person_gets_a_table(index, trained, capsys, router):
-    item = index.search("a red square", k=1)[0].id
-    words = ["explain", str(index.folder), "a red square", "--item", item, "--router", router]
-    assert main([*words, "--model", str(trained.model)]) == 0
-    printed = capsys.readouterr().out
-    assert "Found: rank 1 of" in printed
-    assert ("%" in printed) is (router == "generator")
