@@ -1,0 +1,250 @@
+"""``python -m research.learning``: what a log of choices adds to a search, beside simple rivals.
+
+Some queries with known answers become a log: for each, one right item was chosen. The others are asked.
+Recall is told apart by how often their answers are in the log, which can only know what it has seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from jaxtyping import Bool, Float32, Int64
+from torch.nn import functional as F
+
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, command
+from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.errors import BadData
+from research.bench.given import Given, read_given
+from research.bench.settings import SearchSettings
+from research.command import run
+
+GROUPS: Final = {
+    "all": (0, None),
+    "never": (0, 1),
+    "once": (1, 2),
+    "2 to 9": (2, 10),
+    "10 and more": (10, None),
+}
+"""Queries by the number of logged choices of their right answers."""
+POPULARITY: Final = 0.25
+"""Spreads that an item gains for each e-fold of its choices: the best of .1, .25, .5, 1 on icons."""
+TEMPERATURE: Final = 0.05
+"""Of the contrastive loss of the adapter."""
+STEPS: Final = 300
+BATCH: Final = 256
+
+Queries = Float32[np.ndarray, "queries dim"]
+Scores = Float32[np.ndarray, "queries items"]
+
+
+class Log(NamedTuple):
+    """Queries that were asked before, and the row of the item that was chosen for each."""
+
+    queries: Queries
+    chosen: Int64[np.ndarray, " queries"]
+
+
+def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, Int64[np.ndarray, " asked"]]:
+    """Draw a log from at most half of the queries; return it, and the numbers of the queries that are asked.
+
+    The other half is always the same for a seed, whatever the share.
+
+    Parameters
+    ----------
+    share
+        of all queries that are logged, at most a half.
+    wrong
+        share of the choices that are any item.
+    """
+    assert given.right is not None
+    random = np.random.default_rng(seed)
+    usable = [number for number, right in enumerate(given.right) if right]
+    order = random.permutation(usable)
+    logged = order[: min(round(share * len(order)), len(order) // 2)]
+    chosen = np.array([random.choice(sorted(given.right[number])) for number in logged], dtype=np.int64)
+    is_wrong = random.random(len(chosen)) < wrong
+    chosen[is_wrong] = random.integers(0, len(given.items), int(is_wrong.sum()))
+    return Log(given.queries[logged], chosen), order[len(order) // 2 :]
+
+
+def spreads(scores: Scores) -> Float32[np.ndarray, "queries 1"]:
+    """Return the standard deviation of each query's products with all items."""
+    return scores.std(axis=1, keepdims=True)
+
+
+def nearest_logged(
+    queries: Queries, log: Log, num_items: int, *, weight: float, temperature: float
+) -> Float32[np.ndarray, "queries items"]:
+    """Return what items gain, in spreads: by the most similar query for which they were chosen."""
+    near = np.exp((queries @ log.queries.T - 1) / temperature)
+    gains = np.zeros((num_items, len(queries)), dtype=np.float32)
+    np.maximum.at(gains, log.chosen, near.T.astype(np.float32))
+    raised: np.ndarray = weight * gains.T
+    return raised
+
+
+def train_adapter(
+    log: Log, items: Float32[np.ndarray, "items dim"], seed: int
+) -> Callable[[Queries], Queries]:
+    """Train a linear map of queries by the contrastive loss on the log (paper, equation 2)."""
+    torch.manual_seed(seed)
+    dim = items.shape[1]
+    adapter = torch.nn.Linear(dim, dim, bias=False)
+    torch.nn.init.zeros_(adapter.weight)
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3, weight_decay=0.1)
+    queries, targets = torch.from_numpy(log.queries), torch.from_numpy(items[log.chosen])
+    for _ in range(STEPS):
+        rows = torch.randint(len(queries), (min(BATCH, len(queries)),))
+        asked = F.normalize(queries[rows] + adapter(queries[rows]), dim=1)
+        loss = F.cross_entropy(asked @ targets[rows].T / TEMPERATURE, torch.arange(len(rows)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def adapt(given: Queries) -> Queries:
+        with torch.no_grad():
+            vectors = torch.from_numpy(given)
+            adapted: np.ndarray = F.normalize(vectors + adapter(vectors), dim=1).numpy()
+            return adapted
+
+    return adapt
+
+
+def ranks(scores: Scores, right: Sequence[set[int]]) -> Int64[np.ndarray, " queries"]:
+    """Return how many items are ranked above the best right answer of each query."""
+    best = [scores[number, list(own)].max() for number, own in enumerate(right)]
+    above: np.ndarray = (scores > np.array(best)[:, None]).sum(axis=1)
+    return above
+
+
+@command
+class Learning(JsonOption):
+    """Measure what a log of chosen items adds to exact search, beside simple rivals.
+
+    Half of the queries that have a right answer are asked; of the others, a share is the log.
+    """
+
+    data: DataArgument
+    """A data set in M-BEIR's layout with features, or one .npy file with a vector for each item."""
+
+    query_vectors: OptionalFile = None
+    """With DATA a .npy file: another one, of queries."""
+
+    answers: OptionalFile = None
+    """With --query-vectors: a .npy file with the row of each query's right item."""
+
+    work: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("learning")
+    """Folder of what is embedded on the way."""
+
+    shares: tuple[float, ...] = (0.01, 0.1, 0.5)
+    """Shares of the queries that are logged."""
+
+    wrong: tuple[float, ...] = (0.0, 0.2, 0.5)
+    """Shares of the choices that are wrong."""
+
+    weight: float = 2.0
+    """The most that an item gains from the nearest logged query, in spreads."""
+
+    temperature: float = 0.15
+    """How fast that falls with 1 minus the cosine of the queries: by a factor of e."""
+
+    queries: int = 4000
+    """Queries that are read."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def run(self) -> None:
+        """Measure and print."""
+        with TerminalProgress() as progress:
+            given = read_given(
+                self.data,
+                SearchSettings(queries=self.queries),
+                None,
+                self.work,
+                query_vectors=self.query_vectors,
+                answers=self.answers,
+                progress=progress,
+            )
+        if given.right is None:
+            raise BadData("the right answers are not known; give --query-vectors and --answers")
+        rows = [
+            row for share in self.shares for wrong in self.wrong for row in self._measure(given, share, wrong)
+        ]
+        if self.json:
+            print_json({"data": self.data.name, "rows": rows})
+            return
+        print_table(
+            ["log", "wrong", "ranked by", *GROUPS], [[str(value) for value in row.values()] for row in rows]
+        )
+
+    def _measure(self, given: Given, share: float, wrong: float) -> list[dict[str, str]]:
+        """Return R@1 / R@5 of each row, mean over the seeds, by group."""
+        found: dict[str, list[tuple[Int64[np.ndarray, " queries"], Int64[np.ndarray, " queries"]]]] = {}
+        for seed in self.seeds:
+            log, asked = draw_log(given, share, wrong, seed)
+            if not len(log.chosen):
+                return []
+            right = [(given.right or [])[number] for number in asked]
+            counts = np.bincount(log.chosen, minlength=len(given.items))
+            times = np.array([int(counts[list(own)].sum()) for own in right])
+            for name, above in self._rank(given, given.queries[asked], right, log, counts, seed):
+                found.setdefault(name, []).append((above, times))
+        return [
+            {"log": f"{share:.0%}", "wrong": f"{wrong:.0%}", "ranked by": name}
+            | {group: describe(measured, low, high) for group, (low, high) in GROUPS.items()}
+            for name, measured in found.items()
+        ]
+
+    def _rank(
+        self,
+        given: Given,
+        queries: Queries,
+        right: Sequence[set[int]],
+        log: Log,
+        counts: Int64[np.ndarray, " items"],
+        seed: int,
+    ) -> list[tuple[str, Int64[np.ndarray, " queries"]]]:
+        plain = queries @ given.items.T
+        unit = spreads(plain)
+        near = nearest_logged(
+            queries, log, len(given.items), weight=self.weight, temperature=self.temperature
+        )
+        adapted = train_adapter(log, given.items, seed)(queries) @ given.items.T
+        popular = POPULARITY * np.log1p(counts).astype(np.float32)
+        return [
+            ("exact search", ranks(plain, right)),
+            ("popularity", ranks(plain + unit * popular, right)),
+            ("adapter trained on the log", ranks(adapted, right)),
+            ("nearest logged queries", ranks(plain + unit * near, right)),
+            ("adapter and nearest", ranks(adapted + spreads(adapted) * near, right)),
+        ]
+
+
+def describe(
+    measured: Sequence[tuple[Int64[np.ndarray, " queries"], Int64[np.ndarray, " queries"]]],
+    low: int,
+    high: int | None,
+) -> str:
+    """Return R@1 / R@5 of the queries whose answers were logged ``low`` times or more, below ``high``."""
+
+    def share(above: np.ndarray, times: np.ndarray, k: int) -> float:
+        own: Bool[np.ndarray, " queries"] = (times >= low) & (times < (high or np.inf))
+        return float((above[own] < k).mean()) if own.any() else float("nan")
+
+    first, five = (float(np.mean([share(above, times, k) for above, times in measured])) for k in (1, 5))
+    return f"{first:.3f} / {five:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line and measure."""
+    return run(Learning, "learning", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""``python -m research.learning``: a log helps queries like the logged ones, and no others."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from genius_search.nn.codebooks import normalize
+from research.bench.given import Given
+from research.learning import Log, draw_log, main, nearest_logged
+
+ITEMS, ASKED, DIM = 60, 20, 16
+
+
+@pytest.fixture(scope="module")
+def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return items, four queries for each of some of them that are far from their item, and the answers."""
+    random = np.random.default_rng(0)
+    items = normalize(random.standard_normal((ITEMS, DIM)).astype(np.float32))
+    centres = random.standard_normal((ASKED, 1, DIM)) + items[:ASKED, None]
+    queries = centres + 0.1 * random.standard_normal((ASKED, 4, DIM))
+    return items, normalize(queries.reshape(-1, DIM).astype(np.float32)), np.repeat(np.arange(ASKED), 4)
+
+
+def test_an_item_gains_by_its_nearest_logged_query_alone():
+    log = Log(np.eye(4, dtype=np.float32)[[0, 0, 1]], np.array([2, 2, 3]))
+    gains = nearest_logged(np.eye(4, dtype=np.float32)[:1], log, 4, weight=2.0, temperature=0.1)
+    assert gains[0].tolist() == pytest.approx([0, 0, 2, 2 * np.exp(-10)])
+
+
+def test_the_same_queries_are_asked_whatever_the_share_that_is_logged(vectors):
+    items, queries, answers = vectors
+    given = Given(items, np.zeros(ITEMS, np.int8), queries, [{int(row)} for row in answers], ITEMS)
+    (few, asked), (many, again) = (draw_log(given, share, 0.0, 0) for share in (0.1, 0.5))
+    assert asked.tolist() == again.tolist()
+    assert len(few.chosen) == 8
+    assert len(many.chosen) == 40
+
+
+def test_the_nearest_logged_queries_raise_what_was_chosen(vectors, tmp_path, capsys):
+    for name, array in zip(("items", "queries", "answers"), vectors, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    files = {name: str(tmp_path / f"{name}.npy") for name in ("items", "queries", "answers")}
+    flags = ["--query-vectors", files["queries"], "--answers", files["answers"], "--shares", "0.5"]
+    assert main([files["items"], *flags, "--wrong", "0", "--seeds", "0", "--json"]) == 0
+    rows = {row["ranked by"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    first = {name: float(row["once"].split(" / ")[0]) for name, row in rows.items()}
+    assert first["nearest logged queries"] > first["exact search"] + 0.2
