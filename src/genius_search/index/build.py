@@ -178,9 +178,6 @@ def write_changes(
         batches = encode_items(model, changes.items(), changes.features, manifest, progress)
         done = writer.add(batches) if create is None else writer.create(create, batches)
         result.added, result.replaced = done
-    for left_out in changes.features.left_out:
-        if Path(left_out.file).is_relative_to(writer.folder / PICTURES):
-            Path(left_out.file).unlink(missing_ok=True)
     remove_work(writer.folder)
     return result
 

@@ -159,7 +159,8 @@ def remove_work(folder: Path) -> None:
 def store_picture(folder: Path, data: bytes) -> str:
     """Store a picture in an index before an item names it; return its path, relative to the index.
 
-    Pictures that no item names, such as those of a change that failed, leave with the next compaction.
+    Pictures that no item names, of a change that failed or of items that were left out, leave with the next
+    compaction.
     """
     digest = hashlib.sha256(data).hexdigest()
     name = f"{PICTURES}/{digest[:2]}/{digest}"
@@ -381,6 +382,7 @@ def _write_segment(
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
     place = folder / SEGMENTS / _numbered(manifest.generation + 1)
+    remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
     try:
         make_folder(draft)
         with closing(ArraysWriter(draft, manifest.embedding_bits)) as arrays:

@@ -402,6 +402,17 @@ def test_a_change_whose_last_sync_fails_is_not_forgotten(tmp_path, monkeypatch):
     assert found(tmp_path) == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
+def test_a_change_that_fails_before_its_commit_does_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch):
+    make(tmp_path, {"a": 1})
+    with one_writer(tmp_path) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(live, "write_manifest", None)
+            with pytest.raises(TypeError):
+                writer.add([given_items({"b": 2})])
+        writer.add([given_items({"c": 3})])
+    assert found(tmp_path) == {"a": 1, "c": 3}
+
+
 def failing_after_commit(folder: Path) -> Callable[..., None]:
     def remove(*_: object) -> None:
         if read_manifest(folder).generation > 1:
