@@ -150,11 +150,9 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if num_ranks() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    flat = nn.utils.parameters_to_vector(gradients)
     dist.all_reduce(flat)
-    flat /= num_ranks()
-    for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    nn.utils.vector_to_parameters(flat / num_ranks(), gradients)
 
 
 def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]:

@@ -141,13 +141,8 @@ class EncodedItems(NamedTuple):
     codes: Int[Tensor, "items levels"]
     code_cosine: Float[Tensor, " items"]
     """Cosine between an item's embedding and the vector of its ID; ranks the items that share an ID."""
-    norm_and_density: Int16[Tensor, "items columns"]
-    """Half the squared norm and the density of each ID (:mod:`genius_search.nn.density`)."""
-
-    @property
-    def columns(self) -> Int16[Tensor, "items columns"]:
-        """The rows that an ID table stores: codes, half norm, density."""
-        return torch.cat([self.codes.short(), self.norm_and_density], dim=1)
+    columns: Int16[Tensor, "items columns"]
+    """The rows that an ID table stores: codes, half norm and density (:mod:`genius_search.nn.density`)."""
 
 
 class Codebook(nn.Module):
@@ -351,7 +346,7 @@ class Quantizer(nn.Module):
         embeddings = self.fusion(image.to(self.device), text.to(self.device))
         codes = self._encode(embeddings, modalities.to(self.device))
         cosine = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
-        columns = self.norm_and_density.columns(codes)
+        columns = torch.cat([codes.short(), self.norm_and_density.columns(codes)], dim=1)
         return EncodedItems(embeddings.cpu(), codes.cpu(), cosine.cpu(), columns.cpu())
 
     @torch.no_grad()

@@ -232,8 +232,7 @@ def rank_items(
     if config.rerank == "codes" or config.shortlist:
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
-        rows = table_rows(segments, ranking.segments, ranking.rows)
-        scores = evidence.codes.scores(in_codes * scale, rows, density_cost=density_cost)
+        scores = _by_codes(segments, ranking, in_codes * scale, evidence.codes, density_cost)
         if config.generator_weight:
             scores = scores + config.generator_weight * ranking.scores
         ranking = ranking._replace(scores=scores)
@@ -265,15 +264,20 @@ def _items_under(
     return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
-def table_rows(
-    segments: Sequence[SearchSegment], owners: Int64[np.ndarray, " ids"], rows: Int64[np.ndarray, " ids"]
-) -> Integer[np.ndarray, "ids columns"]:
-    """Read IDs, by segment and row, from their tables: codes, then half norm and density if stored."""
-    ids = np.empty((len(rows), segments[0].table.num_levels), dtype=np.int16)
+def _by_codes(
+    segments: Sequence[SearchSegment],
+    ranking: Ranking,
+    query: Float32[np.ndarray, " dim"],
+    ranker: CodeRanker,
+    density_cost: float,
+) -> Float32[np.ndarray, " hits"]:
+    """Return the scores of the items' IDs."""
+    scores = np.empty(len(ranking.items), dtype=np.float32)
     for number, segment in enumerate(segments):
-        in_segment = owners == number if len(segments) > 1 else slice(None)
-        ids[in_segment] = segment.table.ids[rows[in_segment]]
-    return ids
+        in_segment = np.flatnonzero(ranking.segments == number)
+        ids = segment.table.ids[ranking.rows[in_segment]]
+        scores[in_segment] = ranker.scores(query, ids, density_cost=density_cost)
+    return scores
 
 
 def _by_embeddings(
