@@ -75,7 +75,8 @@ def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, 
 
 def spreads(scores: Scores) -> Float32[np.ndarray, "queries 1"]:
     """Return the standard deviation of each query's products with all items."""
-    return scores.std(axis=1, keepdims=True)
+    deviations: np.ndarray = scores.std(axis=1, keepdims=True)
+    return deviations
 
 
 def nearest_logged(
