@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -19,8 +18,6 @@ from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
 from genius_search.errors import UsageError
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.model import Genius
-from genius_search.nn.health import Health
 from genius_search.progress import Progress
 from genius_search.records import TASKS, Query, task_name
 from genius_search.training.features import choose_instruction
@@ -95,7 +92,6 @@ def demo(
     settings
         settings of the training; default: :data:`SETTINGS`.
     """
-    began = time.monotonic()
     progress.say("drawing the catalogue")
     draw_catalogue(
         out / "catalogue",
@@ -129,7 +125,7 @@ def demo(
         for row in data.rows("test")
         for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)  # in random order already
     ]
-    write_page(page, result.rows, _facts(index, model, result.health, time.monotonic() - began), searches)
+    write_page(page, result.rows, searches)
     return DemoResult(result.rows, page, folder, searches)
 
 
@@ -145,22 +141,7 @@ def _search(
     )
 
 
-def _facts(index: Index, model: Genius, health: Health, seconds: float) -> dict[str, str]:
-    info = index.info()
-    parameters = 0 if model.generator is None else sum(one.numel() for one in model.generator.parameters())
-    return {
-        "items in the pool": f"{info.items:,}",
-        "bytes per ID": f"{info.bytes_per_item['ids']:.0f}",
-        "items that share an ID": f"{info.collision_rate:.1%}",
-        "right modality code": "no such code" if health.purity is None else f"{health.purity:.1%}",
-        "generator's parameters": f"{parameters / 1e6:.1f} M",
-        "this run": f"{seconds:.0f} s",
-    }
-
-
-def write_page(
-    page: Path, rows: Sequence[ResultRow], facts: Mapping[str, str], searches: Sequence[ShownSearch]
-) -> None:
+def write_page(page: Path, rows: Sequence[ResultRow], searches: Sequence[ShownSearch]) -> None:
     """Write what was measured and found as one HTML file beside the catalogue, whose pictures it shows."""
 
     def show(image: str | Path | None, text: str | None) -> str:
@@ -195,7 +176,6 @@ img, small {{ display: block }}
 <h1>GENIUS found these</h1>
 <p>A model generated IDs. One item in twenty was then ranked by its ID; the query was not compared with the
 other items. Below each hit are its id and its codes; right answers are framed.</p>
-<table>{"".join(map(line, facts.items()))}</table>
 <h2>Mean of all tasks</h2><table>{line(("method", *names), "th")}{"".join(scores)}</table>
 <h2>Searches</h2>{"".join(blocks)}</html>
 """

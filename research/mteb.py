@@ -22,13 +22,13 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders import base as encoder_input
-from genius_search.encoders.base import ItemKey
+from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput, is_joint
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import first_few
 from genius_search.index.build import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
+from genius_search.nn.codebooks import as_floats
 from genius_search.records import Modality, format_text, instructed
 from research.methods import PoolCandidates, RowQueries, find
 from research.runs import strictly_decreasing
@@ -272,16 +272,25 @@ class MtebModel:
     def _features(
         self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
     ) -> FeatureBatch:
-        found = encoder_input.features_of(
-            self.model.encoder,
-            [
-                encoder_input.Content(one.image, text, ItemKey(role, one.id))
-                for one, text in zip(contents, texts, strict=True)
-            ],
-        )
+        encoder = self.model.encoder
+        keys = [ItemKey(role, one.id) for one in contents]
+        parts = torch.zeros(2, len(contents), encoder.dim)
+        if is_joint(encoder):
+            both = zip(contents, texts, keys, strict=True)
+            items = [JointInput(one.image, text, key, one.image is not None) for one, text, key in both]
+            parts[1] = torch.from_numpy(as_floats(encoder.joint_features(items)))
+        else:
+            pictures = [(row, one.image) for row, one in enumerate(contents) if one.image]
+            if pictures:
+                images = [ImageInput(image, keys[row]) for row, image in pictures]
+                rows = [row for row, _ in pictures]
+                parts[0, rows] = torch.from_numpy(as_floats(encoder.image_features(images)))
+            rows = [row for row, text in enumerate(texts) if text]
+            if rows:
+                words = [TextInput(texts[row], keys[row]) for row in rows]
+                parts[1, rows] = torch.from_numpy(as_floats(encoder.text_features(words)))
         return FeatureBatch(
-            torch.from_numpy(found.image),
-            torch.from_numpy(found.text),
+            *parts,
             torch.tensor([one.image is not None for one in contents]),
             torch.tensor([bool(text) for text in texts]),
         )

@@ -17,9 +17,11 @@ from genius_search.cli.terminal import print_text
 from genius_search.records import TASKS
 from research.published.numbers import (
     AVERAGE,
+    CAPTION_SIZES,
     PAPER_BEAM,
     SIZES,
     Reference,
+    caption_references,
     expected_size,
     references,
 )
@@ -177,8 +179,10 @@ def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
 
 def published_beside(row: ResultRow) -> list[Reference]:
     """Return the published numbers that a row may be compared with: same task, method and sizes."""
-    is_comparable = (row.queries, row.pool_size) == expected_size(row.name, row.pool)
-    return references(row.name, row.pool, row.method) if is_comparable else []
+    size = (row.queries, row.pool_size)
+    if size == CAPTION_SIZES.get(row.name):
+        return caption_references(row.name, row.method)
+    return references(row.name, row.pool, row.method) if size == expected_size(row.name, row.pool) else []
 
 
 def published_tables(rows: Sequence[ResultRow]) -> list[Table]:

@@ -30,7 +30,7 @@ from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.training.fit import fit, reopen_embedded
+from genius_search.training.fit import fit
 from genius_search.writing import write_json
 from research.baselines.dense import DenseConfig, evaluate_dense
 from research.baselines.generative import BaselineConfig, evaluate_baseline, fit_baseline
@@ -152,14 +152,11 @@ def make_row(
     if row.fit is not None:
         fit(data, encoder, model_folder, settings_of(row, seed, quick), progress=progress)
     config = from_json(EvaluationConfig, {"seed": 0, **merge(row.evaluate, quick.get("evaluate", {}))})
-    if row.dense is not None:
-        dense = from_json(DenseConfig, row.dense)
-        embedded = reopen_embedded(model_folder)
-        evaluate_dense(
-            data, embedded, config, dense, folder / EVALUATION, evaluation=place, progress=progress
-        )
-        return
     model = Genius.open(model_folder)
+    if row.dense is not None:
+        dense, out = from_json(DenseConfig, row.dense), folder / EVALUATION
+        evaluate_dense(data, model.encoder, config, dense, out, evaluation=place, progress=progress)
+        return
     if row.baseline is None:
         evaluate(data, model, config, folder / EVALUATION, evaluation=place, progress=progress)
         return

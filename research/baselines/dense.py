@@ -18,11 +18,12 @@ from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, 
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import Count, Natural, checked
 from genius_search.data.mbeir import MBeir
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import UsageError
+from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.training.features import Embedded, TrainingRecords, embed_training
-from genius_search.training.fit import absolute_spec, reopen_embedded
+from genius_search.training.features import embed_pool
+from genius_search.training.fit import absolute_spec
 from research.baselines.faiss_index import (
     NORM_BYTES,
     FaissIndex,
@@ -89,7 +90,7 @@ def factory_string(kind: DenseKind, *, num_items: int, num_training: int, dim: i
 
 def evaluate_dense(
     data: MBeir,
-    embedded: Embedded,
+    encoder: Encoder,
     config: EvaluationConfig,
     dense: DenseConfig,
     folder: Path,
@@ -104,15 +105,15 @@ def evaluate_dense(
 
     Parameters
     ----------
-    embedded
-        the encoder, and features of the training candidates, from which centroids and codes are learned.
     evaluation
-        folder of the features of pools and queries, which are made unless they exist.
+        folder of the features of pools and queries, and of the training candidates, from which centroids and
+        codes are learned; they are made unless they exist.
     """
     dense = checked(dense)
     kinds = dense.kinds
     config = checked(config)
-    encoder, training = embedded.encoder, embedded.candidates
+    place = evaluation / "training" / "candidates"
+    training = embed_pool(data, data.training_pools(), encoder, place, progress=progress)
     trained: dict[str, Any] = {}
 
     def search_pool(
@@ -186,14 +187,12 @@ class Dense(JsonOption):
         data = MBeir(self.data)
         with TerminalProgress() as progress:
             if self.model is not None:
-                embedded = reopen_embedded(self.model)
+                encoder = Genius.open(self.model).encoder
             else:
                 encoder = load_encoder(absolute_spec(self.encoder))
-                place = self.out / "training"
-                embedded = embed_training(TrainingRecords(data), encoder, place, progress=progress)
             result = evaluate_dense(
                 data,
-                embedded,
+                encoder,
                 self.options,
                 self.dense,
                 self.out,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,11 +18,10 @@ from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer
-from genius_search.nn.spread import Spread
 from genius_search.progress import Progress
 from genius_search.search.decoder import Decoder, GeometricDecoder
 from genius_search.search.kernel import CompiledSearch, find, quick_search
-from genius_search.search.rank import CodeRanker, Evidence, Vectors, Wanted
+from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import (
     EmbeddingBits,
@@ -97,92 +96,39 @@ def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
         )
 
 
-class OurMethod(NamedTuple):
-    """A search, and the bytes that an item takes for it."""
-
-    title: str
-    search: Search
-    item_bytes: float
-
-
-def name_evidence(bits: EmbeddingBits | None) -> str:
-    """Return what items are ranked by."""
-    if bits is None:
-        return "codes"
-    return f"codes and {bits} bit{'s' * (bits > 1)}"
-
-
 class Ours:
-    """The searches of a pool, or of the segments of an index."""
+    """The searches of a pool, by codes and, if its vectors are given, by stored embeddings."""
 
-    def __init__(self, tables: Sequence[torch.Tensor], spread: Spread | None = None) -> None:
-        self.ranker = CodeRanker(tables, spread)
+    def __init__(self, codes: Codes, vectors: Float32[np.ndarray, "items dim"] | None = None) -> None:
+        self.ranker = CodeRanker(codes.quantizer.tables(), codes.quantizer.spread)
         self.quick = quick_search(self.ranker)
-        self.router = GeometricDecoder(list(tables), self.ranker.spread)
-        self.segments: Sequence[SearchSegment] = ()
-        self.stored: Mapping[EmbeddingBits, Sequence[Vectors]] = {}
-        self.densities: Sequence[np.ndarray] | None = None
+        self.router = GeometricDecoder(list(codes.quantizer.tables()), self.ranker.spread)
+        self.table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
+        self.segments = [SearchSegment(self.table)]
+        self.stored = {bits: self.store(vectors, bits) for bits in BITS if vectors is not None}
+        self.densities = None if codes.arrays.densities is None else [codes.arrays.densities]
+        table = self.table
+        self.item_bytes = (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / table.num_items
+        """Bytes of an item's ID with half norm and density, where prefixes begin, and the lists of items."""
 
-    @staticmethod
-    def of(codes: Codes, vectors: Float32[np.ndarray, "items dim"] | None = None) -> Ours:
-        """Return the searches of a pool in memory, by codes and, if there are any, by stored vectors."""
-        table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
-        densities = None if codes.arrays.densities is None else [codes.arrays.densities]
-        own = Ours(codes.quantizer.tables(), codes.quantizer.spread)
-        stored = {bits: [own.store(vectors, table, bits)] for bits in BITS if vectors is not None}
-        return own.on([SearchSegment(table)], stored, densities)
-
-    def store(
-        self, vectors: Float32[np.ndarray, "items dim"], table: IdTable, bits: EmbeddingBits
-    ) -> StoredVectors:
+    def store(self, vectors: Float32[np.ndarray, "items dim"], bits: EmbeddingBits) -> StoredVectors:
         """Return embeddings with so many bits a number, as an index stores them."""
         items, dim = vectors.shape
         values = np.empty((items, stored_width(dim, bits)), dtype=value_type(bits))
         scales = np.empty(items, dtype=np.float16)
-        rows = table.rows()
+        rows = self.table.rows()
         for start in range(0, items, BLOCK):
             block = slice(start, start + BLOCK)
             own = vectors[block]
-            own = own - self.ranker.vectors(table.ids[rows[block]])
+            own = own - self.ranker.vectors(self.table.ids[rows[block]])
             values[block], scales[block] = quantize(own, bits)
-        return StoredVectors(Quantized(values, scales), bits, ranker=self.ranker, table=table)
-
-    def on(
-        self,
-        segments: Sequence[SearchSegment],
-        stored: Mapping[EmbeddingBits, Sequence[Vectors]] | None = None,
-        densities: Sequence[np.ndarray] | None = None,
-    ) -> Ours:
-        """Return the searches of segments with these code vectors; ``stored`` are embeddings by bits."""
-        own = copy.copy(self)
-        own.segments, own.stored, own.densities = segments, stored or {}, densities
-        return own
+        return StoredVectors(Quantized(values, scales), bits, ranker=self.ranker, table=self.table)
 
     def allowing(self, allowed: Bool[np.ndarray, " items"]) -> Ours:
-        """Return the searches of some of the items of a pool."""
-        ((table, _),) = self.segments
-        segments = [SearchSegment(table, Allowed.of(table, allowed))]
-        return self.on(segments, self.stored, self.densities)
-
-    @property
-    def num_items(self) -> int:
-        """Number of items, deleted ones included."""
-        return sum(one.table.num_items for one in self.segments)
-
-    @property
-    def item_bytes(self) -> float:
-        """Bytes of an item's ID with half norm and density, where prefixes begin, and the lists of items."""
-        tables = [one.table for one in self.segments]
-        return (
-            sum(one.nbytes + one.bucket_starts.nbytes + one.items.nbytes for one in tables) / self.num_items
-        )
-
-    def bytes_with(self, bits: EmbeddingBits | None) -> float:
-        """Return the bytes of an item with an embedding of so many bits, its scale and its density."""
-        if bits is None:
-            return self.item_bytes
-        dim = int(self.ranker.tables()[0].shape[1])
-        return self.item_bytes + stored_width(dim, bits) + 3
+        """Return the searches of some of the items."""
+        own = copy.copy(self)
+        own.segments = [SearchSegment(self.table, Allowed.of(self.table, allowed))]
+        return own
 
     def method(
         self,
@@ -192,7 +138,7 @@ class Ours:
         bits: EmbeddingBits | None = None,
     ) -> Search:
         """Return a search by codes, or by embeddings of so many bits; in PyTorch without ``fast``."""
-        vectors = None if bits is None else self.stored[bits]
+        vectors = None if bits is None else [self.stored[bits]]
         evidence = Evidence(self.ranker, vectors, densities=self.densities)
 
         def search(queries: Float32[np.ndarray, "queries dim"]) -> Int64[np.ndarray, "queries k"]:
@@ -213,21 +159,28 @@ class Ours:
 
         return search
 
-    def methods(self) -> Iterator[OurMethod]:
-        """Yield the default search by codes and by embeddings, and the search of all items."""
-        usual = usual_search(self.num_items)
+    def methods(self) -> Iterator[tuple[str, Search, float]]:
+        """Yield the default search by codes and by embeddings, and the search of all items.
+
+        Each has a title, and the bytes that an item takes, with its embedding's scale and density.
+        """
+        usual = usual_search(self.table.num_items)
         for bits in (None, *self.stored):
-            config = dataclasses.replace(usual, rerank="codes" if bits is None else "embeddings")
-            title = f"ours, {name_evidence(bits)}"
-            yield OurMethod(title, self.method(config, self.quick, bits=bits), self.bytes_with(bits))
+            config, title, size = replace(usual, rerank="codes"), "ours, codes", self.item_bytes
+            if bits is not None:
+                config, title = (
+                    replace(usual, rerank="embeddings"),
+                    f"{title} and {bits} bit{'s' * (bits > 1)}",
+                )
+                size += stored_width(self.ranker.tables()[0].shape[1], bits) + 3
+            yield title, self.method(config, self.quick, bits=bits), size
             if bits in (None, MOST_BITS):
-                everything = dataclasses.replace(config, candidates=ALL)
-                search = self.method(everything, self.quick, bits=bits)
-                yield OurMethod(f"{title}, all items ranked", search, self.bytes_with(bits))
+                search = self.method(replace(config, candidates=ALL), self.quick, bits=bits)
+                yield f"{title}, all items ranked", search, size
 
     def other_ways(self, model: Genius | None) -> dict[str, Search]:
         """Return the search by codes in PyTorch, and with a model's generator if it has one."""
-        usual = usual_search(self.num_items)
+        usual = usual_search(self.table.num_items)
         found = {"ours, codes, in PyTorch": self.method(usual, None)}
         if model is not None and model.has_generator:
             generating = self.method(usual, model.fast, model.decoder)

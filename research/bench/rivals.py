@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from research.baselines.faiss_index import (
     train_index,
 )
 from research.bench.given import Found, K, Search
-from research.bench.measure import time_build
 
 Vectors = Float32[np.ndarray, "items dim"]
 
@@ -203,30 +202,13 @@ def describe_packages(unbuilt: Iterable[str] = ()) -> str:
     return f"Rivals: {', '.join(there)}{left_out}{reasons}."
 
 
-def build_rivals(
-    builders: Sequence[Callable[[], Rival]], left_out: dict[str, None]
-) -> Iterator[tuple[Rival, float]]:
-    """Build rivals, with the CPU-seconds of each; those that cannot be built are noted with the reason."""
-    for builder in builders:
-        try:
-            built = time_build(builder)
-        except UsageError as error:
-            left_out[str(error)] = None
-            continue
-        yield built
-
-
-def pq_factory(lists: int, dim: int, items: int, code_bytes: int = CODE_BYTES) -> str:
-    """Return the name of faiss's product codes of about as many bytes as our IDs have."""
-    return f"IVF{lists},PQ{num_parts(dim, code_bytes)}x{num_bits(items)}np"
-
-
 def code_builders(vectors: Vectors, *, seed: int) -> list[Callable[[], Rival]]:
     """Return what builds the rivals that look through lists of codes."""
     count, dim = vectors.shape
     lists = num_lists(count)
-    codes = [f"RQ{2 * (CODE_BYTES - 1)}x4fs_32_Nrq2x4", "RaBitQ", "RaBitQ4"]
-    names = [pq_factory(lists, dim, count), *(f"IVF{lists},{code}" for code in codes)]
+    product_codes = f"PQ{num_parts(dim, CODE_BYTES)}x{num_bits(count)}np"
+    codes = [product_codes, f"RQ{2 * (CODE_BYTES - 1)}x4fs_32_Nrq2x4", "RaBitQ", "RaBitQ4"]
+    names = [f"IVF{lists},{code}" for code in codes]
     builders: list[Callable[[], Rival]] = [partial(faiss_rival, name, vectors, seed=seed) for name in names]
     if is_installed("rabitqlib"):
         builders += [partial(rabitq_rival, "IVF", bits, vectors, seed=seed) for bits in (1, 4)]

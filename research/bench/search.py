@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from genius_search.config import checked
+from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.writing import write_file, write_json
@@ -37,7 +38,6 @@ from research.bench.given import (
 from research.bench.measure import time_build, time_queries, time_rounds
 from research.bench.rivals import (
     Rival,
-    build_rivals,
     code_builders,
     describe_packages,
     faiss_rival,
@@ -149,7 +149,7 @@ def _measure_pool(bench: _Bench, given: Given) -> None:
     pool = _describe(given, settings.seed)
     bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
     codes, seconds = time_build(lambda: _encode(bench, given))
-    ours = Ours.of(codes, given.items)
+    ours = Ours(codes, given.items)
     rivals = list(_build_rivals(bench, given))
     if "plain" in parts:
         methods = {title: Method(search, True, size, seconds) for title, search, size in ours.methods()}
@@ -191,7 +191,12 @@ def _build_rivals(bench: _Bench, given: Given) -> Iterator[tuple[Rival, float]]:
     builders += code_builders(given.items, seed=settings.seed)
     if len(given.items) <= settings.graph_items:
         builders += graph_builders(given.items, seed=settings.seed)
-    for rival, seconds in build_rivals(builders, bench.left_out):
+    for builder in builders:
+        try:
+            rival, seconds = time_build(builder)
+        except UsageError as error:  # it cannot be built of such vectors
+            bench.left_out[str(error)] = None
+            continue
         bench.progress.say(f"built {rival.name} in {seconds:.0f} s")
         yield rival, seconds
 

@@ -19,8 +19,6 @@ AVERAGE: Final = "average"
 """The name of the papers' last line."""
 PAPER_BEAM: Final = 50
 """The beam with which the published numbers of GENIUS were measured."""
-TOLERANCE: Final = 0.3
-"""Points by which a reproduction of the released CLIP_SF may differ; two independent runs differ by 0.12."""
 
 
 class RowSize(NamedTuple):
@@ -44,27 +42,11 @@ class Published(NamedTuple):
     rows: tuple[float, ...] = ()
     """In the order of :data:`SIZES`; empty where only the average is known."""
 
-    @property
-    def title(self) -> str:
-        """The system's name in a table."""
-        return f"{self.system}, released" if self.weights == "released" else self.system
-
     def value(self, row: str) -> float | None:
         """Return the number of one row, or of ``average``, if it is known."""
         if row == AVERAGE:
             return self.average
         return dict(zip(SIZES, self.rows, strict=False)).get(row)
-
-
-class CaptionResult(NamedTuple):
-    """Recall of one system, text to image, on Karpathy's test split."""
-
-    system: str
-    dataset: Literal["flickr30k", "mscoco"]
-    recalls: tuple[float, float, float]
-    """R@1, R@5, R@10."""
-    trained_on: str
-    source: str
 
 
 class Reference(NamedTuple):
@@ -92,13 +74,9 @@ def _published(row: dict[str, Any]) -> Published:
     return Published(**{**row, "average": float(row["average"])}, rows=rows)
 
 
-def _caption_result(row: dict[str, Any]) -> CaptionResult:
-    first, fifth, tenth = (float(row.pop(f"R@{k}")) for k in (1, 5, 10))
-    return CaptionResult(**row, recalls=(first, fifth, tenth))
-
-
 RESULTS: Final = tuple(map(_published, _read("results.csv")))
-CAPTION_RESULTS: Final = tuple(map(_caption_result, _read("captions.csv")))
+CAPTION_SIZES: Final = {"flickr30k_task0": RowSize(5_000, 1_000), "mscoco_task0": RowSize(24_809, 5_000)}
+"""Different captions and pictures of Karpathy's test splits, as `research.karpathy` makes them."""
 
 COMPARABLE: Final = {"exact-raw": "CLIP_SF", "generative": "GENIUS", "generative+raw": "GENIUS^R"}
 """Our method -> the published system that does the same: exact search over the encoder's own summed features,
@@ -124,6 +102,13 @@ def references(name: str, pool: Pool, method: str) -> list[Reference]:
     return [found[weights] for weights in ("released", "paper") if weights in found]
 
 
-def format_percent(value: float) -> str:
-    """Format a number with as many decimals as were published, one or two."""
-    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
+def caption_references(name: str, method: str) -> list[Reference]:
+    """Return the R@5 that was published on one of :data:`CAPTION_SIZES` for our method."""
+    dataset = name.partition("_")[0]
+    return [
+        Reference(
+            f"{one['system']} trained on {one['trained_on']}", "paper", float(one["R@5"]), one["source"]
+        )
+        for one in _read("captions.csv")
+        if (one["system"], one["dataset"]) == (COMPARABLE.get(method), dataset)
+    ]

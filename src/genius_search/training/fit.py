@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.config import FitConfig, checked, preset
-from genius_search.data.features import Features, Pairs
+from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.base import load_encoder
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
-from genius_search.model import MODEL_FILE, Genius, KnownInstruction, read_model_file
+from genius_search.errors import BadData, UsageError
+from genius_search.model import MODEL_FILE, Genius, KnownInstruction
 from genius_search.nn import parallel
 from genius_search.progress import Progress, Silent
 from genius_search.training.encoder import train_encoder
-from genius_search.training.features import Embedded, TrainingRecords, embed_training
+from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
 
@@ -94,32 +94,6 @@ def absolute_spec(spec: str) -> str:
     kind, colon, place = spec.partition(":")
     path = Path(place).expanduser()
     return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
-
-
-def reopen_embedded(folder: Path, *, device: str = "cpu", download: bool = False) -> Embedded:
-    """Open the encoder and the features of training data that :func:`fit` left in a model's folder.
-
-    Raises
-    ------
-    ArtifactMissing
-        there are no features: the model was imported or pulled, or was trained elsewhere.
-    ArtifactMismatch
-        the encoder has changed since.
-    """
-    if not (folder / "features").is_dir():
-        raise ArtifactMissing(
-            f"{folder} has no features of training data, expected in its folder features/. `genius fit` "
-            "leaves them; a model that was imported or pulled has none: name the folder that it "
-            "was trained in"
-        )
-    queries, candidates = (Features.open(folder / "features" / name) for name in ("queries", "candidates"))
-    spec = read_model_file(folder).encoder.spec_in(folder)
-    encoder = load_encoder(spec, download=download, device=device)
-    if encoder.fingerprint != candidates.manifest.inputs["encoder"]:
-        raise ArtifactMismatch(
-            f"{folder / 'features'} was made by another encoder than {encoder.spec} is now; embed again"
-        )
-    return Embedded(encoder, queries, candidates)
 
 
 def _check_folder(folder: Path) -> None:

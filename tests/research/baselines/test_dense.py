@@ -9,7 +9,6 @@ import pytest
 from genius_search.data.mbeir import MBeir
 from genius_search.model import Genius
 from genius_search.progress import Silent
-from genius_search.training.fit import reopen_embedded
 from research.baselines.dense import DenseConfig, evaluate_dense, factory_string
 from research.evaluate import evaluate
 from research.settings import EvaluationConfig
@@ -23,13 +22,13 @@ LARGE = EvaluationConfig(split="test", pools=("global",), max_queries=10)
 def searched(trained, tmp_path_factory):
     """Each kind's result and folder; everything is made once."""
     features = tmp_path_factory.mktemp("features")
-    embedded = reopen_embedded(trained.model)
+    encoder = Genius.open(trained.model).encoder
 
     @functools.cache
     def search(dense, config=CONFIG):
         folder = tmp_path_factory.mktemp("-".join(dense.kinds))
         result = evaluate_dense(
-            MBeir(trained.data), embedded, config, dense, folder, evaluation=features, progress=Silent()
+            MBeir(trained.data), encoder, config, dense, folder, evaluation=features, progress=Silent()
         )
         return result, folder
 

@@ -80,7 +80,7 @@ def test_filters_let_through_what_they_allow_and_nothing_else(given, built):
 
 
 def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quantizer):
-    ours = Ours.of(encode(quantizer, given))
+    ours = Ours(encode(quantizer, given))
     config = dataclasses.replace(usual_search(ITEMS), candidates=ALL, density_weight=0.0)
     found = ours.method(config, ours.quick)(given.queries)
     codes = encode(quantizer, given).arrays.codes[:, : len(quantizer.sizes)]
@@ -92,8 +92,8 @@ def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quanti
 
 
 def test_all_ways_of_our_search_find_the_same(given, quantizer):
-    ours = Ours.of(encode(quantizer, given), given.items)
-    usual = next(iter(ours.methods())).search(given.queries)
+    ours = Ours(encode(quantizer, given), given.items)
+    usual = next(iter(ours.methods()))[1](given.queries)
     for name, search in ours.other_ways(None).items():
         assert share_found(usual, search(given.queries), 10) > 0.99, name
     allowed = np.arange(ITEMS) % 7 == 0

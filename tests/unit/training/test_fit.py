@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from genius_search.errors import ArtifactMismatch, BadData, TrainingFailed, Usag
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.training import quantizer as stage
-from genius_search.training.fit import fit, reopen_embedded
+from genius_search.training.fit import fit
 
 
 class Recorder:
@@ -70,20 +69,6 @@ def test_fit_takes_names_of_folders(trained, copied, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("encoder", ["small", "existing"])
-def test_fit_reads_its_training_queries_once(trained, tmp_path, monkeypatch, encoder):
-    data = MBeir(trained.data)
-    (queries,) = data.training_queries()
-    opened = []
-    original = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, *args, **kwargs: opened.append(path) or original(path, *args, **kwargs)
-    )
-    spec = "small" if encoder == "small" else f"small:{trained.model / 'encoder'}"
-    fit(data, spec, tmp_path / "model", one_step(), progress=Recorder())
-    assert opened.count(queries) == 1
-
-
 def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, copied, monkeypatch):
     data, before = MBeir(trained.data), Genius.open(copied).fingerprint
     tiny = preset("tiny")
@@ -103,8 +88,6 @@ def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, 
     model = fit(data, "small", copied, changed, progress=progress)
     assert [stage for stage in progress.begun if stage.startswith("train")] == ["train generator"]
     assert Genius.open(copied).fingerprint == model.fingerprint != before
-    moved = copied.rename(copied.parent / "moved")
-    assert reopen_embedded(moved).encoder.fingerprint == model.encoder.fingerprint
 
 
 def test_a_model_is_retrained_with_its_own_encoder(trained, copied):
