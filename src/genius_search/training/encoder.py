@@ -27,6 +27,7 @@ from genius_search.training.features import (
     EncodedShard,
     TrainingRecords,
     embed_training,
+    fingerprint_of_files,
     write_features,
 )
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
@@ -64,7 +65,9 @@ def train_encoder(
     """
     config = checked(config)
     home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
-    stage = Stage(home, kind=KIND, config=to_json(config), inputs={"records": records.fingerprint})
+    pool = fingerprint_of_files(records.data.training_pools())
+    inputs = {"queries": records.fingerprint, "pool": pool}
+    stage = Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
     if stage.is_finished and not prepared_folder.exists():  # a finished model keeps only the features
         trained = load_small(home, device=device)
         return parallel.in_turn(lambda: embed_training(records, trained, features, progress=progress))

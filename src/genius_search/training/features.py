@@ -279,15 +279,14 @@ def embed_pool(
     encoder: Encoder,
     folder: Path,
     *,
-    fingerprint: str | None = None,
     progress: Progress,
 ) -> Features:
-    """Embed the candidates of pool files, each once. ``fingerprint`` is that of the files, if known."""
+    """Embed the candidates of pool files, each once."""
     return embed(
         (candidate_row(data, candidate) for candidate in read_pool(pools)),
         encoder,
         folder,
-        inputs={"records": fingerprint or fingerprint_of_files(pools)},
+        inputs={"records": fingerprint_of_files(pools)},
         expected=count_lines(pools),
         progress=progress,
     )
@@ -422,18 +421,15 @@ class TrainingRecords:
         self.data = data
         self.lines: list[Query] = []
         """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
-        digests: list[list[str]] = []
         for path in data.training_queries():
             for query in read_queries(path):
                 self.lines.append(Query(query.qid, query.modality, query.text, query.image, query.positives))
-            digests.append([path.name, file_fingerprint(path)])
         self.queries: dict[str, Query] = {}
         """Each query once, by its id."""
         for query in self.lines:
             self.queries.setdefault(query.qid, query)
-        self.pool_fingerprint = fingerprint_of_files(data.training_pools())
-        self.query_fingerprint = fingerprint_of([digests, fingerprint_of_files(_instruction_files(data))])
-        self.fingerprint = fingerprint_of([self.pool_fingerprint, self.query_fingerprint])
+        self.fingerprint = fingerprint_of_files([*data.training_queries(), *_instruction_files(data)])
+        """Of the queries and the instructions."""
 
     def all_texts(self) -> Iterator[str]:
         """Yield all texts that an encoder reads in training; instructions once, not with every query."""
@@ -482,19 +478,13 @@ def embed_training(
     records: TrainingRecords, encoder: Encoder, folder: Path, *, progress: Progress
 ) -> Embedded:
     """Embed the training pool, and each training query once under each of its instructions."""
-    candidates = embed_pool(
-        records.data,
-        records.data.training_pools(),
-        encoder,
-        folder / "candidates",
-        fingerprint=records.pool_fingerprint,
-        progress=progress,
-    )
+    pools = records.data.training_pools()
+    candidates = embed_pool(records.data, pools, encoder, folder / "candidates", progress=progress)
     queries = embed(
         records.rows(candidates),
         encoder,
         folder / "queries",
-        inputs={"records": records.query_fingerprint},
+        inputs={"records": records.fingerprint},
         expected=records.num_rows(),
         progress=progress,
     )
