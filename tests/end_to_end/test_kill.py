@@ -210,66 +210,37 @@ def pools(trained) -> tuple[Path, Path]:
     return first, second
 
 
-class Created(NamedTuple):
-    """An index that nobody interrupted."""
+@pytest.mark.parametrize("kind", ["create", "add"])
+def test_a_killed_command_leaves_the_index_before_or_the_whole_one(trained, model, pools, tmp_path, kind):
+    folder, before = tmp_path / "index", tmp_path / "before"
+    create = ("--model", trained.model, "--pool", pools[0])
+    words = ("index", kind, folder, *(create if kind == "create" else (pools[1],)))
 
-    folder: Path
-    seconds: float
+    def begin_again() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if kind == "add":
+            shutil.copytree(before, folder)
 
-
-@pytest.fixture(scope="module")
-def created(trained, pools, tmp_path_factory) -> Created:
-    folder = tmp_path_factory.mktemp("created") / "index"
-    command = ("index", "create", folder, "--model", trained.model, "--pool", pools[0])
-    return Created(folder, run_whole(*command))
-
-
-def test_a_killed_index_create_leaves_no_index_or_the_whole_one(trained, model, pools, created, tmp_path):
-    folder = tmp_path / "index"
-    expected = contents(Index.open(created.folder, model=model))
-
-    def check() -> bool:
+    def found() -> dict[str, tuple[Item, list[int]]] | None:
         try:
-            index = Index.open(folder, model=model)
+            return contents(Index.open(folder, model=model))
         except ArtifactMissing:
-            return False
-        assert contents(index) == expected
-        return True
-
-    def begin_again() -> None:
-        shutil.rmtree(folder)
-
-    command = ("index", "create", folder, "--model", trained.model, "--pool", pools[0])
-    kills = max(1, KILLS - 1)
-    kill_until_enough(kills, created.seconds, command, check=check, begin_again=begin_again)
-    run_whole(*command)
-    assert check()
-    assert not (folder / WORK).exists()
-
-
-def test_a_killed_index_add_leaves_the_old_items_or_the_new_ones(model, pools, created, tmp_path):
-    folder = tmp_path / "index"
-    old = contents(Index.open(created.folder, model=model))
-    shutil.copytree(created.folder, tmp_path / "whole")
-    seconds = run_whole("index", "add", tmp_path / "whole", pools[1])
-    new = contents(Index.open(tmp_path / "whole", model=model))
-    assert len(new) == len(old) + 250
-    shutil.copytree(created.folder, folder)
+            return None
 
     def check() -> bool:
-        index = Index.open(folder, model=model)
-        if contents(index) == old:
-            return False
-        assert contents(index) == new
-        return True
+        assert found() in (old, new)
+        return found() == new
 
-    def begin_again() -> None:
-        shutil.rmtree(folder)
-        shutil.copytree(created.folder, folder)
-
-    command = ("index", "add", folder, pools[1])
-    kills = max(1, KILLS - 1)
-    kill_until_enough(kills, seconds, command, check=check, begin_again=begin_again)
-    run_whole(*command)
+    if kind == "add":
+        run_whole("index", "create", before, *create)
+    begin_again()
+    old = found()
+    seconds = run_whole(*words)
+    new = found()
+    assert new is not None
+    assert len(new) == (1_250 if kind == "add" else 1_000)
+    begin_again()
+    kill_until_enough(max(1, KILLS - 1), seconds, words, check=check, begin_again=begin_again)
+    run_whole(*words)
     assert check()
     assert not (folder / WORK).exists()

@@ -56,7 +56,7 @@ def train_quantizer(
     total = num_steps(len(pairs), config.training)
     train(
         quantizer,
-        QuantizerStep(quantizer, pairs, total, progress),
+        QuantizerStep(quantizer, pairs, total),
         total=total,
         config=config.training,
         folder=stage.path,
@@ -86,19 +86,17 @@ def settle(quantizer: Quantizer, candidates: Features) -> Health:
 class QuantizerStep:
     """One step of stage 1 (equation 8)."""
 
-    def __init__(self, quantizer: Quantizer, pairs: Pairs, total: int, progress: Progress) -> None:
+    def __init__(self, quantizer: Quantizer, pairs: Pairs, total: int) -> None:
         self.quantizer = quantizer
         self.pairs = pairs
         self.config = quantizer.config
         self.device = next(quantizer.parameters()).device
         self.start = min(self.config.codebook_start, total // 2)
         """The step at which codebooks start; before it the loss is contrastive only."""
-        self.progress = progress
         self.check_every = max(1, (total - self.start) // HEALTH_CHECKS)
         random = np.random.default_rng(self.config.training.seed)
-        num_candidates = len(pairs.candidates)
-        size = min(HEALTH_SAMPLE, num_candidates)
-        self.sample = np.sort(random.choice(num_candidates, size, replace=False))
+        size = min(HEALTH_SAMPLE, len(pairs.candidates))
+        self.sample = np.sort(random.choice(len(pairs.candidates), size, replace=False))
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch; the codebooks follow it."""

@@ -35,7 +35,7 @@ def main(plan_file: Path, folder: Path, rank: int, ranks: int) -> None:
         torch.manual_seed(config.training.seed)
         quantizer = Quantizer(candidates.dim, config)
         total = config.training.max_steps
-        trainer = QuantizerStep(quantizer, pairs, total, Silent())
+        trainer = QuantizerStep(quantizer, pairs, total)
         revived = 0.0
 
         def take_step(step: Step, trainer: QuantizerStep = trainer) -> StepResult:
