@@ -355,8 +355,8 @@ class Layout:
         return self.root / "qrels" / split / f"mbeir_{name}_qrels.txt"
 
 
-class MBeir:
-    """A data set in M-BEIR's layout.
+class MBeir(Layout):
+    """A data set in M-BEIR's layout, to be read.
 
     >>> data = MBeir("M-BEIR")  # doctest: +SKIP
     >>> for row in data.rows("test"):  # doctest: +SKIP
@@ -373,8 +373,7 @@ class MBeir:
                 f"{root} is not in M-BEIR's layout: it has no {' and no '.join(absent)} folder; expected "
                 "query/<split>, cand_pool/local, and if there are any qrels/<split> and instructions"
             )
-        self.root = root
-        self.layout = Layout(root)
+        super().__init__(root)
         self.name = root.resolve().name
         self.instructions_file = root / "instructions" / "query_instructions.tsv"
         has_instructions = self.instructions_file.exists()
@@ -405,12 +404,8 @@ class MBeir:
     def query_files(self, split: str) -> list[Path]:
         """Return a split's query files in the order of the papers' tables, then any others."""
         order = {name: place for place, name in enumerate(PAPER_ROWS)}
-
-        def place(path: Path) -> tuple[int, str]:
-            name = _row_name(path, split)
-            return order.get(name, len(order)), name
-
-        return sorted(_files(self.root / "query" / split, "*.jsonl"), key=place)
+        files = {_row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")}
+        return [files[name] for name in sorted(files, key=lambda name: (order.get(name, len(order)), name))]
 
     def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
         """Return the rows of a split (all, or those named) in the order of the papers' tables.
@@ -424,15 +419,8 @@ class MBeir:
         """
         files = {_row_name(path, split): path for path in self.query_files(split)}
         if not files:
-            splits = [
-                path.name
-                for path in sorted((self.root / "query").iterdir())
-                if path.name != "train" and not path.name.startswith("union_") and _files(path, "*.jsonl")
-            ]
-            raise BadData(
-                f"{self.root}: no queries for split {split!r} in {self.root / 'query' / split}; "
-                f"there are: {', '.join(splits) or 'none'}"
-            )
+            splits = sorted(path.name for path in (self.root / "query").iterdir())
+            raise BadData(f"{self.root}: no queries for split {split!r}; there are: {', '.join(splits)}")
         absent = [name for name in names if name not in files]
         if absent:
             raise UsageError(f"there is no row {absent[0]!r} in {self.root}; there are: {', '.join(files)}")
@@ -450,13 +438,13 @@ class MBeir:
         pool = self._local_pool(name, split)
         if pool is None:
             raise BadData(
-                f"{queries}: no local pool for it; expected {self.layout.local_pool(name)} "
+                f"{queries}: no local pool for it; expected {self.local_pool(name)} "
                 f"(or mbeir_{name}_{split}_cand_pool.jsonl)"
             )
         first = next(read_queries(queries), None)
         if first is None:
             raise BadData(f"{queries}: has no queries")
-        qrels = self.layout.qrels(split, f"{name}_{split}")
+        qrels = self.qrels(split, f"{name}_{split}")
         return EvaluationRow(
             name=name,
             dataset=parts["dataset"],
@@ -476,11 +464,11 @@ class MBeir:
         return self.root / relative
 
     def _local_pool(self, name: str, split: str) -> Path | None:
-        paths = map(self.layout.local_pool, (f"{name}_{split}", name))
+        paths = map(self.local_pool, (f"{name}_{split}", name))
         return next((path for path in paths if path.exists()), None)
 
     def _union_pool(self, split: str) -> list[Path]:
-        path = self.layout.union_pool(split)
+        path = self.union_pool(split)
         return [path] if path.exists() else []
 
 
