@@ -100,30 +100,20 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("features", "problem"),
+    ("features", "ids", "problem"),
     [
-        (np.zeros(3, dtype=np.float32), "expected floating point numbers, one row per item"),
-        (np.zeros((3, 2), dtype=np.int64), "expected floating point numbers, one row per item"),
-        (np.zeros((3, 0), dtype=np.float32), "expected floating point numbers, one row per item"),
+        (np.zeros(3, dtype=np.float32), None, "expected floating point numbers, one row per item"),
+        (np.zeros((3, 2), dtype=np.int64), None, "expected floating point numbers, one row per item"),
+        (np.zeros((3, 0), dtype=np.float32), None, "expected floating point numbers, one row per item"),
+        (rows(3), np.array(["9:1", "9:2"]), "expected one integer or text for each of the 3 rows"),
+        (rows(3), np.array(["9:1", "9:2", "9:1"]), "1 ids more than once"),
+        (rows(3), np.array([0.5, 1.5, 2.5]), "expected one integer or text"),
     ],
 )
-def test_an_array_of_another_shape_or_type_is_refused(tmp_path, features, problem):
+def test_arrays_that_are_no_features_or_no_ids_of_them_are_refused(tmp_path, features, ids, problem):
     np.save(tmp_path / "text_features.npy", features)
-    with pytest.raises(BadData, match=problem):
-        open_precomputed(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("ids", "problem"),
-    [
-        (np.array(["9:1", "9:2"]), "expected one integer or text for each of the 3 rows"),
-        (np.array(["9:1", "9:2", "9:1"]), "1 ids more than once"),
-        (np.array([0.5, 1.5, 2.5]), "expected one integer or text"),
-    ],
-)
-def test_ids_that_do_not_fit_are_refused(tmp_path, ids, problem):
-    np.save(tmp_path / "text_features.npy", rows(3))
-    np.save(tmp_path / "ids.npy", ids)
+    if ids is not None:
+        np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(BadData, match=problem):
         open_precomputed(tmp_path)
 
