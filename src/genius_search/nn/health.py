@@ -33,8 +33,6 @@ class LevelHealth:
     """Number of codes with at least one candidate."""
     perplexity: float
     """Effective number of codes: 2 to the power of their entropy."""
-    largest_share: float
-    """Share of the candidates with the most frequent code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,8 @@ class Health:
     """Health of a quantizer on a set of candidates."""
 
     candidates: int
-    distinct_ids: int
     collision_rate: float
     """Share of the candidates that share their ID with another one."""
-    largest_bucket: int
-    """Number of candidates with the most frequent ID."""
     purity: float | None
     """Share of the candidates whose modality is the majority of their level-0 code; None without level 0."""
     level0_modality: tuple[str, ...]
@@ -94,12 +89,10 @@ def examine(
         shares = np.bincount(codes[:, level]) / len(codes)
         shares = shares[shares > 0]
         perplexity = float(2 ** -(shares * np.log2(shares)).sum())
-        levels.append(LevelHealth(level, size, len(shares), perplexity, float(shares.max())))
+        levels.append(LevelHealth(level, size, len(shares), perplexity))
     health = Health(
         candidates=len(codes),
-        distinct_ids=len(counts),
         collision_rate=float(counts[counts > 1].sum() / len(codes)),
-        largest_bucket=int(counts.max()),
         purity=purity,
         level0_modality=names,
         reconstruction=float(reconstruction.mean()),
