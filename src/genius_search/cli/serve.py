@@ -70,13 +70,13 @@ class Serve:
         need_packages("serving needs", "fastapi", "granian", "prometheus_fastapi_instrumentator")
         from genius_search.serve.app import create_app
         from genius_search.serve.keys import read_keys
-        from genius_search.serve.server import bind, serve
+        from genius_search.serve.server import listen, serve
         from genius_search.serve.service import Service
 
         if self.keys is not None:
             read_keys(self.keys)  # a mistake in them is an error before anything is loaded
         try:
-            bound = bind(self.host, self.port)  # before anything is loaded: it may be taken
+            bound = listen(self.host, self.port)  # before anything is loaded: it may be taken
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(f"cannot listen on {self.host} port {self.port}: {reason}") from None
@@ -86,16 +86,11 @@ class Serve:
             service.warm_up()
             host, port = bound.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-            def announce() -> None:
-                sizes = {name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()}
-                names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
-                seconds = time.monotonic() - began
-                print(
-                    f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True
-                )
-
-            serve(create_app(service, keys=self.keys), bound, announce)
+            sizes = {name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()}
+            names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
+            seconds = time.monotonic() - began
+            print(f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
+            serve(create_app(service, keys=self.keys), bound)
 
 
 def open_indexes(folders: Sequence[Path], model: Path | None, *, device: str) -> dict[str, Index]:

@@ -7,7 +7,7 @@ import hashlib
 import pathlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import islice, pairwise
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -23,12 +23,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from genius_search import __version__
 from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
-from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.serve import schemas
 from genius_search.serve.describe import describe_index, describe_settings, show
@@ -49,13 +47,6 @@ Result = TypeVar("Result")
 Body = TypeVar("Body", bound=RequestBody)
 
 PAGE: Final = pathlib.Path(__file__).parent / "page"
-PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    # A new version is seen at once; an unchanged file costs a few bytes.
-    "Cache-Control": "no-cache",
-}
-PICTURE_HEADERS: Final = {"Cache-Control": "private, no-cache"}
 SMALL_BYTES: Final = 16 << 10
 """Bodies up to this size are parsed at once, larger ones in a thread."""
 ANSWER_BYTES: Final = 8 << 20
@@ -65,16 +56,6 @@ PART_NAME: Final = re.compile(
 )
 THUMBNAILS_KEPT: Final = 512
 QUALITY: Final = 85
-
-
-class Page(StaticFiles):
-    """Static files of the web page, with headers that restrict it to its own server."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        """Return a file of the page."""
-        response = await super().get_response(path, scope)
-        response.headers.update(PAGE_HEADERS)
-        return response
 
 
 def get_service(request: Request) -> Service:
@@ -181,30 +162,24 @@ async def search(request: Request) -> Response:
         index, started = service.indexes[name], time.monotonic()
         query, config = search_request(body, pictures, deadline), search_config(index, body)
         hits = index.search_many([query], config=config)[0]
-        result = {
+        took = {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)}
+        shown, size = [], 0
+        for hit in hits:
+            shown.append(to_json(show(hit, name)))
+            size += len(shown[-1])
+            if size > ANSWER_BYTES:
+                raise Problem(413, f"these hits have more than {ANSWER_BYTES:,} bytes; ask for a smaller k")
+        head = {
             "request_id": request.state.request_id,
             "index": name,
-            "took_ms": {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)},
+            "took_ms": took,
             "settings": describe_settings(index, config, query.beam, query.k),
             "good_match": index.good_match(hits),
         }
-        return to_json(result)[:-1] + b',"hits":[' + b",".join(hits_as_json(hits, name)) + b"]}"
+        return to_json(head)[:-1] + b',"hits":[' + b",".join(shown) + b"]}"
 
     found = await service.threads_for(body, pictures).run(work, deadline=deadline)
     return Response(found, media_type="application/json")
-
-
-def hits_as_json(hits: Sequence[SearchHit], index: str) -> list[bytes]:
-    """Return hits as JSON; raise :class:`Problem` if they are too large together."""
-    shown, size = [], 0
-    for hit in hits:
-        shown.append(to_json(show(hit, index)))
-        size += len(shown[-1])
-        if size > ANSWER_BYTES:
-            raise Problem(
-                413, f"these hits have more than {ANSWER_BYTES:,} bytes together; ask for a smaller k"
-            )
-    return shown
 
 
 @router.post("/v1/explain", openapi_extra=takes(schemas.ExplainBody))
@@ -281,11 +256,11 @@ async def get_picture(
             version = (str(path), status.st_size, status.st_mtime_ns, size)
             headers = {"ETag": f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"'}
             if headers["ETag"] in known:
-                return Response(status_code=304, headers=PICTURE_HEADERS | headers)
+                return Response(status_code=304, headers=headers)
             jpeg = draw_thumbnail(*version)
         except (OSError, BadImage):
             raise Problem(404, "the picture of this item is gone or cannot be read") from None
-        return Response(jpeg, headers=PICTURE_HEADERS | headers, media_type="image/jpeg")
+        return Response(jpeg, headers=headers, media_type="image/jpeg")
 
     return await look_up(request, index, read)
 
@@ -311,9 +286,7 @@ async def get_original(request: Request, item_id: IdQuery, index: IndexQuery = N
 
     path, kind = await look_up(request, index, read)
     name = pathlib.PurePosixPath(item_id).name
-    return FileResponse(
-        path, media_type=kind, filename=name, content_disposition_type="inline", headers=PICTURE_HEADERS
-    )
+    return FileResponse(path, media_type=kind, filename=name, content_disposition_type="inline")
 
 
 @router.post("/v1/items", openapi_extra=takes(schemas.NewItems))
@@ -391,7 +364,7 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
     )
     app.state.service = service
     app.include_router(router)
-    page = Page(directory=PAGE)
+    page = StaticFiles(directory=PAGE)
     app.mount("/assets", GZipMiddleware(page))
 
     @app.get("/", include_in_schema=False)

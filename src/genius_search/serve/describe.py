@@ -18,10 +18,12 @@ from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
-from genius_search.serve.schemas import FIELDS_DEPTH, THUMBNAIL, FieldInfo, IndexInfo, SearchSettings
+from genius_search.serve.schemas import THUMBNAIL, FieldInfo, IndexInfo, SearchSettings
 
 SAMPLE: Final = 500
 """Approximate number of items per segment whose fields are examined."""
+MAX_DEPTH: Final = 32
+"""Fields that are nested deeper are shown as null."""
 MAX_FIELDS: Final = 100
 MAX_EXAMPLES: Final = 5
 EXAMPLE_CHARACTERS: Final = 80
@@ -44,7 +46,7 @@ def show(value: Any, index: str) -> Any:
             return clean_json(value)
 
 
-def clean_json(value: Any, depth: int = 2 * FIELDS_DEPTH) -> Any:
+def clean_json(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Make a stored value valid JSON: finite numbers, valid Unicode, bounded depth."""
     match value:
         case dict() | list() | tuple() if not depth:

@@ -28,7 +28,6 @@ from genius_search.serve.schemas import (
     Problem,
     Redact,
     respond,
-    too_much,
 )
 
 LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
@@ -43,14 +42,15 @@ ITEMS_PATH: Final = "/v1/items"
 PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH}
 """Their bodies may be multipart/form-data, with pictures."""
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
+    "Cache-Control": "private, no-cache",
 }
-"""Default headers of every response."""
+"""Headers of every response; the page may use nothing but its own server."""
 REQUESTS: Final = 128
 """Requests of a client at the same time; of more, the slowest to arrive or to be read is given up."""
 BODY_SECONDS: Final = 30.0
@@ -63,6 +63,9 @@ UNREAD_BYTES: Final = 32 << 20
 """Total size of the answers that clients have not read; of more, the first begun is given up."""
 PIECE_BYTES: Final = 64 << 10
 """Answers are sent in pieces of this size, each as soon as the client has read those before it."""
+
+
+TOO_MUCH: Final = "too much is sent or asked at once; try again"
 
 
 class Transfers:
@@ -97,7 +100,7 @@ class Transfers:
         except TimeoutError:
             if clock in self._clients:
                 raise
-            raise too_much() from None
+            raise Problem(429, TOO_MUCH) from None
         finally:
             self._clients.pop(clock, None)
 
@@ -156,8 +159,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
+                headers.update(HEADERS)
             await self._send_in_pieces(client, message, send)
 
         try:
@@ -216,7 +218,7 @@ class Guard:
         """Count a request of a client until it is answered."""
         has_too_many = has_limit and self._requests[client] >= REQUESTS
         if has_too_many and not (self._bodies.give_up(client) or self._answers.give_up(client)):
-            raise too_much()
+            raise Problem(429, TOO_MUCH)
         self._requests[client] += 1
         try:
             yield

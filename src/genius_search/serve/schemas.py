@@ -35,8 +35,6 @@ PICTURE_PIXELS: Final = 25_000_000
 """Pixels of a decoded picture. Large JPEGs are decoded at an eighth of their size, so they may have more."""
 FIELDS_BYTES: Final = 64 << 10
 """Size of an item's fields as JSON."""
-FIELDS_DEPTH: Final = 16
-"""Nesting depth of lists and objects in fields."""
 MAX_HITS: Final = 1_000
 MAX_ITEMS: Final = 1_000
 """Items added by one request."""
@@ -284,11 +282,6 @@ class Problem(HTTPException):
     def __init__(self, status: int, detail: str, **more: object) -> None:
         super().__init__(status, detail)
         self.more = more
-
-
-def too_much(detail: str = "too much is sent or asked at once; try again") -> Problem:
-    """Return the error of a client that has to wait."""
-    return Problem(429, detail)
 
 
 def respond(error: Exception, request_id: str, redact: Redact) -> Response:

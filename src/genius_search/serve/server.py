@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from granian.constants import HTTPModes, Interfaces
@@ -27,18 +26,16 @@ DRAIN_SECONDS: Final = 30
 """Longest time that the end of the process waits for accepted requests."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; raise :class:`OSError` if it is taken or elsewhere."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
-        bound.bind((host, port))
-        bound.setblocking(False)
-    except OSError:
-        bound.close()
-        raise
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that accepts connections; raise :class:`OSError` if the address is taken or elsewhere.
+
+    They are answered once :func:`serve` is called.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
+    bound.setblocking(False)
     return bound
 
 
@@ -46,13 +43,16 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
     """A server that listens on a socket that is bound already."""
 
     def __init__(self, app: Any, bound: socket.socket) -> None:
+        _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
+        is_unlimited = max_files == resource.RLIM_INFINITY
         super().__init__(
             app,
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,
             websockets=False,
             backlog=BACKLOG,
-            backpressure=min(CONNECTIONS, max_files() // 2),
+            backpressure=CONNECTIONS if is_unlimited else min(CONNECTIONS, max_files // 2),
             http1_settings=HTTP1Settings(header_read_timeout=1000 * HEAD_SECONDS),
             log_enabled=False,
         )
@@ -62,39 +62,18 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
         self._shd = SocketHolder(self._bound.detach(), False, BACKLOG)  # which closes it
 
 
-def max_files() -> int:
-    """Return how many files this process may open, after asking for as many as are allowed."""
-    try:
-        import resource  # noqa: PLC0415  not on Windows
-    except ImportError:
-        return 2 * CONNECTIONS
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return 2 * CONNECTIONS if most == resource.RLIM_INFINITY else most
-
-
-def serve(app: Any, bound: socket.socket, announce: Callable[[], None]) -> NoReturn:
-    """Serve an ASGI application until the process is told to end, and end it when all requests are answered.
-
-    Parameters
-    ----------
-    announce
-        called when clients can connect.
-    """
+def serve(app: Any, bound: socket.socket) -> NoReturn:
+    """Serve an ASGI application until the process is told to end, and end it when requests are answered."""
 
     async def run() -> None:
         server = _BoundServer(app, bound)
 
         def end() -> None:
-            if hasattr(signal, "alarm"):
-                signal.alarm(DRAIN_SECONDS)  # ends the process
+            signal.alarm(DRAIN_SECONDS)  # ends the process
             server.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError):  # Windows
-                asyncio.get_running_loop().add_signal_handler(number, end)
-        bound.listen(BACKLOG)
-        announce()
+            asyncio.get_running_loop().add_signal_handler(number, end)
         await server.serve()
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from PIL import Image, PngImagePlugin
@@ -28,7 +28,7 @@ from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.serve import schemas
-from genius_search.serve.schemas import FIELDS_BYTES, FIELDS_DEPTH, LeftOut, Problem, log, too_much
+from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
 
 Result = TypeVar("Result")
 
@@ -86,7 +86,7 @@ class Threads(ThreadPoolExecutor):
             The deadline has passed. A function that was still waiting is not run.
         """
         if self._num_waiting >= MAX_WAITING:
-            raise too_much(f"{MAX_WAITING} requests are waiting, the maximum; try again")
+            raise Problem(429, f"{MAX_WAITING} requests are waiting, the maximum; try again")
         self._num_waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
@@ -251,8 +251,8 @@ def _check_item(item: schemas.NewItem, pictures: Mapping[str, memoryview], numbe
     """Return an item as the index takes it, or why it cannot be used."""
     name = item.id or f"item {number}"
     fields = json.dumps(item.fields, sort_keys=True)
-    if len(fields) > FIELDS_BYTES or _depth(item.fields) > FIELDS_DEPTH:
-        return LeftOut(id=name, reason=f"fields: at most {FIELDS_BYTES:,} bytes and {FIELDS_DEPTH} levels")
+    if len(fields) > FIELDS_BYTES:
+        return LeftOut(id=name, reason=f"fields: at most {FIELDS_BYTES:,} bytes")
     try:
         image = None if item.image is None else _find_picture(pictures, item.image)
         if image is not None:
@@ -262,8 +262,3 @@ def _check_item(item: schemas.NewItem, pictures: Mapping[str, memoryview], numbe
     # Without an id, the item is named by a hash of its contents, so that sending it twice adds it once.
     derived = hashlib.sha256((image or b"") + json.dumps([item.text, fields]).encode()).hexdigest()[:24]
     return NewItem(item.id or derived, item.text, image, item.fields)
-
-
-def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner)) if inner else 0

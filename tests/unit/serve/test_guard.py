@@ -30,10 +30,10 @@ def test_every_answer_has_an_id_and_forbids_what_browsers_might_do_with_it(clien
         response = client.get(path)
         assert response.status_code == status
         assert response.headers["x-request-id"]
-        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+        assert response.headers["content-security-policy"].startswith("default-src 'self'")
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["referrer-policy"] == "no-referrer"
-        assert response.headers["cache-control"] == "no-store"
+        assert response.headers["cache-control"] == "private, no-cache"
 
 
 def test_unknown_paths_and_methods_are_problems(client):

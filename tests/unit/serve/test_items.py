@@ -9,7 +9,7 @@ from PIL import Image
 
 from genius_search.index.index import Index
 from genius_search.serve.app import split_parts
-from genius_search.serve.schemas import FIELDS_BYTES, FIELDS_DEPTH, MAX_ITEMS
+from genius_search.serve.schemas import FIELDS_BYTES, MAX_ITEMS
 
 from .conftest import form, picture
 from .test_guard import is_problem
@@ -120,14 +120,10 @@ def test_adding_again_changes_nothing_and_another_content_replaces(writable):
 
 
 def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(writable):
-    deep = {"a": 1}
-    for _ in range(FIELDS_DEPTH):
-        deep = {"a": deep}
     bad = [
         ({"id": "empty"}, "needs a text"),
         ({"id": "cut", "image": "cut"}, "damaged"),
         ({"id": "url", "image": "https://example.com/x.png"}, "not fetched"),
-        ({"id": "deep", "text": "x", "fields": deep}, "levels"),
         ({"id": "wide", "text": "x", "fields": {"a": "x" * FIELDS_BYTES}}, "bytes"),
         ({"id": "nul\0", "text": "x"}, "control character"),
     ]

@@ -32,9 +32,9 @@ async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
     await send({"type": "http.response.body", "body": b"over"})
 
-bound = server.bind("127.0.0.1", 0)
-port = bound.getsockname()[1]
-server.serve(app, bound, lambda: print(port, flush=True))
+bound = server.listen("127.0.0.1", 0)
+print(bound.getsockname()[1], flush=True)
+server.serve(app, bound)
 """
 
 
