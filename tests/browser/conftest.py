@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs the packag
 
 EACH = 12
 """Items of each modality."""
-_SERVE = "import sys; from genius_search.cli import main; sys.exit(main())"
+_GENIUS = "import sys; from genius_search.cli import main; sys.exit(main())"
 
 
 class Server(NamedTuple):
@@ -31,15 +32,6 @@ class Server(NamedTuple):
 
     address: str
     process: subprocess.Popen[str]
-
-    def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stderr.close()
 
 
 @pytest.fixture(scope="session")
@@ -55,27 +47,20 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def serve(chromium) -> Iterator[Callable[..., Server]]:
     """Start `genius serve` on an index and wait until it says where it listens."""
-    started = []
+    with contextlib.ExitStack() as stack:
 
-    def start(index: Path, *arguments: str) -> Server:
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _SERVE, "serve", str(index), "--port", "0", *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        output = ""
-        for line in process.stderr:
-            output += line
-            if found := re.search(r"http://\S+:\d+", line):
-                started.append(Server(found[0], process))
-                return started[-1]
-        process.wait()
-        pytest.fail(f"the server did not start:\n{output}")
+        def start(index: Path, *arguments: str) -> Server:
+            command = [sys.executable, "-c", _GENIUS, "serve", str(index), "--port", "0", *arguments]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            for line in process.stderr:
+                if found := re.search(r"http://\S+:\d+", line):
+                    return Server(found[0], process)
+            pytest.fail("the server did not start")
 
-    yield start
-    for server in started:
-        server.stop()
+        yield start
 
 
 @pytest.fixture(scope="session")
@@ -145,29 +130,6 @@ def open_page(browser):
 def page(open_page, server) -> playwright.Page:
     """The page of the common server, as it is before the first search."""
     return open_page(server.address)
-
-
-@pytest.fixture
-def hold() -> Callable[[playwright.Page, str], Callable[[], None]]:
-    """Hold requests back until the returned function is called; it returns when their answers are shown."""
-
-    def hold_at(page: playwright.Page, address: str) -> Callable[[], None]:
-        held: list[playwright.Route] = []
-
-        def keep(route: playwright.Route) -> None:
-            held.append(route)
-
-        def release() -> None:
-            assert held
-            for one in held:
-                one.continue_()
-            page.unroute(address)
-            page.wait_for_timeout(300)
-
-        page.route(address, keep)
-        return release
-
-    return hold_at
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 from playwright.sync_api import Page, Route, expect
 
-_KEYS = "import sys; from genius_search.cli import main; sys.exit(main())"
+from genius_search.serve.keys import add_key
 
 
 def search(page: Page, text: str = "a leaf") -> None:
@@ -17,18 +15,8 @@ def search(page: Page, text: str = "a leaf") -> None:
     page.get_by_role("button", name="Search", exact=True).click()
 
 
-def make_key(file, scope: str) -> str:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", _KEYS, "keys", "add", str(file), "--name", scope, "--scope", scope],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
 def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(open_page, serve, small_index, tmp_path):
-    key = make_key(tmp_path / "keys", "read")
+    key = add_key(tmp_path / "keys", name="reader", scope="read")
     server = serve(small_index, "--keys", str(tmp_path / "keys"))
     page = open_page(server.address)
     asking = page.get_by_role("dialog", name="API key")
@@ -45,7 +33,7 @@ def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(open_page, 
     expect(page.get_by_role("link", name="Add", exact=True)).to_be_hidden()  # a key that may only read
     assert page.evaluate("[localStorage.length, Object.values(sessionStorage)]") == [0, [key]]
     assert key not in page.url
-    server.stop()
+    server.process.kill()
     search(page, "something else")
     expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
@@ -59,12 +47,7 @@ def test_a_busy_server_is_asked_again_when_it_said(page):
         if len(answers) > 1:
             route.continue_()
             return
-        problem = {
-            "title": "Too many requests",
-            "status": 429,
-            "detail": "256 searches wait.",
-            "request_id": "r-1",
-        }
+        problem = {"title": "Too Many Requests", "detail": "256 searches wait.", "request_id": "r-1"}
         route.fulfill(
             status=429,
             content_type="application/problem+json",

@@ -28,16 +28,19 @@ def picture_of(small_index, item):
     return small_index.parent / item["img_path"]
 
 
-def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(page, hold):
+def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(page):
     search(page, "a blue leaf")
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
-    release = hold(page, "**/v1/search")
+    held = []
+    page.route("**/v1/search", held.append)
     page.get_by_role("textbox", name="What to look for").fill("Quaver. Item 2420-41")
     page.keyboard.press("Enter")
     expect(page.locator("#results")).to_have_attribute("aria-busy", "true")
     page.go_back()
     expect(page.get_by_role("textbox", name="What to look for")).to_have_value("a blue leaf")
-    release()
+    for route in held:
+        route.continue_()
+    page.wait_for_timeout(300)
     expect(page.locator("#results")).to_have_attribute("aria-busy", "false")
     expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
 
