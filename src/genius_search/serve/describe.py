@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -18,15 +17,11 @@ from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
-from genius_search.serve.schemas import THUMBNAIL, FieldInfo, IndexInfo, SearchSettings
+from genius_search.serve.schemas import THUMBNAIL, IndexInfo, SearchSettings
 
-SAMPLE: Final = 500
-"""Approximate number of items per segment whose fields are examined."""
 MAX_DEPTH: Final = 32
 """Fields that are nested deeper are shown as null."""
 MAX_FIELDS: Final = 100
-MAX_EXAMPLES: Final = 5
-EXAMPLE_CHARACTERS: Final = 80
 _UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 
@@ -76,7 +71,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
         levels=list(model.codebooks.sizes),
-        fields=_describe_fields(snapshot),
+        fields=_field_names(snapshot),
         instructions=list(dict.fromkeys(known.text for known in model.instructions)),
         reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",
@@ -98,33 +93,20 @@ def describe_settings(
     )
 
 
-def _describe_fields(snapshot: Snapshot) -> list[FieldInfo]:
-    """Describe the fields of a sample of the items, the frequent ones first."""
-    counts: Counter[str] = Counter()
-    examples: dict[str, dict[str, Any]] = defaultdict(dict)
-    for segment in snapshot.segments:
-        count = segment.table.num_items
-        for item in segment.items.get(range(0, count, max(1, count // SAMPLE))):
-            for name, value in _flatten(clean_json(item.fields)):
-                counts[name] += 1
-                is_short = not isinstance(value, list) and len(str(value)) <= EXAMPLE_CHARACTERS
-                if is_short and len(examples[name]) < MAX_EXAMPLES:
-                    examples[name].setdefault(str(value), value)
-    return [
-        FieldInfo(name=name, examples=[*examples[name].values()])
-        for name, _ in counts.most_common(MAX_FIELDS)
-    ]
+def _field_names(snapshot: Snapshot) -> list[str]:
+    """Return the fields as conditions name them: inner ones after a dot, unusual names in quotes."""
+    paths = {tuple(json.loads(path)) for segment in snapshot.segments for path in segment.items.field_names}
+    objects = {path[:end] for path in paths for end in range(1, len(path))}
+    names = []
+    for first, *inner in sorted(paths - objects)[:MAX_FIELDS]:
+        if any('"' in name and "'" in name for name in (first, *inner)):
+            continue  # cannot be written in a condition
+        is_column = first in COLUMNS and not inner
+        names.append(".".join([_quote(first, is_plain=not is_column), *map(_quote, inner)]))
+    return names
 
 
-def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield fields under the names that conditions use: inner ones after a dot, unusual ones in quotes."""
-    for name, value in fields.items():
-        if value is None or ('"' in name and "'" in name):
-            continue  # nothing to compare with, or cannot be written in a condition
-        quote = "'" if '"' in name else '"'
-        is_plain = _UNQUOTED.fullmatch(name) and (prefix or name not in COLUMNS)
-        spelt = prefix + (name if is_plain else f"{quote}{name}{quote}")
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{spelt}.")
-        else:
-            yield spelt, value
+def _quote(name: str, *, is_plain: bool = True) -> str:
+    if is_plain and _UNQUOTED.fullmatch(name):
+        return name
+    return f"'{name}'" if '"' in name else f'"{name}"'

@@ -209,13 +209,6 @@ class Deleted(BaseModel):
     missing: list[str] = Field(description="Ids that the index does not have.")
 
 
-class FieldInfo(BaseModel):
-    """A field of the items, found in a sample of them."""
-
-    name: str = Field(description="Name as written in a condition.", examples=["price", "product.colour"])
-    examples: list[JsonValue]
-
-
 class IndexInfo(BaseModel):
     """Description of an index for clients."""
 
@@ -223,7 +216,7 @@ class IndexInfo(BaseModel):
     items: int
     modalities: dict[Modality, int]
     levels: list[int] = Field(description="Number of codes at each level of an ID.")
-    fields: list[FieldInfo]
+    fields: list[str] = Field(description="Names as conditions write them.", examples=["price"])
     instructions: list[str] = Field(description="Those that the model was trained with.")
     reads_images: bool = Field(description="Whether queries and items can have images.")
     stores_embeddings: bool = Field(description="Whether hits can be re-ranked by embeddings.")

@@ -3,7 +3,7 @@
 import { byId, h, icon } from "./elements.js";
 import { chosen } from "./state.js";
 
-const OWN = [{ name: "text", examples: [] }, { name: "id", examples: [] }];
+const OWN = ["text", "id"];
 const OPERATORS = [
   ["=", "is"], ["!=", "is not"], ["~", "contains"], ["in", "is one of"],
   ["<", "below"], ["<=", "at most"], [">=", "at least"], [">", "above"],
@@ -37,24 +37,16 @@ export function filtersPanel(panel, state, search) {
 function conditionRow(condition, apply) {
   const [, name = "", operator = "", raw = ""] = SPELT.exec(condition ?? "") ?? [];
   const fields = [...chosen().fields, ...OWN];
-  if (name && !fields.some((field) => field.name === name)) fields.push({ name, examples: [] });
-  const list = `values-${(rowNumber += 1)}`;
-  const field = h("select", { "aria-label": "Field", class: "field" }, fields.map((one) => h("option", { value: one.name }, shownName(one.name))));
-  field.value = name || fields[0].name;
+  if (name && !fields.includes(name)) fields.push(name);
+  const field = h("select", { "aria-label": "Field", class: "field" }, fields.map((one) => h("option", { value: one }, one.replaceAll(/["']/g, ""))));
+  field.value = name || fields[0];
   const how = h("select", { "aria-label": "Comparison", class: "how" }, OPERATORS.map(([sign, words]) => h("option", { value: sign }, words)));
   how.value = operator || "=";
-  const value = h("input", { type: "text", "aria-label": "Value", class: "value", list, value: unquoted(raw, operator), maxlength: 400 });
-  const examples = h("datalist", { id: list });
-  const suggest = () => {
-    const known = fields.find((one) => one.name === field.value).examples;
-    examples.replaceChildren(...known.map((example) => h("option", { value: String(example) })));
-    value.placeholder = known.length ? `for example ${known[0]}` : "a value";
-  };
-  suggest();
-  field.addEventListener("change", () => (suggest(), apply()));
+  const value = h("input", { type: "text", "aria-label": "Value", class: "value", value: unquoted(raw, operator), placeholder: "a value", maxlength: 400 });
+  field.addEventListener("change", apply);
   how.addEventListener("change", apply);
   value.addEventListener("change", apply);
-  const row = h("li", { class: "condition" }, field, how, value, examples);
+  const row = h("li", { class: "condition" }, field, how, value);
   const remove = () => {
     row.remove();
     apply();
@@ -63,8 +55,6 @@ function conditionRow(condition, apply) {
   row.append(h("button", { type: "button", class: "icon", "aria-label": "Remove this condition", onclick: remove }, icon("close")));
   return row;
 }
-
-let rowNumber = 0;
 
 /** The finished conditions of the panel, as text. */
 function spelt(panel) {
@@ -85,5 +75,3 @@ function unquoted(raw, operator) {
   if (operator !== "in") return bare(raw);
   return (raw.match(/"[^"]*"|'[^']*'|[^,]+/g) ?? []).map(bare).join(", ");
 }
-
-const shownName = (name) => name.replaceAll(/["']/g, "");
