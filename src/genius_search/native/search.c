@@ -21,7 +21,7 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, SOME = 32, MANY = 512 };
+enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, SOME = 32 };
 enum { RANK_ALL = 2 }; /* as in config.py */
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
@@ -672,26 +672,6 @@ done:
   return below;
 }
 
-/* Drop the children that are too bad to be chosen; return a score that all worse ones have. */
-static float drop_children(Work *w, const Request *request, int64_t budget) {
-  Child *children = w->children.at;
-  int32_t *spans = w->spans.at;
-  int64_t span = 2 * w->num_parts, n = 0;
-  Histogram histogram;
-  count_children(children, w->num_children, request->width, budget, &histogram);
-  if (histogram.last == BUCKETS) return -INFINITY;
-  float limit = INFINITY;
-  for (int64_t i = 0; i < w->num_children; i++) {
-    int bucket = find_bucket(&histogram, children[i].total);
-    if (bucket < 0 || bucket > histogram.last) continue;
-    if (children[i].total < limit) limit = children[i].total;
-    children[n] = children[i];
-    memmove(spans + n++ * span, spans + i * span, (size_t)span * sizeof(int32_t));
-  }
-  w->num_children = n;
-  return limit;
-}
-
 static inline void add_child(Work *w, int64_t row, int64_t code, int64_t count, float total, const int32_t *span,
                              int64_t num_parts) {
   int64_t n = w->num_children++;
@@ -701,12 +681,10 @@ static inline void add_child(Work *w, int64_t row, int64_t code, int64_t count, 
   else memcpy(own, span, (size_t)num_parts * 2 * sizeof(int32_t));
 }
 
-/* List the codes that continue each row of the frontier: by row, then by code; only those with allowed IDs, and
-   perhaps not those that are too bad to be chosen. ``scores`` [rows][CODES] may be NULL. */
-static int list_children(const Model *m, int64_t level, const Request *request, int64_t budget, const float *scores,
-                         Work *w) {
-  int64_t num_parts = w->num_parts, span = num_parts * 2, enough = MANY;
-  float limit = -INFINITY;
+/* List the codes that continue each row of the frontier: by row, then by code; only those with allowed IDs.
+   ``scores`` [rows][CODES] may be NULL. */
+static int list_children(const Model *m, int64_t level, const Request *request, const float *scores, Work *w) {
+  int64_t num_parts = w->num_parts, span = num_parts * 2;
   w->num_children = 0;
   if (!reserve(&w->buckets, CODES * span, sizeof(int32_t))) return NO_MEMORY;
   int32_t *found = w->buckets.at; /* [CODES][parts][2] */
@@ -730,7 +708,7 @@ static int list_children(const Model *m, int64_t level, const Request *request, 
         int64_t end = branch < last && table->starts[branch] < high ? table->starts[branch] : high;
         if (end <= low || code >= m->sizes[level] || listed++ >= CODES) return DAMAGED;
         float gained = own_scores ? total + own_scores[code] : 0;
-        int64_t below = gained < limit ? 0 : count_rows(part, low, end);
+        int64_t below = count_rows(part, low, end);
         if (below && (level || request->level0[code >> 3] >> (code & 7) & 1)) {
           int32_t both[2] = {(int32_t)low, (int32_t)end};
           if (num_parts == 1) add_child(w, r, code, below, gained, both, 1);
@@ -754,10 +732,6 @@ static int list_children(const Model *m, int64_t level, const Request *request, 
     for (int code = 0; num_parts > 1 && code < CODES; code++)
       if (seen[code >> 6] >> (code & 63) & 1)
         add_child(w, r, code, counts[code], own_scores ? total + own_scores[code] : 0, found + code * span, num_parts);
-    if (scores && w->num_children > enough) {
-      limit = drop_children(w, request, budget);
-      enough = 2 * w->num_children > MANY ? 2 * w->num_children : MANY;
-    }
   }
   return 1;
 }
@@ -811,7 +785,7 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
     ((int32_t *)w->ranges.at)[2 * p + 1] = (int32_t)parts[p].table->rows;
   }
   if (!reserve(&w->logits, CODES, sizeof(float))) return NO_MEMORY;
-  int status = list_children(m, 0, request, budget, NULL, w);
+  int status = list_children(m, 0, request, NULL, w);
   if (status < 0) return status;
   Child *children = w->children.at;
   w->below = 0;
@@ -826,7 +800,7 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
     if (!score_codes(m, w, level, query)) return NO_MEMORY;
     const float *scores = w->logits.at;
     for (int64_t i = 0; !level && i < w->num_children; i++) children[i].total = scores[children[i].code];
-    status = level ? list_children(m, level, request, budget, scores, w) : 1;
+    status = level ? list_children(m, level, request, scores, w) : 1;
     if (status < 0) return status;
     w->below = choose(w, request, budget);
     if (w->below < 0 || !extend(m, w, num_parts, level)) return NO_MEMORY;
@@ -952,16 +926,6 @@ static inline __attribute__((always_inline)) float sum_codes(const float *tables
 
 static inline float find_costs(const Request *request, const uint8_t *costs) {
   return request->half_norm_step * costs[0] + request->density_step * costs[1];
-}
-
-/* Fetch what ranking is going to read first of each beam. */
-static void prefetch(const Work *w) {
-  const int32_t *range = w->ranges.at;
-  for (int64_t i = 0; i < w->rows * w->num_parts; i++, range += 2) {
-    const Table *table = w->parts[w->num_parts == 1 ? 0 : i % w->num_parts].table;
-    __builtin_prefetch(table->ids + range[0] * table->columns);
-    __builtin_prefetch(table->bucket_starts + range[0]);
-  }
 }
 
 /* Compute rounded products of the query and the code vectors of the last levels. Return how far the difference of
@@ -1390,7 +1354,6 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   w->num_kept = 0;
   if (!reserve(&w->leaves, request->k, sizeof(Leaf)) || !reserve(&w->best, SOME + 2 * request->k, sizeof(float)))
     return NO_MEMORY;
-  prefetch(w);
   Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
   int needs_products = request->k || (request->compared_k && request->compared_bits < 16);
@@ -1424,30 +1387,20 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
     }
   }
   raise(&scan.best);
-  float above = scan.best.limit - scan.margin, up_to = INFINITY;
+  float above = scan.best.limit - scan.margin;
   Leaf *kept = w->kept.at;
-  if (request->compared_k && scan.best.count >= request->k && request->k) { /* the order of the best does not matter */
-    int64_t sure = request->k;
-    for (int64_t i = 0; i < w->num_kept && sure; i++)
-      if (kept[i].score >= scan.best.limit) {
-        int64_t items = count_items(w->parts + kept[i].part, kept[i].row, kept[i].row + 1);
-        if (items < 0) return DAMAGED;
-        sure = items - 1 < sure ? sure - (items - 1) : 0;
-      }
-    if (sure) up_to = find_kth(scan.best.scores, request->k, sure) + scan.margin; /* better IDs have fewer items than k */
-  }
   int64_t limit_of_hits = request->k ? w->num_hits + request->k : INT64_MAX;
   for (int64_t i = 0; i < w->num_kept; i++) {
     int status = 1;
-    if (!request->k || kept[i].score > up_to) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
+    if (!request->k) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
     else if (!(kept[i].score < above)) status = mark_codes(m, w, kept[i].part, kept[i].row, shared);
     if (status < 0) return status;
   }
-  if (!request->k || w->num_hits == limit_of_hits) return 1;
+  if (!request->k) return 1;
   multiply_marked(m, w, query, shared);
-  Best best = {w->leaves.at, limit_of_hits - w->num_hits, 0, 0, -INFINITY};
+  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
   for (int64_t i = 0; i < w->num_kept; i++) {
-    if (kept[i].score < above || kept[i].score > up_to) continue;
+    if (kept[i].score < above) continue;
     const Table *table = w->parts[kept[i].part].table;
     const uint8_t *id = table->ids + kept[i].row * table->columns;
     float score = ((float *)w->total.at)[kept[i].beam];
