@@ -155,6 +155,7 @@ def test_a_picture_may_be_a_path_or_opened_in_any_mode(shared, candidates, pool)
     assert [hit.id for hit in shared.search(image=opened, k=5)] == [hit.id for hit in expected]
     for mode in ("L", "RGBA", "P"):
         assert len(shared.search(image=opened.convert(mode), k=5)) == 5
+    assert shared.search(" \n", image=path, k=5) == expected  # a blank text is none
 
 
 def test_a_text_and_a_picture_together_are_another_query_than_either(shared, candidates, pool):
@@ -190,7 +191,10 @@ def test_without_re_ranking_the_score_is_the_log_probability(shared):
     ("asked", "said"),
     [
         ({"text": "a red star", "k": 0}, "k is 0"),
+        ({"text": "a red star", "k": 10**9 + 1}, "k is 1000000001"),
         ({"text": "a red star", "beam": 0}, "beam is 0"),
+        ({"text": "caf\udce9"}, "half a character"),
+        ({"text": "x", "instruction": "\ud800"}, "half a character"),
         ({"instruction": "Find a photo"}, "a text, an image, or both"),
         ({"text": " \n"}, "a text, an image, or both"),
         ({"text": "a", "parts": [SearchPart(text="b", id="1")]}, "a text, an image, or both"),
