@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.index import build
 from genius_search.index.build import Added
 from genius_search.index.index import Index
