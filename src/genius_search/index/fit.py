@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -137,17 +137,7 @@ def fit_index(
         )
     modalities = {item.id: item.modality for segment in snapshot.segments for item in alive_items(segment)}
     numbers = {name: number for number, name in enumerate(modalities)}
-    given = _read_captions(snapshot) if pairs is None else _read_pairs(pairs)
-    known = [pair._replace(items=tuple(name for name in pair.items if name in numbers)) for pair in given]
-    known = [pair for pair in known if pair.items]
-    left_out = len(given) - len(known)
-    if len(known) < FEWEST:
-        where = "the captions of the index" if pairs is None else str(pairs)
-        missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
-        raise BadData(
-            f"{where} gives {plural(len(known), 'pair')} for {writer.folder}"
-            f"{missing if left_out else ''}; at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
-        )
+    known, left_out = _read_known_pairs(writer.folder, snapshot, pairs, numbers)
     work = writer.folder / WORK / "fit"
     queries = embed(
         _query_rows(model, known, modalities),
@@ -160,16 +150,13 @@ def fit_index(
     features = _item_features(writer, model, queries, work, progress)
     measured = _hold_out(known, config.generator.training.seed)
     lines = [
-        Query(
-            qid_of(number), pair.query.modality, positives=tuple(did_of(numbers[one]) for one in pair.items)
-        )
-        for number, pair in enumerate(known)
+        Query(qid_of(number), query.modality, positives=tuple(did_of(numbers[name]) for name in answers))
+        for number, (query, answers) in enumerate(known)
         if number not in measured
     ]
     trained = _train(Pairs(lines, queries, features), features, model, work, config, device, progress)
-    held_out = _HeldOut(
-        queries, [row for row, number in enumerate(queries.ids.tolist()) if number in measured], known
-    )
+    rows = [row for row, number in enumerate(queries.ids.tolist()) if number in measured]
+    held_out = _HeldOut(queries, rows, known)
     before = held_out.recall(model, snapshot)
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
     written = _write_replacement(writer, name, trained, features, progress)
@@ -264,6 +251,24 @@ def _carry_encoder(model: Genius, folder: Path) -> Encoder:
     with new_folder(target) as partial:
         shutil.copytree(inside, partial, dirs_exist_ok=True)
     return load_encoder(f"{kind}:{target}", device=model.device)
+
+
+def _read_known_pairs(
+    folder: Path, snapshot: Snapshot, source: Path | None, known: Container[str]
+) -> tuple[list[Pair], int]:
+    """Return the pairs of known items, and the number of others; refuse too few."""
+    given = _read_captions(snapshot) if source is None else _read_pairs(source)
+    pairs = [pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given]
+    pairs = [pair for pair in pairs if pair.items]
+    left_out = len(given) - len(pairs)
+    if len(pairs) < FEWEST:
+        where = "the captions of the index" if source is None else str(source)
+        missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
+        raise BadData(
+            f"{where} gives {plural(len(pairs), 'pair')} for {folder}{missing if left_out else ''}; at least "
+            f"{FEWEST} are needed: {WHAT_PAIRS_ARE}"
+        )
+    return pairs, left_out
 
 
 def _read_captions(snapshot: Snapshot) -> list[Pair]:
