@@ -67,18 +67,6 @@ def test_an_item_that_cannot_be_read_is_left_out_with_the_reason_and_the_others_
     expect(page.locator("#added .warn li")).to_contain_text(re.compile("broken.png: .+"))
 
 
-def test_texts_that_are_empty_or_too_long_are_named_and_markdown_is_a_text(page):
-    page.get_by_role("link", name="Add", exact=True).click()
-    texts = {"empty.txt": "", "long.txt": "word " * 3000, "bread.md": "# Bread"}
-    page.locator("#files").set_input_files(
-        [{"name": name, "mimeType": "", "buffer": text.encode()} for name, text in texts.items()]
-    )
-    alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("empty.txt is empty; long.txt is cut after 10,000 characters.")
-    expect(page.get_by_role("textbox", name="Text of bread.md")).to_have_value("# Bread")
-    expect(page.get_by_role("button", name="Add 2 items")).to_be_visible()
-
-
 def test_a_written_text_is_added_and_deleted_again(page):
     page.get_by_role("link", name="Add", exact=True).click()
     page.get_by_role("textbox", name="Or write a text").fill("A lighthouse on a rock.")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import one_writer
@@ -81,11 +79,3 @@ def test_a_search_whose_conditions_are_slow_delays_no_other(writable, monkeypatc
         assert writable.post("/v1/search", json={"text": "a red boat"}).status_code == 200
         assert time.monotonic() - began < 0.9
         assert [one.result().status_code for one in waiting] == [200] * 6
-
-
-@pytest.mark.parametrize("k", [1, 5])
-def test_a_search_in_python_and_over_http_agree_while_the_index_changes(writable, k):
-    index = writable.app.state.service.indexes["things"]
-    index.add_items([{"id": "drum", "text": "a drum"}])
-    hits = writable.post("/v1/search", json={"text": "a drum", "k": k}).json()["hits"]
-    assert [hit["id"] for hit in hits] == [hit.id for hit in index.search("a drum", k=k)]

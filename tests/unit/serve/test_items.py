@@ -137,15 +137,6 @@ def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(w
     assert alone["left_out"] == [{"id": "empty", "reason": added["left_out"][0]["reason"]}]
 
 
-def test_a_whole_number_of_any_size_is_a_field(writable):
-    assert add(writable, {"id": "n", "text": "a", "fields": {"n": 10**400}}).json()["added"] == 1
-
-
-def test_two_items_with_one_id_are_counted_once(writable):
-    added = add(writable, {"id": "x.txt", "text": "a drum"}, {"id": "x.txt", "text": "a harp"}).json()
-    assert (added["added"], added["replaced"]) == (1, 1)
-
-
 def test_a_body_that_is_no_list_of_items_is_refused(client):
     for body in (
         {},

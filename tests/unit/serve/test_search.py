@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
-import math
 
 import pytest
 from PIL import Image, features
 
 from genius_search import SearchPart
 from genius_search.config import SearchConfig
-from genius_search.errors import DeadlinePassed
 from genius_search.index import items
 from genius_search.index.index import Index
-from genius_search.index.request import SearchRequest
 from genius_search.serve import app
 from genius_search.serve.schemas import MAX_HITS, MAX_PARTS, PICTURE_BYTES
 
@@ -113,13 +109,6 @@ def test_parts_are_composed_with_their_weights(client, index):
     is_problem(post(client, parts=[{"id": "nobody"}]), 404)
 
 
-def test_parts_can_be_alternatives(client, index):
-    parts = [SearchPart(text="a red kite"), SearchPart(text="a blue clock")]
-    expected = index.search(parts=parts, combine="any", modality="text", k=4)
-    body = {"parts": [{"text": part.text} for part in parts], "combine": "any", "modality": "text", "k": 4}
-    assert [hit["id"] for hit in post(client, **body).json()["hits"]] == [hit.id for hit in expected]
-
-
 def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_folder, tmp_path):
     pool = tmp_path / "pool"
     pool.mkdir()
@@ -144,8 +133,6 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": " "}, "needs a text"),
         ({"text": "x", "kk": 1}, "kk"),
         ({"text": "x", "k": 0}, "k: "),
-        ({"text": "x", "k": True}, "k: "),
-        ({"text": "x", "k": "10"}, "k: "),
         ({"text": "x", "k": MAX_HITS + 1}, "k: "),
         ({"text": "x", "beam": 1_000 + 1}, "beam: "),
         ({"text": "x", "candidates": 100_000 + 1}, "candidates: "),
@@ -161,8 +148,6 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"parts": [{"text": "x", "weight": 1e9}]}, "parts.0.weight"),
         ({"parts": [{"text": "x", "id": "1:1"}]}, "or else an item"),
         ({"image": "http://127.0.0.1/x.png"}, "URLs are not fetched"),
-        ({"image": "file:///etc/passwd"}, "URLs are not fetched"),
-        ({"image": "data:text/html,x"}, "URLs are not fetched"),
         ({"text": "x", "deadline_ms": 0}, "deadline_ms"),
     ],
     ids=lambda value: str(value)[:40],
@@ -177,15 +162,12 @@ def test_an_invalid_search_is_refused_with_its_reason(client, body, why):
         b"",
         b"{",
         b"[]",
-        b"null",
         b'{"text": NaN}',
         b'{"text": "\\ud800"}',
-        b'{"k": 1e999}',
         b'{"text":"\xff"}',
         b'{"parts":' * 5000,
         b"[" * 100_000,
         b'{"k": ' + b"9" * 5000 + b"}",
-        b'{"text":"a","text":',
     ],
     ids=lambda content: repr(content[:20]),
 )
@@ -217,12 +199,3 @@ def test_hits_that_are_too_large_together_are_refused(client, monkeypatch):
     monkeypatch.setattr(app, "ANSWER_BYTES", 1_000)
     assert "smaller k" in is_problem(post(client, text="a kite", k=9), 413)["detail"]
     assert post(client, text="a kite", k=1).status_code == 200
-
-
-def test_conditions_that_take_too_long_are_interrupted_where_they_run(client, monkeypatch):
-    monkeypatch.setattr(items, "STEPS", 1)
-    index = client.app.state.service.indexes["things"]
-    request = SearchRequest(text="a kite", where=["colour~r"], deadline=0.0)
-    with pytest.raises(DeadlinePassed):
-        index.search_many([request])
-    assert index.search_many([dataclasses.replace(request, deadline=math.inf)])[0]
