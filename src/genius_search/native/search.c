@@ -1387,20 +1387,30 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
     }
   }
   raise(&scan.best);
-  float above = scan.best.limit - scan.margin;
+  float above = scan.best.limit - scan.margin, up_to = INFINITY;
   Leaf *kept = w->kept.at;
+  if (request->compared_k && scan.best.count >= request->k && request->k) { /* the order of the best does not matter */
+    int64_t sure = request->k;
+    for (int64_t i = 0; i < w->num_kept && sure; i++)
+      if (kept[i].score >= scan.best.limit) {
+        int64_t items = count_items(w->parts + kept[i].part, kept[i].row, kept[i].row + 1);
+        if (items < 0) return DAMAGED;
+        sure = items - 1 < sure ? sure - (items - 1) : 0;
+      }
+    if (sure) up_to = find_kth(scan.best.scores, request->k, sure) + scan.margin; /* better IDs have fewer items than k */
+  }
   int64_t limit_of_hits = request->k ? w->num_hits + request->k : INT64_MAX;
   for (int64_t i = 0; i < w->num_kept; i++) {
     int status = 1;
-    if (!request->k) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
+    if (!request->k || kept[i].score > up_to) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
     else if (!(kept[i].score < above)) status = mark_codes(m, w, kept[i].part, kept[i].row, shared);
     if (status < 0) return status;
   }
-  if (!request->k) return 1;
+  if (!request->k || w->num_hits == limit_of_hits) return 1;
   multiply_marked(m, w, query, shared);
-  Best best = {w->leaves.at, request->k, 0, 0, -INFINITY};
+  Best best = {w->leaves.at, limit_of_hits - w->num_hits, 0, 0, -INFINITY};
   for (int64_t i = 0; i < w->num_kept; i++) {
-    if (kept[i].score < above) continue;
+    if (kept[i].score < above || kept[i].score > up_to) continue;
     const Table *table = w->parts[kept[i].part].table;
     const uint8_t *id = table->ids + kept[i].row * table->columns;
     float score = ((float *)w->total.at)[kept[i].beam];
