@@ -147,25 +147,6 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     assert found.tolist() == np.argsort(-expected, kind="stable").tolist()
 
 
-def test_the_generators_own_order_knows_no_hubness(marked, queries, decoders):
-    segment = SearchSegment(built(marked))
-    beams = search(decoders[0], [segment], queries, SearchConfig(beam=9))
-    found = [
-        rank_items(
-            [segment],
-            beams,
-            0,
-            queries[0],
-            config=SearchConfig(density_weight=density_weight),
-            evidence=Evidence(),
-            k=9,
-        )
-        for density_weight in (0.0, 5.0)
-    ]
-    assert found[0].items.tolist() == found[1].items.tolist()
-    assert found[0].scores.tolist() == found[1].scores.tolist()
-
-
 def test_an_id_without_marks_is_left_as_it_is(tables, codes, embeddings, queries):
     table = built(codes.numpy())
     for evidence, rerank in (

@@ -101,34 +101,6 @@ def test_items_of_an_id_in_several_parts_stand_together_part_after_part(segment,
     assert answer.beams.tolist() == [0, 1, 1, 1, 1, 2, 2]
 
 
-def test_a_short_list_is_chosen_by_codes_and_ordered_by_embeddings(segment, tables, random):
-    query = torch.randn(DIM, generator=random)
-    ranker = CodeRanker(tables)
-    stored = torch.randn(5, DIM, generator=random).numpy()
-    compared = []
-
-    def vectors(items: np.ndarray) -> torch.Tensor:
-        compared.extend(items.tolist())
-        return torch.from_numpy(stored[items])
-
-    answer = ranked(
-        [segment],
-        BEAMS,
-        query=query,
-        k=2,
-        rerank="embeddings",
-        shortlist=3,
-        evidence=Evidence(ranker, [vectors]),
-    )
-    by_codes = (
-        ranked([segment], BEAMS, query=query, rerank="codes", evidence=Evidence(ranker)).items[:3].tolist()
-    )
-    assert sorted(compared) == sorted(by_codes)
-    best = sorted(by_codes, key=lambda item: -float(stored[item] @ query.numpy()))
-    assert answer.items.tolist() == best[:2]
-    assert answer.touched == 5
-
-
 def test_a_short_list_has_room_for_all_hits_that_are_asked_for(segment, tables, random):
     evidence = Evidence(CodeRanker(tables), [lambda items: torch.zeros(len(items), DIM)])
     query = torch.randn(DIM, generator=random)
