@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,6 @@ from genius_search.data.features import Features
 from genius_search.index.build import encode_batch
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
-from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
 from genius_search.writing import ArtifactWriter
 
@@ -56,15 +54,3 @@ def encode_features(
         writer.finish(facts={"rows": len(features)})
     arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
     return ItemArrays(**arrays)
-
-
-def examine_items(model: Genius, encoded: Sequence[tuple[Features, ItemArrays]]) -> Health:
-    """Examine the IDs that :func:`encode_features` gave for all of these features, each item once."""
-    _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
-    return examine(
-        np.concatenate([arrays.codes[:, : model.num_levels] for _, arrays in encoded])[first],
-        np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
-        np.concatenate([arrays.code_cosine for _, arrays in encoded])[first].astype(np.float32),
-        sizes=model.codebooks.sizes,
-        has_modality_level=model.codebooks.has_modality_level,
-    )

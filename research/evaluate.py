@@ -23,13 +23,13 @@ from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
-from genius_search.nn.health import Health
+from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
 from genius_search.training.features import count_lines, embed_pool
 from genius_search.training.features import embed_queries as embed_query_features
 from genius_search.writing import write_json
-from research.codes import encode_features, examine_items
+from research.codes import encode_features
 from research.command import run
 from research.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
 from research.results import ResultRow, print_results, to_json
@@ -138,12 +138,19 @@ class EvaluationPools:
         return PoolCandidates(features, arrays, rows)
 
     def health(self) -> Health:
-        """Return the health of the IDs of all candidates."""
+        """Return the health of the IDs of all candidates, each item once."""
         if not isinstance(self._model, Genius):
             raise TypeError("an encoder gives no IDs")
-        encoded = [*self._own.values(), *([] if self._union is None else [self._union])]
-        return examine_items(
-            self._model, [(features, arrays) for features, arrays in encoded if arrays is not None]
+        pools = [*self._own.values(), *([] if self._union is None else [self._union])]
+        encoded = [(features, arrays) for features, arrays in pools if arrays is not None]
+        codebooks = self._model.codebooks
+        _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
+        return examine(
+            np.concatenate([arrays.codes[:, : len(codebooks.sizes)] for _, arrays in encoded])[first],
+            np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
+            np.concatenate([arrays.code_cosine for _, arrays in encoded])[first].astype(np.float32),
+            sizes=codebooks.sizes,
+            has_modality_level=codebooks.has_modality_level,
         )
 
 

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pandas as pd
+from tabulate import tabulate
 
 MISSING: Final = "–"
 
@@ -100,7 +101,10 @@ class Table:
         text: str = pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
         return text
 
-    def _strings(self, escape: Callable[[str], str], bold: str) -> pd.DataFrame:
+    def plain(self, layout: str, escape: Callable[[str], str] = str, bold: str = "{}") -> str:
+        """Return the cells in one of tabulate's layouts; ``bold`` is the form of cells in bold."""
+        numbers = len(self.headings) - self.text_columns
+        align = ["left"] * self.text_columns + ["right"] * numbers if self.lines else []
         lines = [
             [
                 (bold if (row, column) in self.bold else "{}").format(escape(cell))
@@ -108,13 +112,10 @@ class Table:
             ]
             for row, line in enumerate(self.cells())
         ]
-        return pd.DataFrame(lines, columns=[escape(heading) for heading in self.headings], dtype=object)
-
-    def plain(self, layout: str, escape: Callable[[str], str] = str, bold: str = "{}") -> str:
-        """Return the cells in one of tabulate's layouts; ``bold`` is the form of cells in bold."""
-        align = ["left"] * self.text_columns + ["right"] * (len(self.headings) - self.text_columns)
-        frame = self._strings(escape, bold)
-        return str(frame.to_markdown(index=False, tablefmt=layout, disable_numparse=True, colalign=align))
+        headings = [escape(heading) for heading in self.headings]
+        return tabulate(
+            lines, headings, tablefmt=layout, disable_numparse=True, colalign=align if lines else None
+        )
 
 
 def find_best(lines: Sequence[Sequence[Cell]], columns: Sequence[int]) -> frozenset[tuple[int, int]]:
