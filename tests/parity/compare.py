@@ -176,7 +176,9 @@ def measure(reference: Reference, model: Genius) -> Measured:
     ours["z"] = quantizer.fusion(image, text)
     ours["code"] = quantizer.quantize(reference.numbers("z")).codes
     ours["quant"] = F.normalize(quantizer.decode(reference.numbers("code")), dim=-1)
-    ours["rerank"] = F.normalize(_batch(reference).total(), dim=-1)
+    present = (reference.golden[name][:, 0] > 0 for name in ("img_mask", "txt_mask"))
+    batch = FeatureBatch(image, text, *map(torch.from_numpy, present))
+    ours["rerank"] = F.normalize(batch.total(), dim=-1)
     hidden = generator(reference.numbers("z"), reference.numbers("target"))
     ours["logits"] = generator.row_logits(hidden.flatten(0, 1), slice(None)).unflatten(0, hidden.shape[:2])
     ours |= _training(reference, quantizer)
@@ -196,12 +198,6 @@ def measure(reference: Reference, model: Genius) -> Measured:
         largest[f"score{width}"] = float(np.abs(beams.scores() - expected).max())
         misplaced[f"beam{width}"] = int((different & ~excused).sum())
     return Measured(largest, misplaced)
-
-
-def _batch(reference: Reference) -> FeatureBatch:
-    masks = [reference.golden[name][:, 0] > 0 for name in ("img_mask", "txt_mask")]
-    places = [np.where(mask, np.arange(len(mask)), -1) for mask in masks]
-    return FeatureBatch.of(reference.numbers("img"), reference.numbers("txt"), *places)
 
 
 def _training(reference: Reference, quantizer: Quantizer) -> dict[str, Tensor]:

@@ -104,7 +104,6 @@ def test_a_beam_as_wide_as_the_pool_ranked_by_embeddings_is_exact_search(evaluat
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"methods": ("exact",)}, "exact"),
         ({"beam": 0}, "beam"),
         ({"max_queries": -1}, "max_queries"),
         ({"pools": ("local", "local")}, "pools"),
