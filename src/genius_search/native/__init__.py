@@ -1,1 +1,1 @@
-"""C code: its source, the module that compiles it and the one that opens it."""
+"""C code: its source, and the module that compiles it."""
