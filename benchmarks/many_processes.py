@@ -34,6 +34,7 @@ from unittest.mock import patch
 
 import torch
 
+from genius_search.index import index as index_module
 from genius_search.index import writer as writer_module
 from genius_search.index.index import Index
 from genius_search.model import Genius
@@ -267,14 +268,14 @@ def fault(kind: str | None) -> Iterator[None]:
 
     stamps: dict[Path, tuple[int, ...]] = {}
 
-    def first_stamp(index: Index, original: Any = Index._stamp) -> tuple[int, ...]:  # noqa: SLF001
-        return stamps.setdefault(index.folder, original(index))
+    def first_stamp(folder: Path, original: Any = index_module._stamp) -> tuple[int, ...]:  # noqa: SLF001
+        return stamps.setdefault(folder, original(folder))
 
     with contextlib.ExitStack() as stack:
         if kind == "lock":
             stack.enter_context(patch.object(writer_module, "FileLock", NoLock))
         if kind == "stale":
-            stack.enter_context(patch.object(Index, "_stamp", first_stamp))
+            stack.enter_context(patch.object(index_module, "_stamp", first_stamp))
         yield
 
 
