@@ -21,7 +21,7 @@ from genius_search.cluster.searcher import Searcher, Shard, shard_folder
 from genius_search.data.mbeir import MBeir, read_pool, read_queries
 from genius_search.encoders.base import ItemKey
 from genius_search.index.index import Index
-from genius_search.index.requests import SearchRequest
+from genius_search.index.request import SearchRequest
 from genius_search.model import Genius
 
 K = 10
