@@ -5,19 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.search.tree import CodeTree, score_path
-
-
-def steps_of(plain, case, model, query, codes, scores):
-    return score_path(
-        CodeTree(case.pool.segments),
-        model,
-        case.queries[query : query + 1],
-        codes,
-        scores,
-        level0=frozenset() if case.level0 is None else case.level0[query],
-        restriction=case.pool.restricted(case.masks[query]),
-    )
+from genius_search.index.explain import SIBLINGS, follow_id
 
 
 def cases(plain, **settings):
@@ -35,12 +23,32 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
         wide = case.only(query)._replace(widths=[1000])
         for found in case.pool.found(wide.search(model), 0):
             assert found.id in ids
-            steps = steps_of(plain, case, model, query, found.id, scores)
-            said = [float(step.log_probabilities[step.own]) for step in steps]
-            assert np.allclose(said, found.gained, atol=1e-4)
-            for step in steps:
-                assert step.probabilities.sum() == pytest.approx(1, abs=1e-4)
-                assert 1 <= step.rank <= len(step.items)
-            assert steps[-1].items[steps[-1].own] >= 1
+            steps = follow_id(
+                case.pool.segments,
+                model,
+                case.queries[query],
+                found.id,
+                scores,
+                level0=frozenset() if case.level0 is None else case.level0[query],
+                restriction=case.pool.restricted(case.masks[query]),
+            )
+            assert tuple(step.code for step in steps) == found.id
+            assert np.allclose([step.log_probability for step in steps], found.gained, atol=1e-4)
+            for level, step in enumerate(steps):
+                probabilities = [sibling.probability for sibling in step.siblings]
+                assert len(probabilities) == min(step.num_siblings, SIBLINGS)
+                assert probabilities == sorted(probabilities, reverse=True)
+                if step.num_siblings <= SIBLINGS:
+                    assert sum(probabilities) == pytest.approx(1, abs=1e-4)
+                assert step.rank > SIBLINGS or step.siblings[step.rank - 1].code == step.code
+                prefix = np.array(found.id[: level + 1])
+                assert step.items == sum(
+                    int(
+                        (
+                            (codes[:, : level + 1] == prefix).all(axis=1) & (True if alive is None else alive)
+                        ).sum()
+                    )
+                    for codes, alive in zip(case.pool.codes, case.pool.alive, strict=True)
+                )
             compared += 1
     assert compared > 50

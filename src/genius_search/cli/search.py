@@ -31,7 +31,7 @@ from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.config import SearchConfig
-    from genius_search.index.explain import Explanation, LevelStep, Sibling
+    from genius_search.index.explain import Explanation, Sibling
     from genius_search.index.hits import SearchHit
     from genius_search.index.index import Index
 
@@ -228,7 +228,7 @@ class Explain(QueryOptions, OpenIndexOptions, JsonOption):
         if self.json:
             print_json(_plain(dataclasses.asdict(found)))
         else:
-            _print_explanation(found)
+            _print_explanation(found, has_modality_level=index.model.codebooks.has_modality_level)
 
 
 def _plain(value: Any) -> Any:
@@ -240,7 +240,7 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _print_explanation(found: Explanation) -> None:
+def _print_explanation(found: Explanation, *, has_modality_level: bool) -> None:
     item = found.item
     print_text(f"{item.id}  {' '.join((item.text or item.image or '').split())}".rstrip())
     rows = []
@@ -248,9 +248,8 @@ def _print_explanation(found: Explanation) -> None:
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
         described = (f"{_code(one)} ({plural(one.items, 'item')})" for one in others)
         rank = f"{step.rank:,} of {step.num_siblings:,}"
-        rows.append(
-            (step.name.removeprefix("level "), _code(step), rank, f"{step.items:,}", "; ".join(described))
-        )
+        name = "modality" if has_modality_level and step.level == 0 else str(step.level)
+        rows.append((name, _code(step), rank, f"{step.items:,}", "; ".join(described)))
     print_table(("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True)
     if not found.is_allowed:
         print("The search may not find it: it has another modality, or a condition excludes it.")
@@ -263,6 +262,6 @@ def _print_explanation(found: Explanation) -> None:
         )
 
 
-def _code(one: LevelStep | Sibling) -> str:
+def _code(one: Sibling) -> str:
     """Return a code, with its probability where a generator leads the search."""
     return str(one.code) if one.probability is None else f"{one.code} ({one.probability:.1%})"

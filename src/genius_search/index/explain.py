@@ -1,59 +1,199 @@
-"""Explanations: the tree of codes, items that share codes, and why a search finds an item or not."""
+"""Explanations: why a search finds an item or not, and items that share codes."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
 
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery, SnapshotSearcher
-from genius_search.index.snapshot import Snapshot
-from genius_search.model import Genius
-from genius_search.search.tree import Ranges, Step, score_path
+from genius_search.index.request import SearchRequest
+from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.search.decoder import Decoder
+from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
 
-MOST_CHILDREN: Final = 64
-EXAMPLES: Final = 4
 SIBLINGS: Final = 8
-SHARING: Final = 20
-"""Default maximum number of children, examples, siblings and items of a group."""
+"""Codes listed at each level."""
+EXAMPLES: Final = 20
+"""Items listed of a group."""
 
 
 @dataclass(frozen=True, slots=True)
-class CodeChild:
-    """A code that continues a prefix."""
+class Sibling:
+    """A code that a search could choose."""
 
     code: int
+    log_probability: float | None
+    """The code's contribution to the score of a beam; None if distances lead the search."""
+    probability: float | None
+    """Probability among the allowed codes after this prefix; None if distances lead the search."""
     items: int
-    """Number of items below it."""
-    share: float
-    """Relative to the items below the prefix."""
-    examples: list[Item]
+    """Number of items whose IDs share the codes up to this one."""
 
 
 @dataclass(frozen=True, slots=True)
-class CodeNode:
-    """A prefix of IDs and the items below it, without deleted ones."""
+class LevelStep(Sibling):
+    """One code of an item's ID among those that a search could choose instead."""
 
-    prefix: tuple[int, ...]
     level: int
-    """Number of codes in the prefix, which is the level of its children."""
-    items: int
-    share: float
-    """Relative to all items."""
-    entropy: float
-    """Entropy of the next code in bits."""
-    num_children: int
-    children: list[CodeChild]
-    """Sorted by descending number of items."""
-    examples: list[Item]
-    """Evenly spaced items below the prefix."""
-    truncated: bool
-    """True if not all children are listed."""
+    rank: int
+    """Among them, from 1: by probability, or by distance from the query. Ties are sorted by code."""
+    num_siblings: int
+    """Number of these codes, its own included."""
+    siblings: list[Sibling]
+    """The most probable, or nearest, codes, which may include the item's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a search finds an item, or does not."""
+
+    item: Item
+    codes: tuple[int, ...]
+    is_allowed: bool
+    """True if the modality and conditions of the request allow the item."""
+    rank: int | None
+    """Rank among all items under the beams; None if the item was not reached."""
+    score: float | None
+    touched: int
+    """Number of items under the beams."""
+    beam: int
+    """Beam width."""
+    levels: list[LevelStep]
+
+
+def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) -> Explanation:
+    """Follow an item's ID through the levels of a search.
+
+    If the request has alternatives, the one that ranks the item best is explained.
+
+    Raises
+    ------
+    UnknownItem
+        The item is not in the index.
+    """
+    snapshot = searcher.snapshot
+    code = int(snapshot.id_at(snapshot.locate(item_id))[0])  # an unknown item is an error before encoding
+    queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
+    of_its_modality = [query for query in queries if code in query.level0] or queries[:1]
+    with diagnose_corruption(snapshot):
+        explained = [_explain(searcher, query, item_id) for query in of_its_modality]
+    return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
+
+
+def _explain(searcher: SnapshotSearcher, query: EncodedQuery, item_id: str) -> Explanation:
+    model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
+    place = snapshot.locate(item_id)
+    codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
+    levels = follow_id(
+        snapshot.search_segments,
+        model.decoder_for(config),
+        torch.from_numpy(query.embedding),
+        codes,
+        config.scores,
+        level0=query.level0,
+        restriction=query.restriction,
+        has_probabilities=model.uses_generator(config),
+    )
+    ((ranking, _),) = searcher.rank([query], at_least=max(1, snapshot.num_alive))
+    there = np.flatnonzero((ranking.segments == place.segment) & (ranking.items == place.row))
+    allowed = None if query.restriction is None else query.restriction[place.segment]
+    return Explanation(
+        item=snapshot.item_at(place),
+        codes=codes,
+        is_allowed=(allowed is None or bool(allowed.items[place.row]))
+        and (not query.level0 or codes[0] in query.level0),
+        rank=1 + int(there[0]) if len(there) else None,
+        score=float(ranking.scores[there[0]]) if len(there) else None,
+        touched=ranking.touched,
+        beam=max(query.beam or config.beam, query.k),
+        levels=levels,
+    )
+
+
+@torch.inference_mode()
+def follow_id(
+    segments: Sequence[SearchSegment],
+    decoder: Decoder,
+    embedding: Float[Tensor, " dim"],
+    codes: Sequence[int],
+    scores: Literal["level", "vocabulary"],
+    *,
+    level0: frozenset[int] = frozenset(),
+    restriction: Restriction | None = None,
+    has_probabilities: bool = True,
+) -> list[LevelStep]:
+    """Return the codes of an ID among their alternatives at each level, in one pass of the decoder.
+
+    Log-probabilities equal those of beam search with the same settings, for the query with this embedding.
+    The ID's own codes are included even if no item below them is allowed.
+
+    Parameters
+    ----------
+    level0
+        allowed level-0 codes; empty means any.
+    restriction
+        allowed items; None means all that are not deleted.
+    has_probabilities
+        whether the decoder's scores are log-probabilities rather than distances.
+    """
+    read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
+    start = decoder.start(embedding[None].to(decoder.device), [level0])
+    hidden = decoder.advance(start, read).hidden[0]
+    living_before = [_living_before(segment) for segment in segments]
+    high = np.array([[len(segment.table) for segment in segments]], dtype=np.int64)
+    low = np.zeros_like(high)
+    steps = []
+    for level, own in enumerate(codes):
+        children = children_in_segments(segments, level, low, high)
+        items = np.zeros(len(children.code), dtype=np.int64)
+        for number, before in enumerate(living_before):
+            items += before[children.high[:, number]] - before[children.low[:, number]]
+        is_allowed = items > 0
+        if restriction is not None:
+            owner = np.zeros(len(items), dtype=np.int64)
+            is_allowed &= count_ids(children.low, children.high, [restriction], owner) > 0
+        if level == 0 and level0:
+            is_allowed &= np.isin(children.code, list(level0))
+        kept = np.flatnonzero(is_allowed | (children.code == own))
+        children, items = children.take(kept), items[kept]
+        values = decoder.log_probabilities(hidden[level : level + 1], level, scores)[0]
+        gained = values.float().cpu()[torch.from_numpy(children.code)]
+        unknown = [None] * len(items)
+        log_probabilities = gained.tolist() if has_probabilities else unknown
+        probabilities = gained.softmax(dim=0).tolist() if has_probabilities else unknown
+        columns = (children.code.tolist(), log_probabilities, probabilities, items.tolist())
+        siblings = [Sibling(*row) for row in zip(*columns, strict=True)]
+        best = gained.argsort(descending=True, stable=True).tolist()
+        (at,) = np.flatnonzero(children.code == own).tolist()
+        steps.append(
+            LevelStep(
+                **dataclasses.asdict(siblings[at]),
+                level=level,
+                rank=1 + best.index(at),
+                num_siblings=len(siblings),
+                siblings=[siblings[one] for one in best[:SIBLINGS]],
+            )
+        )
+        low, high = children.low[[at]], children.high[[at]]
+    return steps
+
+
+def _living_before(segment: SearchSegment) -> Integer[np.ndarray, " fences"]:
+    """Return the number of items, without deleted ones, before each row of a segment's table."""
+    fences = segment.table.bucket_starts
+    if segment.alive is None:
+        return fences
+    return np.asarray(np.append(0, segment.alive.items[segment.table.items].cumsum())[fences])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,198 +218,40 @@ class SharedPage:
     groups: list[SharedGroup]
 
 
-@dataclass(frozen=True, slots=True)
-class Sibling:
-    """An alternative to an item's code."""
-
-    code: int
-    log_probability: float | None
-    probability: float | None
-    """Probability among the allowed codes after this prefix; None if distances lead the search."""
-    items: int
-    examples: list[Item]
-
-
-@dataclass(frozen=True, slots=True)
-class LevelStep:
-    """One code of an item's ID among those that a search could choose instead."""
-
-    level: int
-    name: str
-    code: int
-    log_probability: float | None
-    """The code's contribution to the score of a beam; None if distances lead the search."""
-    probability: float | None
-    """Probability among the allowed codes after this prefix; None if distances lead the search."""
-    rank: int
-    """Among them, from 1: by probability, or by distance from the query."""
-    num_siblings: int
-    """Number of these codes, its own included."""
-    items: int
-    """Number of items whose IDs share the codes up to this one."""
-    siblings: list[Sibling]
-    """The most probable, or nearest, codes, which may include the item's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a search finds an item, or does not."""
-
-    item: Item
-    codes: tuple[int, ...]
-    is_allowed: bool
-    """True if the modality and conditions of the request allow the item."""
-    rank: int | None
-    """Rank among all items under the beams; None if the item was not reached."""
-    score: float | None
-    touched: int
-    """Number of items under the beams."""
-    beam: int
-    """Beam width."""
-    levels: list[LevelStep]
-
-
-def code_node(
-    snapshot: Snapshot,
-    num_levels: int,
-    prefix: Sequence[int] = (),
-    *,
-    examples: int = EXAMPLES,
-    most_children: int = MOST_CHILDREN,
-) -> CodeNode:
-    """Describe a prefix and its children.
-
-    Raises
-    ------
-    UnknownPrefix
-        No ID begins with the prefix.
-    UsageError
-        The prefix is longer than an ID.
-    """
-    if len(prefix) > num_levels:
-        raise UsageError(f"{len(prefix)} codes are given; the IDs of this index have {num_levels}")
-    tree = snapshot.tree
-    ranges = tree.find(prefix)
-    items, total = (int(tree.count(one)[0]) for one in (ranges, tree.root()))
-    is_whole = len(prefix) == num_levels  # the columns after a whole ID are no codes
-    none = Ranges(ranges.low[:0], ranges.high[:0])
-    children, counts = tree.children(none, 0) if is_whole else tree.children(ranges, len(prefix))
-    shares = counts / max(1, items)
-    largest = np.argsort(-counts, kind="stable")[:most_children]
-    below = children.take(largest)
-    shown = _examples(snapshot, Ranges(below.low, below.high), examples)
-    return CodeNode(
-        prefix=tuple(prefix),
-        level=len(prefix),
-        items=items,
-        share=items / max(1, total),
-        entropy=float(-(shares * np.log2(shares)).sum()) + 0.0,  # no −0
-        num_children=len(counts),
-        children=[
-            CodeChild(*child)
-            for child in zip(
-                below.code.tolist(), counts[largest].tolist(), shares[largest].tolist(), shown, strict=True
-            )
-        ],
-        examples=_examples(snapshot, ranges, examples)[0],
-        truncated=len(counts) > len(largest),
-    )
-
-
-def shared_groups(
-    snapshot: Snapshot, depth: int, *, offset: int = 0, limit: int = 50, most: int = SHARING
+def near_duplicates(
+    snapshot: Snapshot, num_levels: int, levels: int, *, offset: int = 0, limit: int = 50
 ) -> SharedPage:
-    """Return a page of the groups of items that share their first ``depth`` codes.
+    """Return a page of the groups of items that share all but the last ``levels`` codes; ties by code.
 
     Raises
     ------
     UsageError
-        The page is invalid, or the depth is zero.
+        The page is invalid, or no code would be shared.
     """
+    if not 0 <= levels < num_levels:
+        raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
     if offset < 0 or limit < 0:
         raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
-    found = snapshot.shared(depth)
-    page = np.arange(len(found.items))[offset : offset + limit]
-    ranges = found.ranges.take(page)
-    codes = snapshot.tree.first_codes(ranges, depth).tolist()
-    groups = zip(
-        map(tuple, codes), found.items[page].tolist(), _examples(snapshot, ranges, most), strict=True
-    )
-    return SharedPage(len(found.items), int(found.items.sum()), [SharedGroup(*group) for group in groups])
-
-
-def explain(searcher: SnapshotSearcher, query: EncodedQuery, item_id: str) -> Explanation:
-    """Follow an item's ID through the levels of a search.
-
-    Raises
-    ------
-    UnknownItem
-        The item is not in the index.
-    """
-    model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
-    place = snapshot.locate(item_id)
-    codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
-    allowed = None if query.restriction is None else query.restriction[place.segment]
-    steps = score_path(
-        snapshot.tree,
-        model.decoder_for(config),
-        torch.from_numpy(query.embedding[None]),
-        codes,
-        config.scores,
-        level0=query.level0,
-        restriction=query.restriction,
-    )
-    ((found, _),) = searcher.rank([query], at_least=max(1, snapshot.num_alive))
-    there = np.flatnonzero((found.segments == place.segment) & (found.items == place.row))
-    return Explanation(
-        item=snapshot.item_at(place),
-        codes=codes,
-        is_allowed=(allowed is None or bool(allowed.items[place.row]))
-        and (not query.level0 or codes[0] in query.level0),
-        rank=1 + int(there[0]) if len(there) else None,
-        score=float(found.scores[there[0]]) if len(there) else None,
-        touched=found.touched,
-        beam=max(query.beam or config.beam, query.k),
-        levels=_describe_steps(model, snapshot, steps, is_generated=model.uses_generator(config)),
-    )
-
-
-def _describe_steps(
-    model: Genius, snapshot: Snapshot, steps: Sequence[Step], *, is_generated: bool
-) -> list[LevelStep]:
-    """Return each level with its best siblings; all example items are looked up at once."""
-    best = [np.argsort(-step.log_probabilities, kind="stable")[:SIBLINGS] for step in steps]
-    chosen = [step.children.take(places) for step, places in zip(steps, best, strict=True)]
-    low, high = (np.concatenate(ends) for ends in zip(*((one.low, one.high) for one in chosen), strict=True))
-    shown = iter(_examples(snapshot, Ranges(low, high), EXAMPLES))
-    levels = []
-    for level, (step, places) in enumerate(zip(steps, best, strict=True)):
-        log_probabilities = step.log_probabilities.tolist() if is_generated else [None] * len(step.items)
-        probabilities = step.probabilities.tolist() if is_generated else [None] * len(step.items)
-        codes, items = step.children.code.tolist(), step.items.tolist()
-        levels.append(
-            LevelStep(
-                level=level,
-                name="modality" if model.codebooks.has_modality_level and level == 0 else f"level {level}",
-                code=codes[step.own],
-                log_probability=log_probabilities[step.own],
-                probability=probabilities[step.own],
-                rank=step.rank,
-                num_siblings=len(items),
-                items=items[step.own],
-                siblings=[
-                    Sibling(codes[at], log_probabilities[at], probabilities[at], items[at], next(shown))
-                    for at in places.tolist()
-                ],
-            )
-        )
-    return levels
-
-
-def _examples(snapshot: Snapshot, ranges: Ranges, most: int) -> list[list[Item]]:
-    """Return some items below each prefix."""
-    picked = snapshot.tree.pick(ranges, most)
-    found: list[list[Item]] = [[] for _ in range(len(ranges.low))]
-    for owner, item in zip(picked.owner.tolist(), snapshot.items(picked.segments, picked.rows), strict=True):
-        found[owner].append(item)
-    return found
+    if not snapshot.num_alive:
+        return SharedPage(0, 0, [])
+    prefixes, segments, rows = [], [], []
+    for number, segment in enumerate(snapshot.segments):
+        table = segment.table
+        is_alive = np.isin(table.items, segment.dead, invert=True)
+        of_items = table.ids[:, : num_levels - levels].repeat(np.diff(table.bucket_starts), axis=0)
+        prefixes.append(of_items[is_alive])
+        rows.append(table.items[is_alive])
+        segments.append(np.full(len(rows[-1]), number))
+    codes, segment_of, row_of = (np.concatenate(parts) for parts in (prefixes, segments, rows))
+    order = np.lexsort(codes.T[::-1])  # lexsort's primary key is the last
+    codes, segment_of, row_of = codes[order], segment_of[order], row_of[order]
+    begins = np.append(0, np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1)
+    sizes = np.diff(begins, append=len(codes))
+    begins, sizes = begins[sizes > 1], sizes[sizes > 1]
+    groups = []
+    for group in np.argsort(-sizes, kind="stable")[offset : offset + limit].tolist():
+        begin, size = int(begins[group]), int(sizes[group])
+        shown = slice(begin, begin + min(size, EXAMPLES))
+        examples = snapshot.items(segment_of[shown], row_of[shown].astype(np.int64))
+        groups.append(SharedGroup(tuple(codes[begin].tolist()), size, examples))
+    return SharedPage(len(sizes), int(sizes.sum()), groups)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from genius_search.config import FitConfig
     from genius_search.index.build import Added, ItemOutcome
-    from genius_search.index.explain import CodeNode, Explanation, SharedPage
+    from genius_search.index.explain import Explanation, SharedPage
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, Verified
     from genius_search.index.pool import GivenPool, NewItem, Pool
@@ -540,49 +539,18 @@ class Index:
         """
         from genius_search.index.explain import explain
 
-        model, snapshot = self.current()
-        searcher = SnapshotSearcher(model, snapshot, config)
-        code = int(snapshot.id_at(snapshot.locate(item_id))[0])  # an unknown item is an error before encoding
-        alternatives = dataclasses.replace(request, hybrid=False).alternatives()
-        queries = searcher.encode(alternatives)
-        own = [one for one in queries if code in one.level0] or queries[:1]
-        with diagnose_corruption(snapshot):
-            explained = [explain(searcher, one, item_id) for one in own]
-        return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
-
-    def tree(self, prefix: Sequence[int] = (), *, examples: int = 4, most_children: int = 64) -> CodeNode:
-        """Describe a prefix of IDs: the number of items below it, and the codes that follow.
-
-        Raises
-        ------
-        UnknownPrefix
-            No ID begins with these codes.
-        """
-        from genius_search.index.explain import code_node
-
-        snapshot = self.snapshot
-        with diagnose_corruption(snapshot):
-            return code_node(
-                snapshot,
-                self.model.num_levels,
-                prefix,
-                examples=examples,
-                most_children=most_children,
-            )
+        return explain(SnapshotSearcher(*self.current(), config), request, item_id)
 
     def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
         """Return a page of the groups of items that share all but the last ``levels`` codes, largest first.
 
         With ``levels`` 0 they share their whole ID.
         """
-        from genius_search.index.explain import shared_groups
+        from genius_search.index.explain import near_duplicates
 
-        num_levels = self.model.num_levels
-        if not 0 <= levels < num_levels:
-            raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
-        snapshot = self.snapshot
+        model, snapshot = self.current()
         with diagnose_corruption(snapshot):
-            return shared_groups(snapshot, num_levels - levels, offset=offset, limit=limit)
+            return near_duplicates(snapshot, model.num_levels, levels, offset=offset, limit=limit)
 
     def info(self) -> IndexInfo:
         """Return the numbers of items, IDs, collisions and bytes."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
@@ -35,9 +35,6 @@ from genius_search.index.store import (
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, Restriction, SearchSegment
-
-if TYPE_CHECKING:
-    from genius_search.search.tree import CodeTree, SharedPrefixes
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
@@ -74,7 +71,6 @@ class Snapshot:
         """Some words that are not rare (:func:`genius_search.index.query.find_rare_words`)."""
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
-        self._shared: dict[int, SharedPrefixes] = {}
         self._evidence: Evidence | None = None
 
     @staticmethod
@@ -135,19 +131,6 @@ class Snapshot:
             )
             for segment in self.segments
         ]
-
-    @cached_property
-    def tree(self) -> CodeTree:
-        """The tree of its codes."""
-        from genius_search.search.tree import CodeTree  # noqa: PLC0415  searching does not need it
-
-        return CodeTree(self.search_segments)
-
-    def shared(self, depth: int) -> SharedPrefixes:
-        """Return the prefixes of ``depth`` codes that several items share; the result is cached."""
-        if depth not in self._shared:
-            self._shared[depth] = self.tree.shared_prefixes(depth)
-        return self._shared[depth]
 
     def evidence(self, ranker: CodeRanker) -> Evidence:
         """Return what the hits of this index can be re-ranked by.

@@ -29,7 +29,7 @@ from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index
 from genius_search.serve import schemas
-from genius_search.serve.describe import describe_index, describe_settings, show
+from genius_search.serve.describe import describe_index, describe_settings, show, some_items
 from genius_search.serve.guard import Guard
 from genius_search.serve.schemas import (
     JSON_BYTES,
@@ -207,14 +207,12 @@ async def look_up(request: Request, index: str | None, read: Callable[[Index, st
     return await service.look_ups.run(lambda: read(service.indexes[name], name))
 
 
-@router.get("/v1/codes")
-async def codes(
-    request: Request,
-    index: IndexQuery = None,
-    prefix: Annotated[tuple[int, ...], Query(max_length=64, description="Codes; none: all items.")] = (),
-) -> dict[str, Any]:
-    """Count the items, list the codes that follow, and say how evenly they divide the items."""
-    return await look_up(request, index, lambda index, name: show(index.tree(prefix), name))
+@router.get("/v1/items/examples")
+async def get_examples(request: Request, index: IndexQuery = None) -> dict[str, Any]:
+    """Return some of the items, as an impression of the index."""
+    return await look_up(
+        request, index, lambda index, name: {"items": show(some_items(index.snapshot), name)}
+    )
 
 
 @router.get("/v1/items", response_model=schemas.Item)

@@ -9,6 +9,8 @@ import re
 from typing import Any, Final
 from urllib.parse import urlencode
 
+import numpy as np
+
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import reads_images
 from genius_search.index.filters import COLUMNS
@@ -22,6 +24,8 @@ from genius_search.serve.schemas import THUMBNAIL, IndexInfo, SearchSettings
 MAX_DEPTH: Final = 32
 """Fields that are nested deeper are shown as null."""
 MAX_FIELDS: Final = 100
+NUM_EXAMPLES: Final = 16
+"""Items shown as an impression of an index."""
 _UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 
@@ -39,6 +43,16 @@ def show(value: Any, index: str) -> Any:
             return {name: show(getattr(value, name), index) for name in _names(value)}
         case _:
             return clean_json(value)
+
+
+def some_items(snapshot: Snapshot) -> list[Item]:
+    """Return a few items, evenly spaced in the order they were added."""
+    if not snapshot.num_alive:
+        return []
+    rows = np.concatenate([segment.alive_rows() for segment in snapshot.segments])
+    segments = np.arange(len(snapshot.segments)).repeat([one.num_alive for one in snapshot.segments])
+    chosen = np.unique(np.linspace(0, len(rows) - 1, NUM_EXAMPLES, dtype=np.int64))
+    return snapshot.items(segments[chosen], rows[chosen])
 
 
 def clean_json(value: Any, depth: int = MAX_DEPTH) -> Any:

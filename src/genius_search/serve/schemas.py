@@ -22,7 +22,6 @@ from genius_search.index.hits import SearchHit
 from genius_search.index.snapshot import UnknownItem
 from genius_search.index.writer import DISK_FULL, HeldByAnother, NotWritable
 from genius_search.records import Modality
-from genius_search.search.tree import UnknownPrefix
 
 JSON_BYTES: Final = 256 << 10
 """Size of JSON that adds items, in a body of its own or as the part ``json`` of one with pictures."""
@@ -254,7 +253,6 @@ HIDDEN: Final = "the server failed; its log has the details under this request_i
 STATUS: Final[Mapping[type[GeniusError], int]] = {
     DeadlinePassed: 504,
     UnknownItem: 404,
-    UnknownPrefix: 404,
     HeldByAnother: 429,
     NotWritable: 503,
     UsageError: 422,

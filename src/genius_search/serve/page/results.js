@@ -157,9 +157,7 @@ async function showBeginning(state, signal) {
       place.replaceChildren(h("div", { class: "empty" }, h("h2", {}, "The index is empty"), h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items"))));
       return;
     }
-    const { examples, children } = await ask("/v1/codes", { query: { index: chosen().name }, signal });
-    const all = [...children.flatMap((child) => child.examples), ...examples];
-    const some = [...new Map(all.map((item) => [item.id, item])).values()];
+    const { items: some } = await ask("/v1/items/examples", { query: { index: chosen().name }, signal });
     place.replaceChildren(
       h("div", { class: "taken" }, h("h2", {}, "Some of what is here"), h("p", { class: "fine" }, "Open one, or describe something else.")),
       h("ul", { class: gridClass(some, false), "aria-label": "Examples" }, some.map((item) => card(item, itemName(item), { ...START, index: state.index }))),
