@@ -170,3 +170,13 @@ def instructed(instruction: str | None, text: str | None) -> str:
     if not instruction:
         return format_text(text)
     return format_text(f"{format_text(instruction)} {text or ''}")
+
+
+def check_unicode(text: str) -> None:
+    """Raise UsageError if a text has a lone surrogate, which UTF-8 cannot write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{text!r} is not valid Unicode (it has half a character); type it in UTF-8"
+        ) from None

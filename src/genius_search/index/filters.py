@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from genius_search.errors import UsageError
-from genius_search.records import Modality
+from genius_search.records import Modality, check_unicode
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "in"]
 Column: TypeAlias = Literal["item_id", "modality", "text", "image"]
@@ -113,7 +113,7 @@ class Filter:
         if total > MAX_VALUES:
             raise UsageError(f"{total:,} values were given; give at most {MAX_VALUES:,} in all conditions")
         if self.match is not None:
-            full_text_query(self.match)
+            self.full_text_query()
 
     @staticmethod
     def parse(
@@ -137,39 +137,29 @@ class Filter:
             conditions = [_parse_text(text) for text in ([where] if isinstance(where, str) else where)]
         return Filter(tuple(conditions), match)
 
+    def full_text_query(self) -> str:
+        """Translate :attr:`match` to SQLite's full-text syntax; quotes all but words and their signs.
 
-def full_text_query(match: str) -> str:
-    """Translate words, phrases and prefixes to SQLite's full-text syntax, quoting everything else.
-
-    Raises
-    ------
-    UsageError
-        The text contains no words.
-    """
-    check_unicode(match)
-    found = []
-    for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
-        words = phrase or word.rstrip("*")
-        star = phrase_star or ("*" if word.endswith("*") else "")
-        kinds = map(unicodedata.category, words)
-        if any(kind[0] in "LN" or kind == "Co" for kind in kinds):
-            found.append(f'"{words}"{star}')
-    if not found:
-        raise UsageError(
-            f"match {match!r} has no word in it; give words that the text must have, for example "
-            '"leather strap*" or, for a phrase, \'"leather strap"\''
-        )
-    return " ".join(found)
-
-
-def check_unicode(text: str) -> None:
-    """Raise UsageError if a text has a lone surrogate, which UTF-8 cannot write."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"{text!r} is not valid Unicode (it has half a character); type it in UTF-8"
-        ) from None
+        Raises
+        ------
+        UsageError
+            The text contains no words.
+        """
+        match = self.match or ""
+        check_unicode(match)
+        found = []
+        for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
+            words = phrase or word.rstrip("*")
+            star = phrase_star or ("*" if word.endswith("*") else "")
+            kinds = map(unicodedata.category, words)
+            if any(kind[0] in "LN" or kind == "Co" for kind in kinds):
+                found.append(f'"{words}"{star}')
+        if not found:
+            raise UsageError(
+                f"match {match!r} has no word in it; give words that the text must have, for example "
+                '"leather strap*" or, for a phrase, \'"leather strap"\''
+            )
+        return " ".join(found)
 
 
 def number_of(text: str) -> int | float | None:

@@ -16,14 +16,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed, UsageError
-from genius_search.index.filters import Filter, full_text_query
 from genius_search.records import Modality
+
+if TYPE_CHECKING:
+    from genius_search.index.filters import Filter
 
 ITEMS_FILE: Final = "items.sqlite"
 ITEMS: Final = (
@@ -227,7 +229,7 @@ class ItemStore:
                         f"{sqlite3.sqlite_version}, or the one that wrote it, lacks FTS5; give a condition "
                         "such as text~leather instead, or use a Python whose SQLite has FTS5"
                     )
-                mask &= look_up("words WHERE words MATCH ?", [full_text_query(filter_.match)], row="rowid")
+                mask &= look_up("words WHERE words MATCH ?", [filter_.full_text_query()], row="rowid")
             for condition in filter_.conditions:
                 if not mask.any():
                     break

@@ -19,7 +19,7 @@ from genius_search.config import SearchConfig, usual_search
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointInput, TextInput
 from genius_search.errors import UsageError
 from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.request import EVERYTHING, SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
@@ -179,9 +179,11 @@ class SnapshotSearcher:
                             self._level0[modality] = self.model.level0_codes(modality)
                         level0 = self._level0[modality]
                     elif modality is not None:  # one more filter
-                        conditions = dataclasses.replace(conditions, modality=modality)
+                        from genius_search.index.filters import Filter  # noqa: PLC0415  only here
+
+                        conditions = dataclasses.replace(conditions or Filter(), modality=modality)
                     restriction = None
-                    if conditions != EVERYTHING:
+                    if conditions is not None:
                         restriction = snapshot.restriction(conditions, deadline=request.deadline)
                     queries.append(
                         EncodedQuery(

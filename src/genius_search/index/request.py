@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from genius_search.errors import UsageError
-from genius_search.index.filters import Filter, check_unicode
-from genius_search.records import Modality
+from genius_search.records import Modality, check_unicode
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from genius_search.index.filters import Filter
 
     Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
     """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
-EVERYTHING: Final = Filter()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +87,8 @@ class SearchRequest:
     deadline: float = math.inf
     """Time at which looking for items that meet the conditions ends with an error, on the clock of
     :func:`time.monotonic`."""
-    filter: Filter = field(init=False, repr=False, compare=False)
-    """``where`` and ``match``, parsed."""
+    filter: Filter | None = field(init=False, repr=False, compare=False)
+    """``where`` and ``match``, parsed; None if there are no conditions."""
     query: tuple[SearchPart, ...] = field(init=False, repr=False, compare=False)
     """Every part of the query; the request's own text and image come first, then its vector."""
 
@@ -100,12 +100,16 @@ class SearchRequest:
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
         if self.instruction:
             check_unicode(self.instruction)
-        if isinstance(self.where, Filter):
-            parsed = self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
-        else:
-            parsed = EVERYTHING
-            if self.where or self.match is not None:
+        parsed = None
+        if self.where or self.match is not None:
+            from genius_search.index.filters import Filter  # noqa: PLC0415  most searches have no conditions
+
+            if not isinstance(self.where, Filter):
                 parsed = Filter.parse(self.where, self.match)
+            else:
+                parsed = (
+                    self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
+                )
         if self.modality is not None and not isinstance(self.modality, Modality):
             object.__setattr__(self, "modality", Modality.parse(self.modality))
         object.__setattr__(self, "filter", parsed)

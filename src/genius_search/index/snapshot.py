@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from genius_search.artifact import check_files
 from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
-from genius_search.index.filters import Filter
 from genius_search.index.items import Item, spell_path
 from genius_search.index.store import (
     CURRENT,
@@ -35,6 +34,9 @@ from genius_search.index.store import (
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, Restriction, SearchSegment
+
+if TYPE_CHECKING:
+    from genius_search.index.filters import Filter
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""

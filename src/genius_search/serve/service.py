@@ -208,7 +208,9 @@ def search_request(
         parts=tuple(parts),
         deadline=deadline,
     )
-    if any(condition.column == "image" for condition in request.filter.conditions):
+    if request.filter is not None and any(
+        condition.column == "image" for condition in request.filter.conditions
+    ):
         raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
     return request
 
