@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genius_search.index.segment_writer import save_table
 from genius_search.search.table import LARGEST_CODE, Allowed, IdTable
 
 
@@ -84,7 +85,7 @@ def test_ids_are_allowed_if_one_of_their_items_is(drawn, data):
 def test_a_saved_table_opens_as_it_was(drawn):
     built = IdTable.build(*drawn)
     with tempfile.TemporaryDirectory() as folder:
-        built.save(Path(folder))
+        save_table(built, Path(folder))
         opened = IdTable.open(Path(folder))
         for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
             one, other = getattr(built, name), getattr(opened, name)

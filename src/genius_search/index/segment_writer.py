@@ -44,11 +44,64 @@ from genius_search.index.store import (
 )
 from genius_search.records import Modality
 from genius_search.search.table import IdTable
-from genius_search.search.vectors import EmbeddingBits, GrowingArray, quantize, save_array
+from genius_search.search.vectors import EmbeddingBits, quantize
 from genius_search.writing import write_atomically
 
 ROWS_AT_ONCE: Final = 8192
 """Number of embeddings that are written together."""
+
+
+class GrowingArray:
+    """An ``.npy`` file that rows can be appended to; closing it writes the final header.
+
+    Parameters
+    ----------
+    columns
+        length of a row; None for a one-dimensional array.
+
+    >>> with closing(GrowingArray(Path("items.npy"), np.int32)) as items:  # doctest: +SKIP
+    ...     items.append(np.arange(3))
+    """
+
+    def __init__(self, path: Path, dtype: np.typing.DTypeLike, columns: int | None = None) -> None:
+        self.dtype = np.dtype(dtype)
+        self.columns = columns
+        self.num_rows = 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
+        """Append rows to the file."""
+        if len(rows):
+            # Not ndarray.tofile, whose error does not say that the disk is full.
+            self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+            self.num_rows += len(rows)
+
+    def close(self) -> None:
+        """Write the header with the final number of rows."""
+        if not self._file.closed:
+            with self._file:  # closed also when the disk is full
+                self._file.seek(0)
+                self._write_header()
+
+    def _write_header(self) -> None:
+        shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)
+        np.lib.format.write_array_header_1_0(  # it reserves space for any number of rows
+            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        )
+
+
+def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
+    """Write an ``.npy`` file; unlike ``np.save``, the error of a full disk says so."""
+    with closing(GrowingArray(path, array.dtype, *array.shape[1:])) as file:
+        file.append(array)
+
+
+def save_table(table: IdTable, folder: Path) -> None:
+    """Save each array of an ID table to its own file in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
+        save_array(folder / f"{name}.npy", getattr(table, name))
 
 
 class ArraysWriter:
@@ -91,7 +144,7 @@ class ArraysWriter:
     def finish(self) -> None:
         """Build the ID table and write the remaining arrays."""
         code_cosine = np.concatenate(self._code_cosine)
-        IdTable.build(np.concatenate(self._codes), code_cosine).save(self._folder)
+        save_table(IdTable.build(np.concatenate(self._codes), code_cosine), self._folder)
         save_array(self._folder / CODE_COSINE, code_cosine)
         densities = [known for known in self._densities if known is not None]
         if len(densities) == len(self._densities):

@@ -24,7 +24,7 @@ from jaxtyping import Int64
 from genius_search.artifact import FileFact, check_files, file_fingerprint
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import ArraysWriter, write_items, write_manifest
+from genius_search.index.segment_writer import ArraysWriter, save_array, write_items, write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
@@ -42,7 +42,6 @@ from genius_search.index.store import (
     read_manifest,
     with_hint,
 )
-from genius_search.search.vectors import save_array
 from genius_search.writing import make_folder, sync, sync_tree, write_file
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, Integer
 
 from genius_search.errors import ArtifactMismatch, BadData
-from genius_search.search.vectors import open_array, save_array
+from genius_search.search.vectors import open_array
 
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)
@@ -124,12 +124,6 @@ class IdTable:
             bucket_starts=np.concatenate([first, begins, [num_items]]).astype(np.int32),
             items=order.astype(np.int32),
         )
-
-    def save(self, folder: Path) -> None:
-        """Save each array to its own file in a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
-            save_array(folder / f"{name}.npy", getattr(self, name))
 
     @staticmethod
     def open(folder: Path) -> IdTable:

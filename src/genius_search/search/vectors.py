@@ -1,4 +1,4 @@
-"""Arrays on disk, and what an index stores of embeddings: 16, 8, 4, 2 or 1 bits a number.
+"""Arrays on disk, memory-mapped, and what an index stores of embeddings: 16, 8, 4, 2 or 1 bits a number.
 
 With 16 bits a number is in half precision. With fewer, what is stored is the residual of an embedding, the
 part that the code vectors of its ID do not explain: odd integers of so many bits times a scale. Since the ID
@@ -9,7 +9,6 @@ and products with queries too small.
 
 from __future__ import annotations
 
-import contextlib
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
@@ -41,52 +40,6 @@ class Quantized(NamedTuple):
     """Half precision, or packed integers."""
     scales: Float16[np.ndarray, " rows"] | None
     """None in half precision."""
-
-
-class GrowingArray:
-    """An ``.npy`` file that rows can be appended to; closing it writes the final header.
-
-    Parameters
-    ----------
-    columns
-        length of a row; None for a one-dimensional array.
-
-    >>> with contextlib.closing(GrowingArray(Path("items.npy"), np.int32)) as items:  # doctest: +SKIP
-    ...     items.append(np.arange(3))
-    """
-
-    def __init__(self, path: Path, dtype: np.typing.DTypeLike, columns: int | None = None) -> None:
-        self.dtype = np.dtype(dtype)
-        self.columns = columns
-        self.num_rows = 0
-        self._file = path.open("wb")
-        self._write_header()
-
-    def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
-        """Append rows to the file."""
-        if len(rows):
-            # Not ndarray.tofile, whose error does not say that the disk is full.
-            self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
-            self.num_rows += len(rows)
-
-    def close(self) -> None:
-        """Write the header with the final number of rows."""
-        if not self._file.closed:
-            with self._file:  # closed also when the disk is full
-                self._file.seek(0)
-                self._write_header()
-
-    def _write_header(self) -> None:
-        shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)
-        np.lib.format.write_array_header_1_0(  # it reserves space for any number of rows
-            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        )
-
-
-def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
-    """Write an ``.npy`` file; unlike ``np.save``, the error of a full disk says so."""
-    with contextlib.closing(GrowingArray(path, array.dtype, *array.shape[1:])) as file:
-        file.append(array)
 
 
 def open_array(

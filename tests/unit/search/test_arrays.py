@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.search.vectors import GrowingArray, open_array, save_array
+from genius_search.index.segment_writer import GrowingArray, save_array
+from genius_search.search.vectors import open_array
 
 
 @pytest.mark.parametrize(("columns", "counts"), [(None, [3, 0, 4]), (3, [1, 12]), (3, [0]), (None, [])])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData
+from genius_search.index.segment_writer import save_table
 from genius_search.search.table import LARGEST_CODE, Allowed, IdTable, RankedBits
 
 FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
@@ -43,7 +44,7 @@ def test_a_code_out_of_range_is_refused(code):
 
 def test_a_table_of_nothing_has_no_children_and_can_be_saved(tmp_path):
     empty = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
-    empty.save(tmp_path)
+    save_table(empty, tmp_path)
     for table in (empty, IdTable.open(tmp_path)):
         children = table.children(0, np.array([0]), np.array([0]))
         assert len(table) == table.num_items == 0
@@ -52,7 +53,7 @@ def test_a_table_of_nothing_has_no_children_and_can_be_saved(tmp_path):
 
 
 def test_a_code_takes_a_byte_and_the_place_of_an_id_four(tmp_path):
-    random_table(2_000).save(tmp_path)
+    save_table(random_table(2_000), tmp_path)
     table = IdTable.open(tmp_path)
     assert len(table) == 2_000
     assert table.nbytes == 13 * 2_000 - 4
@@ -62,7 +63,7 @@ def test_a_code_takes_a_byte_and_the_place_of_an_id_four(tmp_path):
 @pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2), (32_767, 2)])
 def test_a_code_beyond_255_makes_the_codes_of_its_table_two_bytes(tmp_path, largest, size):
     table = table_of([[0, largest], [1, 3]])
-    table.save(tmp_path)
+    save_table(table, tmp_path)
     opened = IdTable.open(tmp_path)
     assert table.ids.itemsize == opened.ids.itemsize == size
     assert opened.ids.tolist() == [[0, largest], [1, 3]]
@@ -70,7 +71,7 @@ def test_a_code_beyond_255_makes_the_codes_of_its_table_two_bytes(tmp_path, larg
 
 
 def test_an_opened_table_is_mapped_and_looking_children_up_copies_nothing_of_it(tmp_path):
-    random_table(100_000).save(tmp_path)
+    save_table(random_table(100_000), tmp_path)
     table = IdTable.open(tmp_path)
     assert isinstance(table.ids.base, np.memmap)
     low, high = np.array([0]), np.array([len(table)])
@@ -88,7 +89,7 @@ def remove(folder: Path, name: str) -> None:
 
 
 def swap_in_another(folder: Path, name: str) -> None:
-    random_table(60, levels=4).save(folder / "other")
+    save_table(random_table(60, levels=4), folder / "other")
     (folder / "other" / f"{name}.npy").replace(folder / f"{name}.npy")
 
 
@@ -108,14 +109,14 @@ def change_the_type(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("harm", [remove, swap_in_another, lengthen, cut, change_the_type])
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_missing_damaged_or_of_another_table_is_refused(tmp_path, name, harm):
-    random_table(50).save(tmp_path)
+    save_table(random_table(50), tmp_path)
     harm(tmp_path, name)
     with pytest.raises((ArtifactMissing, ArtifactMismatch), match="again"):
         IdTable.open(tmp_path)
 
 
 def test_level_bounds_that_cannot_be_are_refused(tmp_path):
-    random_table(50, levels=2).save(tmp_path)
+    save_table(random_table(50, levels=2), tmp_path)
     np.save(tmp_path / "level_bounds.npy", np.array([0, 60, 49]))
     with pytest.raises(ArtifactMismatch, match="do not belong together"):
         IdTable.open(tmp_path)
