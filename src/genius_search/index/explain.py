@@ -15,7 +15,7 @@ from torch import Tensor
 
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.search.decoder import Decoder
@@ -81,43 +81,40 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
     UnknownItem
         The item is not in the index.
     """
-    snapshot = searcher.snapshot
-    code = int(snapshot.id_at(snapshot.locate(item_id))[0])  # an unknown item is an error before encoding
-    queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
-    of_its_modality = [query for query in queries if code in query.level0] or queries[:1]
-    with diagnose_corruption(snapshot):
-        explained = [_explain(searcher, query, item_id) for query in of_its_modality]
-    return min(explained, key=lambda one: math.inf if one.rank is None else one.rank)
-
-
-def _explain(searcher: SnapshotSearcher, query: EncodedQuery, item_id: str) -> Explanation:
     model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
-    place = snapshot.locate(item_id)
+    place = snapshot.locate(item_id)  # an unknown item is an error before anything is encoded
     codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
-    levels = follow_id(
-        snapshot.search_segments,
-        model.decoder_for(config),
-        torch.from_numpy(query.embedding),
-        codes,
-        config.scores,
-        level0=query.level0,
-        restriction=query.restriction,
-        has_probabilities=model.uses_generator(config),
-    )
-    ((ranking, _),) = searcher.rank([query], at_least=max(1, snapshot.num_alive))
-    there = np.flatnonzero((ranking.segments == place.segment) & (ranking.items == place.row))
-    allowed = None if query.restriction is None else query.restriction[place.segment]
-    return Explanation(
-        item=snapshot.item_at(place),
-        codes=codes,
-        is_allowed=(allowed is None or bool(allowed.items[place.row]))
-        and (not query.level0 or codes[0] in query.level0),
-        rank=1 + int(there[0]) if len(there) else None,
-        score=float(ranking.scores[there[0]]) if len(there) else None,
-        touched=ranking.touched,
-        beam=max(query.beam or config.beam, query.k),
-        levels=levels,
-    )
+    queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
+    queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
+    with diagnose_corruption(snapshot):
+        rankings = [found.ranking for found in searcher.rank(queries, at_least=max(1, snapshot.num_alive))]
+        ranks = []
+        for ranking in rankings:
+            there = np.flatnonzero((ranking.segments == place.segment) & (ranking.items == place.row))
+            ranks.append(int(there[0]) if len(there) else None)
+        best = min(range(len(ranks)), key=lambda at: math.inf if (rank := ranks[at]) is None else rank)
+        query, ranking, rank = queries[best], rankings[best], ranks[best]
+        allowed = None if query.restriction is None else query.restriction[place.segment]
+        return Explanation(
+            item=snapshot.item_at(place),
+            codes=codes,
+            is_allowed=(allowed is None or bool(allowed.items[place.row]))
+            and (not query.level0 or codes[0] in query.level0),
+            rank=None if rank is None else 1 + rank,
+            score=None if rank is None else float(ranking.scores[rank]),
+            touched=ranking.touched,
+            beam=max(query.beam or config.beam, query.k),
+            levels=follow_id(
+                snapshot.search_segments,
+                model.decoder_for(config),
+                torch.from_numpy(query.embedding),
+                codes,
+                config.scores,
+                level0=query.level0,
+                restriction=query.restriction,
+                has_probabilities=model.uses_generator(config),
+            ),
+        )
 
 
 @torch.inference_mode()
@@ -204,24 +201,13 @@ class SharedGroup:
     """The codes they share."""
     items: int
     examples: list[Item]
-    """At most twenty of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPage:
-    """A page of groups, largest first."""
-
-    total: int
-    """Number of groups in the index."""
-    items: int
-    """Items in all of them."""
-    groups: list[SharedGroup]
+    """At most :data:`EXAMPLES` of them."""
 
 
 def near_duplicates(
-    snapshot: Snapshot, num_levels: int, levels: int, *, offset: int = 0, limit: int = 50
-) -> SharedPage:
-    """Return a page of the groups of items that share all but the last ``levels`` codes; ties by code.
+    snapshot: Snapshot, num_levels: int, levels: int, *, offset: int, limit: int
+) -> list[SharedGroup]:
+    """Return some groups of items that share all but the last ``levels`` codes, largest first, then by code.
 
     Raises
     ------
@@ -233,7 +219,7 @@ def near_duplicates(
     if offset < 0 or limit < 0:
         raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
     if not snapshot.num_alive:
-        return SharedPage(0, 0, [])
+        return []
     prefixes, segments, rows = [], [], []
     for number, segment in enumerate(snapshot.segments):
         table = segment.table
@@ -254,4 +240,4 @@ def near_duplicates(
         shown = slice(begin, begin + min(size, EXAMPLES))
         examples = snapshot.items(segment_of[shown], row_of[shown].astype(np.int64))
         groups.append(SharedGroup(tuple(codes[begin].tolist()), size, examples))
-    return SharedPage(len(sizes), int(sizes.sum()), groups)
+    return groups

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from genius_search.config import FitConfig
     from genius_search.index.build import Added, ItemOutcome
-    from genius_search.index.explain import Explanation, SharedPage
+    from genius_search.index.explain import Explanation, SharedGroup
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, Verified
     from genius_search.index.pool import GivenPool, NewItem, Pool
@@ -541,10 +541,10 @@ class Index:
 
         return explain(SnapshotSearcher(*self.current(), config), request, item_id)
 
-    def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> SharedPage:
-        """Return a page of the groups of items that share all but the last ``levels`` codes, largest first.
+    def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> list[SharedGroup]:
+        """Return groups of items that share all but the last ``levels`` codes, largest first.
 
-        With ``levels`` 0 they share their whole ID.
+        With ``levels`` 0 they share their whole ID. ``offset`` and ``limit`` choose a page of the groups.
         """
         from genius_search.index.explain import near_duplicates
 
