@@ -1,15 +1,12 @@
-"""Settings of networks, of training with its presets and TOML files, and of search."""
+"""Settings of networks, of training with its presets, and of search."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -463,57 +460,3 @@ def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
 def to_json(config: Any) -> dict[str, Any]:
     """Return settings as a JSON-able dictionary."""
     return dataclasses.asdict(config)
-
-
-def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig:
-    """Read settings of ``genius fit``: those of a preset, and what a TOML file says instead.
-
-    The file has the names of the fields, one table a part, and may name its preset (``preset = "small"``,
-    the default), which ``preset_name`` overrides. Raises :class:`UsageError`.
-    """
-    given = {} if file is None else _read(file)
-    usual = preset(preset_name or str(given.pop("preset", "small")))
-    try:
-        return from_json(FitConfig, _merge(to_json(usual), given))
-    except UsageError as error:
-        raise UsageError(f"{file}: {error}; `genius fit --print-config` shows all settings") from None
-
-
-def read_search_toml(file: Path, usual: SearchConfig) -> SearchConfig:
-    """Read settings of a search from a TOML file, which may say some of them; or :class:`UsageError`."""
-    try:
-        return from_json(SearchConfig, {**to_json(usual), **_read(file)})
-    except UsageError as error:
-        raise UsageError(f"{file} cannot be read as settings of a search: {error}") from None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise UsageError(f"{file} cannot be read as TOML: {error}") from None
-
-
-def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of ``changes`` in their place, table by table."""
-    merged = {**settings, **changes}
-    for name, value in settings.items():
-        changed = changes.get(name)
-        if isinstance(value, Mapping) and isinstance(changed, Mapping):
-            merged[name] = _merge(value, changed)
-    return merged
-
-
-def to_toml(config: FitConfig) -> str:
-    """Return all settings as a text that :func:`read_toml` reads."""
-    return "\n".join(_lines("", to_json(config))).lstrip() + "\n"
-
-
-def _lines(path: str, table: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in table.items():
-        if not isinstance(value, Mapping):
-            yield f"{name} = {json.dumps(value)}"  # of these types, JSON is TOML
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield f"\n[{path}{name}]"
-            yield from _lines(f"{path}{name}.", value)

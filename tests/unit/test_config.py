@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genius_search.cli.options import read_toml, to_toml
 from genius_search.config import (
     PRESETS,
     EncoderConfig,
@@ -23,9 +24,7 @@ from genius_search.config import (
     checked,
     from_json,
     preset,
-    read_toml,
     to_json,
-    to_toml,
     usual_search,
 )
 from genius_search.errors import UsageError

@@ -1,19 +1,23 @@
-"""Options that several commands share; each group is a dataclass to inherit from."""
+"""Options that several commands share, each group a dataclass to inherit from; and reading their files."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 
 import tyro
 
-from genius_search.errors import BadData
+from genius_search.errors import BadData, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from genius_search.config import FitConfig, SearchConfig
     from genius_search.index.index import Index
 
 
@@ -152,3 +156,61 @@ def read_ids(file: Path | None) -> list[str] | None:
     except (OSError, UnicodeError) as error:
         raise BadData(f"{file} cannot be read as a text file of ids: {error}") from None
     return text.removesuffix("\n").split("\n")
+
+
+def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig:
+    """Read settings of ``genius fit``: those of a preset, and what a TOML file says instead.
+
+    The file has the names of the fields, one table a part, and may name its preset (``preset = "small"``,
+    the default), which ``preset_name`` overrides. Raises :class:`UsageError`.
+    """
+    from genius_search.config import FitConfig, from_json, preset
+
+    given = {} if file is None else _read_toml(file)
+    usual = preset(preset_name or str(given.pop("preset", "small")))
+    try:
+        return from_json(FitConfig, _merge(dataclasses.asdict(usual), given))
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}; `genius fit --print-config` shows all settings") from None
+
+
+def read_search_toml(file: Path, usual: SearchConfig) -> SearchConfig:
+    """Read settings of a search from a TOML file, which may say some of them; or :class:`UsageError`."""
+    from genius_search.config import from_json
+
+    try:
+        return from_json(type(usual), {**dataclasses.asdict(usual), **_read_toml(file)})
+    except UsageError as error:
+        raise UsageError(f"{file} cannot be read as settings of a search: {error}") from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise UsageError(f"{file} cannot be read as TOML: {error}") from None
+
+
+def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of ``changes`` in their place, table by table."""
+    merged = {**settings, **changes}
+    for name, value in settings.items():
+        changed = changes.get(name)
+        if isinstance(value, Mapping) and isinstance(changed, Mapping):
+            merged[name] = _merge(value, changed)
+    return merged
+
+
+def to_toml(config: FitConfig) -> str:
+    """Return all settings as a text that :func:`read_toml` reads."""
+    return "\n".join(_toml_lines("", dataclasses.asdict(config))).lstrip() + "\n"
+
+
+def _toml_lines(path: str, table: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{name} = {json.dumps(value)}"  # of these types, JSON is TOML
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield f"\n[{path}{name}]"
+            yield from _toml_lines(f"{path}{name}.", value)

@@ -23,6 +23,7 @@ from genius_search.cli.options import (
     Router,
     Words,
     command,
+    read_search_toml,
     read_vectors,
 )
 from genius_search.cli.serve import AddressOption, is_cluster, open_cluster
@@ -173,7 +174,7 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
 
     def _settings(self, index: Index) -> SearchConfig:
         """Return the settings of the index, changed by the file and the flags."""
-        from genius_search.config import checked, read_search_toml
+        from genius_search.config import checked
 
         given = {name: value for name, value in self._given().items() if value is not None}
         usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)

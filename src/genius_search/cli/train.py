@@ -22,6 +22,8 @@ from genius_search.cli.options import (
     Words,
     command,
     optional,
+    read_toml,
+    to_toml,
 )
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table, print_text
 from genius_search.errors import BadData, GeniusError, UsageError, plural
@@ -84,8 +86,6 @@ class Fit(DeviceOptions, WaitOption):
     """Print all settings as TOML, for --config, and do nothing."""
 
     def run(self) -> None:
-        from genius_search.config import read_toml, to_toml
-
         settings = read_toml(self.config, preset_name=self.preset)
         if self.print_config:
             sys.stdout.write(to_toml(settings))

@@ -12,7 +12,8 @@ import pytest
 
 from genius_search import __version__, cli, errors
 from genius_search.cli import COMMANDS, main
-from genius_search.config import preset, read_toml
+from genius_search.cli.options import read_toml
+from genius_search.config import preset
 
 TWO_SCREENS = 60
 """Lines."""
