@@ -45,6 +45,13 @@ def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(pag
     expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
 
 
+def test_before_the_first_search_some_items_are_shown(page):
+    shown = page.get_by_role("list", name="Examples").get_by_role("listitem")
+    expect(shown).to_have_count(16)
+    shown.first.get_by_role("link").click()
+    expect(page.get_by_role("dialog").get_by_role("button", name="Similar")).to_be_visible()
+
+
 def test_words_find_items_with_their_pictures_and_the_time_taken(page):
     search(page, "a blue leaf")
     expect(hits(page)).to_have_count(20)
