@@ -290,7 +290,8 @@ class MtebModel:
                 words = [TextInput(texts[row], keys[row]) for row in rows]
                 parts[1, rows] = torch.from_numpy(as_floats(encoder.text_features(words)))
         return FeatureBatch(
-            *parts,
+            parts[0],
+            parts[1],
             torch.tensor([one.image is not None for one in contents]),
             torch.tensor([bool(text) for text in texts]),
         )

@@ -113,9 +113,8 @@ class Table:
             for row, line in enumerate(self.cells())
         ]
         headings = [escape(heading) for heading in self.headings]
-        return tabulate(
-            lines, headings, tablefmt=layout, disable_numparse=True, colalign=align if lines else None
-        )
+        colalign = align if lines else None
+        return str(tabulate(lines, headings, tablefmt=layout, disable_numparse=True, colalign=colalign))
 
 
 def find_best(lines: Sequence[Sequence[Cell]], columns: Sequence[int]) -> frozenset[tuple[int, int]]:
