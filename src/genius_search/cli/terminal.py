@@ -145,11 +145,11 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """Print a line for each fact, or one JSON document."""
+    """Print a line for each fact that is known, or one JSON document of all."""
     if as_json:
         print_json(facts)
     else:
-        rows = [(name.replace("_", " "), _format(value)) for name, value in facts.items()]
+        rows = [(name.replace("_", " "), _format(fact)) for name, fact in facts.items() if fact is not None]
         print_table(("", ""), rows, left=("",))
 
 
