@@ -162,16 +162,22 @@ def write_page(page: Path, rows: Sequence[ResultRow], searches: Sequence[ShownSe
         asked = show(one.image, " ".join(filter(None, (one.instruction, one.text))))
         hits = (
             f'<td class="{"right" if hit.id in one.positives else ""}">{show(hit.image, hit.text)}'
-            f"<small>{hit.id}: {'.'.join(map(str, hit.codes))}</small></td>"
+            f"<small>{hit.id}: {' '.join(map(str, hit.codes))}</small></td>"
             for hit in one.hits
         )
-        blocks.append(f"<h3>{escape(one.task)}</h3><p>{asked}</p><table><tr>{''.join(hits)}</tr></table>")
+        found = f'<table class="hits"><tr>{"".join(hits)}</tr></table>'
+        blocks.append(f"<h3>{escape(one.task)}</h3><p>{asked}</p>{found}")
     text = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>GENIUS found these</title>
+<meta name="viewport" content="width=device-width">
 <style>
-body {{ font-family: sans-serif; max-width: 60em; margin: 2em auto }}
-td {{ padding: .4em; width: 9em }}
+:root {{ color-scheme: light dark }}
+body {{ font-family: sans-serif; line-height: 1.4; max-width: 60em; margin: 2em auto; padding: 0 1em }}
+th, td {{ padding: .3em .8em .3em 0; text-align: left; vertical-align: top }}
+.hits {{ table-layout: fixed; width: 100%; border-spacing: .5em }}
+.hits td {{ padding: .5em; overflow-wrap: break-word }}
 .right {{ outline: 2px solid #009e73 }}
 img, small {{ display: block }}
+small {{ opacity: .7 }}
 </style>
 <h1>GENIUS found these</h1>
 <p>A model generated IDs. One item in twenty was then ranked by its ID; the query was not compared with the
