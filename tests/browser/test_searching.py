@@ -114,16 +114,6 @@ def test_a_hit_is_added_to_the_query_and_weighed(page):
     expect(parts.get_by_role("button", name="Less")).to_be_focused()
 
 
-def test_a_hit_shows_its_path_through_the_codes(page):
-    search(page, "a leaf")
-    hits(page).first.get_by_role("link").click()
-    path = page.get_by_role("dialog", name="Item").locator(".path")
-    expect(path.locator("li .number").nth(1)).to_have_text(re.compile(r"^\d+ of \d+$"))
-    meters = path.locator(".meter").all()
-    shares = [one.evaluate("e => Number(e.style.getPropertyValue('--share'))") for one in meters]
-    assert all(0 < share <= 1 for share in shares)
-
-
 @pytest.mark.parametrize(
     ("operator", "value", "condition"),
     [("is", "image", "kind=image"), ("is one of", "image, card", "kind in image,card")],

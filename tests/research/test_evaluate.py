@@ -87,20 +87,6 @@ def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
                 assert measure_run(qrels, run).means == expected.measures
 
 
-def test_a_beam_as_wide_as_the_pool_ranked_by_embeddings_is_exact_search(evaluated):
-    config = EvaluationConfig(
-        pools=("local",),
-        methods=("exact-fused", "generative+embeddings"),
-        beam=1_000,
-        max_queries=4,
-        density_weight=0.0,
-    )
-    result = evaluate(evaluated.data, evaluated.model, config, evaluated.folder, progress=Silent())
-    for exact, generated in zip(result.rows[::2], result.rows[1::2], strict=True):
-        assert generated.candidates_touched == exact.pool_size
-        assert generated.measures["R@10"] == pytest.approx(exact.measures["R@10"], abs=0.26)
-
-
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [

@@ -93,7 +93,6 @@ def test_missing_pictures_are_counted_and_nothing_is_left(source, tmp_path):
     ("body", "problem"),
     [
         ([], "Karpathy"),
-        ({"pictures": []}, "Karpathy"),
         ({"images": []}, "no pictures"),
         ({"images": [{"filename": "a.jpg"}]}, "Karpathy"),
         ({"images": [row("a.jpg", "train")]}, "no caption"),

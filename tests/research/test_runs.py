@@ -19,17 +19,6 @@ from research.runs import (
 )
 
 ANSWERS = {"9:1": {"9:7": 1, "9:3": 2}, "9:2": {"4:0": 1}}
-RUN = {"9:2": [Hit("9:7", -0.1), Hit("9:1", -0.1), Hit("9:3", -4.0)], "9:1": [Hit("9:3", 1e-9)]}
-
-
-def test_a_written_run_has_trecs_six_columns(tmp_path: Path):
-    write_run(tmp_path / "run.txt", "generative", RUN)
-    assert (tmp_path / "run.txt").read_text().splitlines() == [
-        "9:2 Q0 9:7 1 -0.1 generative",
-        "9:2 Q0 9:1 2 -0.10000001 generative",
-        "9:2 Q0 9:3 3 -4.0 generative",
-        "9:1 Q0 9:3 1 1e-09 generative",
-    ]
 
 
 single = st.floats(width=32, allow_nan=False, min_value=-(2.0**126), max_value=2.0**126)

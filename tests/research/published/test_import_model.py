@@ -27,7 +27,7 @@ class Listening(Silent):
 
 
 @pytest.fixture
-def published(make_published):
+def files(make_published, tmp_path):
     """Fusion is the mean of image and text, and level 0 says text, image-text, image."""
     made = make_published(dim=DIM)
     meaning = torch.stack([TEXT, (IMAGE + TEXT) / 2**0.5, IMAGE])[None]
@@ -38,12 +38,7 @@ def published(make_published):
         weights[f"{prefix}encoder.dynamic_scalar.3.bias"] = torch.zeros(1)
         for copy in ("residual_rq.layers.0", "vq"):
             weights[f"{prefix}{copy}._codebook.embed"] = meaning
-    return made
-
-
-@pytest.fixture
-def files(published, tmp_path):
-    return published.save(tmp_path)
+    return made.save(tmp_path)
 
 
 @pytest.fixture
@@ -79,19 +74,6 @@ def write_data(tmp_path):
     return write
 
 
-def test_an_imported_model_opens_with_the_published_weights(files, published, encoder, tmp_path):
-    made = import_genius(*files, encoder, tmp_path / "model", progress=Silent())
-    opened = Genius.open(tmp_path / "model")
-    assert opened.fingerprint == made.fingerprint
-    assert opened.quantizer.sizes == (3, 5, 5)
-    assert torch.equal(opened.generator.embedding.weight, published.generator["id_generator.shared.weight"])
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "generator",
-        "model.json",
-        "quantizer",
-    ]
-
-
 def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data, tmp_path):
     listening = Listening()
     data = write_data(*Modality)
@@ -113,11 +95,8 @@ def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, enc
     assert listening.said[0].startswith("WARNING: without labelled candidates")
 
 
-def command(files, *more):
-    return main(["--quantizer", str(files[0]), "--generator", str(files[1]), *more])
-
-
 def test_the_command_imports(files, encoder, tmp_path, capsys):
     out = tmp_path / "model"
-    assert command(files, "--encoder", encoder, "--out", str(out)) == 0
+    words = ["--quantizer", files[0], "--generator", files[1], "--encoder", encoder, "--out", out]
+    assert main([str(word) for word in words]) == 0
     assert Genius.open(out).fingerprint[:12] in capsys.readouterr().err

@@ -86,14 +86,13 @@ def test_verify_reports_what_it_read(index, capsys):
     }
 
 
-@pytest.mark.parametrize("name", ["ids.npy", "items.sqlite", "embeddings.npy"])
-def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys, name):
-    (path,) = index.rglob(name)
+def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys):
+    (path,) = index.rglob("ids.npy")
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     out, err = run(capsys, "index", "info", index, "--verify", status=4)
     assert out == ""
-    assert name in err
+    assert path.name in err
     assert err.count("\n") == 1
 
 
@@ -127,14 +126,7 @@ def test_a_change_during_another_waits_or_is_refused(index, capsys):
         assert found_by(capsys, index) == ALL
 
 
-@pytest.mark.parametrize(
-    ("flags", "advice"),
-    [
-        (["--router", "geometry", "--rerank", "none"], "does without the generator"),
-        (["-k", 10**9 + 1], str(10**9)),
-        (["--candidates", 10**9 + 1], str(10**9)),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(index, capsys, flags, advice):
+def test_settings_that_do_not_go_together_are_refused(index, capsys):
+    flags = ("--router", "geometry", "--rerank", "none")
     _, err = run(capsys, "search", index, "a star", *flags, status=2)
-    assert advice in err
+    assert "does without the generator" in err

@@ -76,24 +76,6 @@ def test_the_version_is_printed(flag, capsys):
     assert capsys.readouterr().out == f"genius {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["search"], "INDEX"),
-        (["search", "x", "--nonsense"], "--nonsense"),
-        (["search", "x", "--router", "none"], "'geometry'"),
-    ],
-)
-def test_flags_that_cannot_be_read_are_usage_errors(words, said, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as left:
-        main(words)
-    assert left.value.code == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert said in printed.err
-
-
 def test_settings_of_fit_are_printed_as_toml_and_read_again(tmp_path, capsys):
     (tmp_path / "own.toml").write_text('preset = "tiny"\nquantizer.levels = 5\n')
     assert main(["fit", "--config", str(tmp_path / "own.toml"), "--print-config"]) == 0

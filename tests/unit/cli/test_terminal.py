@@ -33,16 +33,3 @@ def test_no_text_reaches_the_terminal_as_a_command(show, capsys, monkeypatch):
     printed = "".join(capsys.readouterr())
     assert "kite" in printed
     assert not set(printed) & set("\x1b\x07\x9b\u202e\r\udcff")
-
-
-def test_the_end_of_a_stage_is_printed_once(capsys):
-    progress = TerminalProgress()
-    progress.begin("train", 3)
-    for done in (1, 3, 3):
-        progress.advance(done, {})
-    progress.begin("index", 1)
-    progress.advance(1, {})
-    assert [line.split(" in ")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "train: 3/3",
-        "index: 1/1",
-    ]

@@ -164,17 +164,6 @@ def test_a_broken_caption_file_is_named_and_costs_only_the_caption(tmp_path, nam
     assert candidate.modality is Modality.IMAGE
 
 
-def test_a_name_that_is_not_utf8_is_named(tmp_path):
-    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.png")  # noqa: PTH118  (bytes)
-    try:
-        with open(path, "wb") as file:  # noqa: PTH123
-            file.write(b"x")
-    except OSError:
-        pytest.skip("this file system takes UTF-8 names only")
-    [problem] = read_folder(tmp_path).problems
-    assert "UTF-8" in str(problem)
-
-
 def test_a_link_in_a_circle_ends(tmp_path):
     picture(tmp_path / "a.png")
     (tmp_path / "again").symlink_to(tmp_path)

@@ -16,44 +16,38 @@ from .conftest import images_of, texts_of
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
 
 
-def test_clip_gives_the_features_of_transformers_own_pipeline(clip_folder, pictures):
+def clip_pipeline(folder, pictures):
     from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
-    encoder = load_encoder(f"clip:{clip_folder}")
-    model = CLIPModel.from_pretrained(clip_folder).eval()
-    pixels = CLIPImageProcessorPil.from_pretrained(clip_folder)(images=pictures, return_tensors="pt")
-    tokens = AutoTokenizer.from_pretrained(clip_folder)(TEXTS, padding=True, return_tensors="pt")
-    with torch.inference_mode():
-        both = model(**pixels, **tokens)
-    found_images, found_texts = (
-        encoder.image_features(images_of(pictures)),
-        encoder.text_features(texts_of(TEXTS)),
-    )
-    assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 12)
-    torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
-    torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
-    assert isinstance(encoder, Encoder)
-    assert encoder.needs_pixels
-    assert encoder.spec == f"clip:{clip_folder}"
+    pixels = CLIPImageProcessorPil.from_pretrained(folder)(images=pictures, return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
+    return CLIPModel.from_pretrained(folder).eval()(**pixels, **tokens)
 
 
-def test_siglip_gives_the_features_of_transformers_own_pipeline(siglip_folder, pictures):
+def siglip_pipeline(folder, pictures):
     from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SiglipModel
 
-    encoder = load_encoder(f"siglip:{siglip_folder}")
-    model = SiglipModel.from_pretrained(siglip_folder).eval()
-    pixels = SiglipImageProcessorPil.from_pretrained(siglip_folder)(images=pictures, return_tensors="pt")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(siglip_folder)
+    pixels = SiglipImageProcessorPil.from_pretrained(folder)(images=pictures, return_tensors="pt")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokens = tokenizer(TEXTS, padding="max_length", truncation=True, max_length=12, return_tensors="pt")
+    return SiglipModel.from_pretrained(folder).eval()(**pixels, input_ids=tokens["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "pipeline", "dim"), [("clip", clip_pipeline, 12), ("siglip", siglip_pipeline, 16)]
+)
+def test_features_are_those_of_transformers_own_pipeline(kind, pipeline, dim, request, pictures):
+    folder = request.getfixturevalue(f"{kind}_folder")
+    encoder = load_encoder(f"{kind}:{folder}")
     with torch.inference_mode():
-        both = model(pixel_values=pixels["pixel_values"], input_ids=tokens["input_ids"])
-    found_images, found_texts = (
-        encoder.image_features(images_of(pictures)),
-        encoder.text_features(texts_of(TEXTS)),
-    )
-    assert found_images.shape == found_texts.shape == (3, encoder.dim) == (3, 16)
-    torch.testing.assert_close(torch.nn.functional.normalize(found_images), both.image_embeds)
-    torch.testing.assert_close(torch.nn.functional.normalize(found_texts), both.text_embeds)
+        both = pipeline(folder, pictures)
+    images, texts = encoder.image_features(images_of(pictures)), encoder.text_features(texts_of(TEXTS))
+    assert images.shape == texts.shape == (3, encoder.dim) == (3, dim)
+    torch.testing.assert_close(torch.nn.functional.normalize(images), both.image_embeds)
+    torch.testing.assert_close(torch.nn.functional.normalize(texts), both.text_embeds)
+    assert isinstance(encoder, Encoder)
+    assert encoder.needs_pixels
+    assert encoder.spec == f"clip:{folder}"  # of which the other is another name
 
 
 @pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])

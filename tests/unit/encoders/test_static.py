@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from model2vec import StaticModel
@@ -11,12 +9,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from genius_search.cli import main
 from genius_search.encoders import static
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, load_encoder
 from genius_search.encoders.static import StaticEncoder
 from genius_search.errors import ArtifactMismatch, MissingExtra, UsageError
-from genius_search.index.index import Index
 
 KEY = ItemKey("candidate", "9:1")
 VECTORS = np.eye(5, 4, dtype=np.float32)
@@ -56,45 +52,3 @@ def test_damaged_files_and_missing_packages_are_named(folder, monkeypatch):
     monkeypatch.setattr(static, "WORDLLAMA", "no_such_package")
     with pytest.raises(MissingExtra, match=r"genius-search\[words\]"):
         load_encoder("text:no_such_package")
-
-
-TEXTS = {
-    "recipe": "Knead the dough, let it rise for two hours and bake the bread until the crust is brown.",
-    "trip": "We took the night train to the coast and walked along the beach at sunrise.",
-    "repair": "The bicycle's chain slips; replace the rear sprocket and tighten the brake cable.",
-    "garden": "Tomatoes need sun, warm soil and plenty of water in July.",
-    "music": "The orchestra rehearsed the second symphony with a new violinist.",
-    "money": "Your invoice for March is overdue; please pay within fourteen days.",
-}
-
-
-def test_texts_are_found_by_meaning_without_training_or_download(tmp_path):
-    pool = tmp_path / "notes"
-    pool.mkdir()
-    for name, text in TEXTS.items():
-        (pool / f"{name}.txt").write_text(text)
-    index, added = Index.create(tmp_path / "notes.index", pool=pool, encoder="text:wordllama")
-    assert added.added == len(TEXTS)
-    asked = {
-        "how to make a loaf": "recipe",
-        "holiday by the sea": "trip",
-        "fixing my bike": "repair",
-        "growing vegetables": "garden",
-        "classical concert": "music",
-        "unpaid bill": "money",
-    }
-    first = {query: index.search(text=query, k=1)[0].id.removesuffix(".txt") for query in asked}
-    assert sum(first[query] == right for query, right in asked.items()) >= 5
-
-
-def test_without_an_encoder_texts_are_encoded_by_what_is_installed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "pool.jsonl").write_text(
-        "".join(
-            json.dumps({"did": f"9:{number}", "modality": "text", "txt": text}) + "\n"
-            for number, text in enumerate(TEXTS.values(), 1)
-        )
-    )
-    monkeypatch.setenv("GENIUS_OFFLINE", "1")
-    main(["index", "create", str(tmp_path / "index"), "--pool", str(tmp_path / "pool.jsonl")])
-    assert "text:wordllama" in capsys.readouterr().err
-    assert Index.open(tmp_path / "index").info().items == len(TEXTS)

@@ -89,16 +89,6 @@ def test_a_level_does_not_see_its_own_code_or_later_ones():
 
 
 @torch.no_grad()
-def test_a_batch_of_one_equals_the_row_of_a_batch():
-    generator = make()
-    queries, codes = draw(5)
-    together = generator(queries, codes)
-    for row in range(5):
-        alone = generator(queries[row : row + 1], codes[row : row + 1])
-        torch.testing.assert_close(alone[0], together[row], rtol=1e-5, atol=1e-6)
-
-
-@torch.no_grad()
 def test_code_rows_start_as_one_linear_map_of_the_unit_code_vectors():
     generator = make(head="per-level")
     special = generator.embedding.weight[:NUM_SPECIAL].clone()

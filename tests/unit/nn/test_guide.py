@@ -121,12 +121,6 @@ def test_distances_of_different_levels_are_not_compared() -> None:
         decoder.log_probabilities(hidden[:, 0], 0, "vocabulary")
 
 
-def test_a_generator_without_a_guide_is_the_papers() -> None:
-    plain = drawn(dataclasses.replace(CONFIG, guide="none"))
-    assert plain.guide is None
-    assert not any(name.startswith("guide") for name in plain.state_dict())
-
-
 @pytest.mark.parametrize("head", ["tied", "per-level"])
 def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
     generator = drawn(dataclasses.replace(CONFIG, head=head))

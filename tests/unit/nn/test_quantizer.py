@@ -80,19 +80,6 @@ def test_codes_and_residuals_equal_a_plain_reference(items, seed, levels, level0
         )
 
 
-@given(items=st.integers(1, 8), seed=st.integers(0, 10_000))
-def test_the_quantization_loss_is_the_mean_over_elements_and_levels(items, seed):
-    quantizer = make(seed)
-    vectors = embeddings(items, seed)
-    total = count = 0.0
-    for vector in vectors:
-        codes, residuals = plainly(quantizer, vector)
-        for table, code, residual in zip(quantizer.tables(), codes, residuals, strict=True):
-            total += sum((r - e) ** 2 for r, e in zip(residual, table[code].tolist(), strict=True))
-            count += DIM
-    assert float(quantizer.quantize(vectors).loss) == pytest.approx(total / count, rel=1e-4)
-
-
 def test_the_quantization_loss_pulls_embeddings_and_not_codebooks():
     quantizer = make()
     vectors = embeddings(4).requires_grad_()

@@ -34,15 +34,6 @@ def test_a_scale_is_that_of_the_plain_formula():
     assert among.densities == pytest.approx(densities[ids[:, 0] == 0].std(), rel=1e-4)
 
 
-def test_length_and_a_common_part_change_no_scaled_difference():
-    tables, ids, densities = draw(3)
-    among = Spread.measure(tables, ids, densities, has_modality_level=True).among()
-    products = np.random.default_rng(4).standard_normal((1, 16))
-    other = 7 * products + 100
-    differences = [among.scale(one)[0] * np.diff(one[0]) for one in (products, other)]
-    np.testing.assert_allclose(*differences, rtol=1e-4)
-
-
 def test_modalities_have_spreads_of_their_own():
     tables, ids, densities = draw(5)
     tables[2][:] *= np.linspace(0.1, 3, 16)[:, None].astype(np.float32)

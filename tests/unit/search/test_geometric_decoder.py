@@ -15,7 +15,7 @@ from genius_search.config import RANK_ALL, SearchConfig
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.rank import Beams
-from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.search.table import IdTable, SearchSegment
 
 SIZES = (3, 5, 4)
 DIM = 6
@@ -75,25 +75,6 @@ def test_a_code_gains_what_brings_the_prefix_nearer_to_the_query():
                 assert float(gains[code]) == pytest.approx(nearer, abs=1e-4)
 
 
-@pytest.mark.parametrize("cuts", [(0, 1, 2), (0, 2), (1, 2), (2,)])
-def test_codes_read_one_by_one_or_together_say_the_same(cuts):
-    drawn = Drawn()
-    codes = torch.from_numpy(drawn.codes[:4])
-    state, said, begin = drawn.decoder.start(drawn.queries), [], 0
-    for end in cuts:
-        step = drawn.decoder.advance(state, codes[:, begin:end])
-        state, begin = step.state, end
-        said.append(step.hidden)
-    assert state.level == 3
-    expected = torch.stack(
-        [
-            torch.stack([query - drawn.vector(tuple(row[:level])) for level in range(3)])
-            for query, row in zip(drawn.queries, codes.tolist(), strict=True)
-        ]
-    )
-    torch.testing.assert_close(torch.cat(said, dim=1), expected, atol=1e-5, rtol=1e-5)
-
-
 @settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple),
@@ -147,27 +128,6 @@ def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, be
             kept = set(longer[: max(beam, int(paid.sum()))])
             left = {id_ for id_ in left if id_[: level + 1] in kept}
         assert set(found([drawn.segment], beams, query)) == left
-
-
-def test_modalities_filters_and_deletions_hold_as_for_any_decoder():
-    drawn = Drawn(3, items=50)
-    alive = np.arange(50) % 3 > 0
-    wanted = np.arange(50) % 2 > 0
-    table = drawn.segment.table
-    segment = SearchSegment(table, Allowed.of(table, alive))
-    beams = search(
-        drawn.decoder,
-        [segment],
-        drawn.queries,
-        SearchConfig(),
-        level0=[frozenset({2}), frozenset(), frozenset({0, 1}), frozenset()],
-        restrictions=[None, (Allowed.of(table, wanted),), None, None],
-    )
-    for query, (codes, items) in enumerate(
-        [((2,), alive), ((0, 1, 2), wanted), ((0, 1), alive), ((0, 1, 2), alive)]
-    ):
-        expected = {tuple(row) for row in drawn.codes[items].tolist() if row[0] in codes}
-        assert set(found([segment], beams, query)) == expected
 
 
 def test_no_queries_and_no_items_find_nothing():

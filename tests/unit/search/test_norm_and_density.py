@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from genius_search.config import GeneratorConfig, SearchConfig
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
-from genius_search.nn.spread import HALF_NORM_STEPS, decode_densities, decode_half_norms
+from genius_search.nn.spread import decode_densities, decode_half_norms
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
@@ -90,15 +90,6 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(tabl
         ranker.scores(queries[0], marked), products - decode_half_norms(own[:, 0]), atol=1e-5
     )
     np.testing.assert_allclose(ranker.scores(queries[0], codes.short().numpy()), products, atol=1e-5)
-
-
-def test_without_hubness_ids_rank_by_their_distance_up_to_the_rounding_of_marks(
-    tables, codes, marked, queries
-):
-    vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
-    nearness = -(queries[0] - vectors).square().sum(dim=1) / 2 + 0.5
-    scores = CodeRanker(tables).scores(queries[0], marked)
-    assert np.abs(scores - nearness.numpy()).max() <= 0.5 / HALF_NORM_STEPS + 1e-5
 
 
 def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_not(

@@ -9,7 +9,7 @@ import torch
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
-from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.search.table import IdTable, SearchSegment
 
 SIZES = (2, 4, 3)
 DIM = 6
@@ -53,7 +53,6 @@ def ranked(
     k=10,
     query=None,
     evidence=None,
-    restriction=None,
     **config,
 ) -> Ranking:
     return rank_items(
@@ -64,18 +63,11 @@ def ranked(
         config=SearchConfig(**config),
         evidence=evidence or Evidence(),
         k=k,
-        restriction=restriction,
     )
 
 
 def rows_of(stored: np.ndarray) -> Callable[[np.ndarray], torch.Tensor]:
     return lambda items: torch.from_numpy(stored[items]).float()
-
-
-def only(segment: SearchSegment, items: list[int]) -> Allowed:
-    mask = np.zeros(segment.table.num_items, dtype=bool)
-    mask[items] = True
-    return Allowed.of(segment.table, mask)
 
 
 BEAMS = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -2.0, -3.0])
@@ -99,13 +91,6 @@ def test_items_of_an_id_in_several_parts_stand_together_part_after_part(segment,
     assert answer.items.tolist() == [1, 2, 0, 0, 2, 4, 3]
     assert answer.rows.tolist() == [1, 0, 0, 0, 0, 2, 2]
     assert answer.beams.tolist() == [0, 1, 1, 1, 1, 2, 2]
-
-
-def test_a_short_list_has_room_for_all_hits_that_are_asked_for(segment, tables, random):
-    evidence = Evidence(CodeRanker(tables), [lambda items: torch.zeros(len(items), DIM)])
-    query = torch.randn(DIM, generator=random)
-    answer = ranked([segment], BEAMS, query=query, k=4, rerank="embeddings", shortlist=1, evidence=evidence)
-    assert len(answer.items) == 4
 
 
 @pytest.mark.parametrize("beams", [BEAMS, PREFIXES])
@@ -180,46 +165,11 @@ def test_equal_scores_keep_the_order_of_the_beams(segment, tables, rerank):
     assert answer.items.tolist() == [4, 3, 2, 0, 1]
 
 
-@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
-def test_of_an_id_that_is_shared_only_the_items_that_may_be_found_are(segment, other, tables, rerank):
-    stored = [rows_of(np.zeros((count, DIM), dtype=np.float32)) for count in (5, 3)]
-    evidence = Evidence(CodeRanker(tables), stored)
-    restriction = (only(segment, [0, 3]), None)
-    answer = ranked([segment, other], SHARED, rerank=rerank, evidence=evidence, restriction=restriction)
-    hits = list(zip(answer.segments.tolist(), answer.items.tolist(), strict=True))
-    assert hits == [(1, 1), (0, 0), (1, 0), (1, 2), (0, 3)]
-    assert answer.touched == 5
-
-
-def test_deleted_items_are_not_listed_unless_a_restriction_says_otherwise(segment):
-    table = segment.table
-    living = SearchSegment(table, only(segment, [0, 1]))
-    assert ranked([living], BEAMS).items.tolist() == [0, 1]
-    assert ranked([living], BEAMS, restriction=(only(segment, [1]),)).items.tolist() == [1]
-
-
-@pytest.mark.parametrize("rerank", ["none", "codes", "embeddings"])
-@pytest.mark.parametrize("shortlist", [0, 2])
-def test_a_query_that_found_no_id_has_an_empty_answer(segment, other, tables, rerank, shortlist):
-    nothing = beams_of([[(0, 0), (0, 0)]] * 2, [-np.inf, -np.inf])
-    stored = rows_of(np.zeros((5, DIM), dtype=np.float16))
-    answer = ranked(
-        [segment, other],
-        nothing,
-        rerank=rerank,
-        shortlist=shortlist,
-        evidence=Evidence(CodeRanker(tables), [stored] * 2),
-    )
-    assert answer.items.tolist() == answer.scores.tolist() == []
-    assert answer.touched == 0
-
-
 @pytest.mark.parametrize(
     ("config", "advice"),
     [
         ({"rerank": "codes"}, "codebooks"),
         ({"rerank": "embeddings"}, "--embeddings fused"),
-        ({"rerank": "embeddings", "shortlist": 3}, "--embeddings fused"),
     ],
 )
 def test_re_ranking_without_its_evidence_is_refused_with_advice(segment, config, advice):

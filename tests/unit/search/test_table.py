@@ -8,7 +8,7 @@ import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData
 from genius_search.index.segment_writer import save_table
-from genius_search.search.table import LARGEST_CODE, Allowed, IdTable, RankedBits
+from genius_search.search.table import LARGEST_CODE, IdTable, RankedBits
 
 FILES = ("ids", "starts", "level_bounds", "bucket_starts", "items")
 
@@ -148,9 +148,3 @@ def test_rows_of_ranges_are_listed_in_the_order_of_the_ranges(length, share):
     assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == [
         (owner, row) for owner, (first, last) in ranges for row in range(first, last) if mask[row]
     ]
-
-
-def test_of_an_empty_table_nothing_may_be_found():
-    table = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
-    allowed = Allowed.of(table, np.zeros(0, dtype=bool))
-    assert allowed.ids.count(np.array([0]), np.array([0])).tolist() == [0]

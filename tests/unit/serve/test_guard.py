@@ -26,11 +26,13 @@ def is_problem(response, status: int) -> dict:
 
 
 def test_every_answer_has_an_id_and_forbids_what_browsers_might_do_with_it(client):
-    for path, status in (("/healthz", 200), ("/v1/indexes", 200), ("/nothing", 404)):
+    for path, status in (("/", 200), ("/assets/main.js", 200), ("/v1/indexes", 200), ("/nothing", 404)):
         response = client.get(path)
         assert response.status_code == status
         assert response.headers["x-request-id"]
-        assert response.headers["content-security-policy"].startswith("default-src 'self'")
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; img-src 'self' blob: data:;")
+        assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
         assert response.headers["referrer-policy"] == "no-referrer"
         assert response.headers["cache-control"] == "private, no-cache"

@@ -110,11 +110,7 @@ def test_adding_again_changes_nothing_and_another_content_replaces(writable):
     item = {"id": "new", "text": "a drum"}
     assert add(writable, item).json()["added"] == 1
     assert add(writable, item).json()["unchanged"] == 1
-    assert add(writable, {"text": "no id"}).json() == {
-        **add(writable, {"text": "no id"}).json(),
-        "unchanged": 0,
-        "added": 1,
-    }
+    assert [add(writable, {"text": "no id"}).json()["added"] for _ in range(2)] == [1, 0]
     assert add(writable, {**item, "text": "a harp"}).json()["replaced"] == 1
     assert writable.get("/v1/items?id=new").json()["text"] == "a harp"
 
@@ -150,7 +146,9 @@ def test_a_body_that_is_no_list_of_items_is_refused(client):
         {"items": [{"id": "x", "fields": []}]},
     ):
         is_problem(client.post("/v1/items", json=body), 422)
-    is_problem(client.post("/v1/items", content=b"x", headers={"Content-Type": "image/png"}), 415)
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/mixed", "image/png", ""):
+        for path in ("/v1/items", "/v1/search"):
+            is_problem(client.post(path, content=b"x", headers={"Content-Type": kind}), 415)
     is_problem(client.post("/v1/items?index=other", json={"items": [{"text": "x"}]}), 404)
 
 

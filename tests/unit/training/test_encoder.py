@@ -11,19 +11,15 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig, preset
-from genius_search.data.features import ABSENT, FeatureBatch, Pairs, Shard
-from genius_search.data.mbeir import InstructionKey, Instructions, MBeir
+from genius_search.data.features import ABSENT, Pairs, Shard
+from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
 from genius_search.progress import Silent
-from genius_search.records import Modality, Query, format_text, instructed
+from genius_search.records import Modality, Query
 from genius_search.training.encoder import (
-    MOST_WORDS,
     EncoderStep,
-    WordQueries,
-    draw_phrases,
     embed_shard,
     train_encoder,
-    words_of_images,
 )
 from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.loop import Step
@@ -83,50 +79,6 @@ def test_a_killed_training_goes_on_to_the_same_losses_and_weights(train, read_lo
         train(tmp_path / "killed", Killer())
     assert train(tmp_path / "killed").encoder.fingerprint == whole.encoder.fingerprint
     assert read_losses(tmp_path / "killed" / "encoder") == read_losses(tmp_path / "whole" / "encoder")
-
-
-def test_words_go_with_the_images_that_they_describe():
-    """1 and 2 describe the candidate; 3 asks for a change of the picture in the query."""
-    text = torch.tensor([[1, 2, 0], [0, 0, 0]])
-    wish = torch.tensor([[3, 2, 0], [4, 0, 0]])
-    both = torch.tensor([True, False])
-    pixels = torch.zeros(2, 1)
-    candidates = FeatureBatch(pixels, text.float(), ~both, torch.tensor([True, False]))
-    queries = FeatureBatch(pixels, wish.float(), both, torch.tensor([True, True]))
-    words, present = words_of_images(queries, candidates)
-    assert words.tolist() == [1, 2, 4]
-    assert present.tolist() == [[True, True, False], [False, False, True]]
-
-
-def test_a_word_becomes_a_query_like_those_of_a_search():
-    instructions = Instructions(
-        Path("instructions"),
-        {
-            InstructionKey(1, Modality.TEXT, Modality.IMAGE): ("find a picture",),
-            InstructionKey(1, Modality.IMAGE, Modality.IMAGE): ("find another",),
-        },
-    )
-    texts = [instructed("find a picture", "kite"), format_text("kite"), "find another"] * 2
-    encoder = create_small(SETTINGS.network, texts, seed=0)
-    (kite,) = (row[0] for row in encoder.prepare_texts(["kite"]).long())
-    written = WordQueries(encoder, instructions).write(kite.repeat(50, 1), torch.Generator().manual_seed(0))
-    expected = [instructed("find a picture", "kite"), "kite."]
-    read = {tuple(row[row != 0].tolist()) for row in written}
-    assert read == {tuple(row[row != 0].tolist()) for row in encoder.prepare_texts(expected)}
-
-
-def test_phrases_are_words_of_an_image_and_fit_all_images_that_have_them():
-    random = torch.Generator().manual_seed(3)
-    present = torch.rand(30, 9, generator=random) < 0.4
-    present[4] = False
-    words, relevant = draw_phrases(present, random)
-    assert len(words) == int(present.any(dim=1).sum())
-    for row, fits in zip(words.tolist(), relevant.tolist(), strict=True):
-        own = [word for word in row if word >= 0]
-        assert 1 <= len(set(own)) == len(own) <= MOST_WORDS
-        assert fits == present[:, own].all(dim=1).tolist()
-        assert any(fits)
-    assert {sum(word >= 0 for word in row) for row in words.tolist()} >= {1, 2, 3}
 
 
 def test_single_words_are_learned_from_whole_captions(make_features):

@@ -88,13 +88,6 @@ def pictures(tmp_path):
     return paths
 
 
-def test_rows_of_any_number_keep_their_order_over_shards(tmp_path):
-    features = run(text_rows(10), Encoder(), tmp_path / "f")
-    assert len(list(features.shards())) == 3
-    assert features.ids.tolist() == list(range(10))
-    assert features.gather(np.arange(10)).text[:, 0].tolist() == list(range(10))
-
-
 def test_an_interrupted_run_encodes_only_the_shards_that_are_missing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
@@ -166,12 +159,6 @@ def test_nothing_to_embed_is_bad_data(tmp_path, pictures):
     pictures[0].write_bytes(b"")
     with pytest.raises(BadData, match="nothing to embed"):
         run(image_rows(pictures[:1]), Encoder(), tmp_path / "g", skip_bad_images=True)
-
-
-def test_features_that_are_not_finite_are_refused(tmp_path):
-    rows = [FeatureRow(id=0, key=ItemKey("candidate", "nan"), modality=Modality.TEXT, text="?")]
-    with pytest.raises(BadData, match="not finite"):
-        run(rows, Encoder(), tmp_path / "f")
 
 
 class Joint(Encoder):

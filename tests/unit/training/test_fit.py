@@ -11,10 +11,9 @@ import pytest
 import genius_search
 from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactMismatch, BadData, TrainingFailed, UsageError
+from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
-from genius_search.training import quantizer as stage
 from genius_search.training.fit import fit
 
 
@@ -133,22 +132,3 @@ def test_impossible_settings_are_refused_before_any_work(trained, tmp_path):
     with pytest.raises(UsageError, match=r"quantizer\.levels"):
         fit(MBeir(trained.data), "small", tmp_path / "model", broken, progress=progress)
     assert progress.begun == []
-
-
-def test_collapsed_codebooks_stop_the_training_unless_allowed(world, tmp_path, monkeypatch):
-    measured = stage.measure_health
-    monkeypatch.setattr(stage, "measure_health", lambda *given: _collapsed(measured(*given)))
-    config = replace(preset("tiny").quantizer, codebook_start=0)
-    config = replace(config, training=replace(config.training, max_steps=6, batch_size=16))
-    pairs = world.pairs()
-    with pytest.raises(TrainingFailed, match="collapsed"):
-        stage.train_quantizer(pairs, tmp_path / "refused", config, progress=Recorder())
-    allowed = replace(config, collapse="allow")
-    trained = stage.train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Recorder())
-    assert trained.manifest.kind == "quantizer"
-
-
-def _collapsed(health):
-    """The same health with one code in use at the first semantic level."""
-    levels = (health.levels[0], replace(health.levels[1], used=1), *health.levels[2:])
-    return replace(health, levels=levels)

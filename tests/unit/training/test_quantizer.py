@@ -86,15 +86,7 @@ def test_a_learned_level_0_learns_what_its_codes_stand_for(world, tmp_path):
     assert trained.manifest.facts["health"]["purity"] is not None
 
 
-def test_an_assigned_level_0_is_the_modality_of_every_candidate(world, tmp_path):
-    trained = run(world, tmp_path / "q")
-    encoded = encode(trained.quantizer, world.candidates)
-    assert np.array_equal(encoded.codes[:, 0].numpy(), world.candidates.modality)
-    assert trained.manifest.facts["health"]["purity"] == 1
-    assert trained.manifest.facts["health"]["candidates"] == 120
-
-
-def test_candidates_that_are_all_alike_are_reported_as_a_collapse(make_features, tmp_path):
+def test_candidates_that_are_all_alike_stop_the_training_unless_allowed(make_features, tmp_path):
     vectors = np.ones((8, 16))
     nothing = [None] * 8
     ids = [10_000_000 + n for n in range(8)]
@@ -105,7 +97,13 @@ def test_candidates_that_are_all_alike_are_reported_as_a_collapse(make_features,
     lines = [Query(f"1:{n}", Modality.TEXT, "?", positives=(f"1:{n}",)) for n in range(8)]
     pairs = Pairs(lines, queries, candidates)
     with pytest.raises(TrainingFailed, match="codebooks collapsed"):
-        train_quantizer(pairs, tmp_path / "q", CONFIG, progress=Silent())
+        train_quantizer(pairs, tmp_path / "refused", CONFIG, progress=Silent())
+    allowed = changed(collapse="allow")
+    assert train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Silent()).quantizer.sizes == (
+        3,
+        8,
+        8,
+    )
 
 
 def test_contrastive_learning_brings_queries_to_their_candidates(world, tmp_path, read_losses):

@@ -13,7 +13,7 @@ from genius_search.encoders.precomputed import open_precomputed
 from genius_search.errors import BadData
 from genius_search.progress import Silent
 from genius_search.records import query_number
-from genius_search.training.features import TrainingRecords, count_lines, embed_training
+from genius_search.training.features import TrainingRecords, embed_training
 
 
 def write_lines(path, rows):
@@ -60,10 +60,3 @@ def test_a_training_query_whose_positive_is_not_in_the_pool_is_refused(data, enc
     pool.write_text("".join(pool.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(BadData, match="query 9:3 has the positive 9:3"):
         embed_training(TrainingRecords(data), encoder, tmp_path / "features", progress=Silent())
-
-
-def test_records_are_counted_as_they_are_read_over_files(tmp_path):
-    (tmp_path / "a").write_bytes(b'{"qid": "1:1"}\n\n \r\n{"qid": "1:2"}\r\n\n')
-    (tmp_path / "b").write_bytes(b"y\nan unterminated line")
-    (tmp_path / "c").write_bytes(b"")
-    assert count_lines([tmp_path / "a", tmp_path / "b", tmp_path / "c"]) == 4
