@@ -22,13 +22,12 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput, is_joint
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import first_few
 from genius_search.index.build import encode_batch
+from genius_search.index.query import features_of
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
-from genius_search.nn.codebooks import as_floats
 from genius_search.records import Modality, format_text, instructed
 from research.methods import PoolCandidates, RowQueries, find
 from research.runs import strictly_decreasing
@@ -77,14 +76,11 @@ def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Itera
     """
     columns = {"text": ["title", "text", "body"], "image": ["image"]}
     wanted = ["id", "instruction", *(name for modality in modalities for name in columns.get(modality, ()))]
-    present = [name for name in wanted if name in data.column_names]
-    if "id" not in present:
+    if "id" not in data.column_names:
         raise BadData(f"the columns are {', '.join(data.column_names)}; expected one called id")
-    chosen = data.select_columns(present)
-    for start in range(0, len(chosen), batch_size):
-        batch: Mapping[str, Sequence[Any]] = chosen[start : start + batch_size]
-        rows = zip(*(batch[name] for name in present), strict=True)
-        yield [_content(dict(zip(present, row, strict=True))) for row in rows]
+    chosen = data.select_columns([name for name in wanted if name in data.column_names])
+    for batch in chosen.iter(batch_size):
+        yield [_content(dict(zip(batch, row, strict=True))) for row in zip(*batch.values(), strict=True)]
 
 
 def _content(row: Mapping[str, Any]) -> Content:
@@ -206,7 +202,7 @@ class MtebModel:
             contents = [one for one in batch if not one.is_empty]
             if not contents:
                 continue
-            features = self._features(contents, "candidate", [format_text(one.text) for one in contents])
+            features = self._features([(one.image, format_text(one.text) or "") for one in contents])
             kinds = [one.modality for one in contents]
             codes = np.array([kind.code for kind in kinds], dtype=np.int8)
             encoded.append(encode_batch(self.model, features, codes, embeddings=stored))
@@ -255,52 +251,29 @@ class MtebModel:
             contents = [one for one in batch if not one.is_empty]
             if not contents:
                 continue
-            words = [self._text(one, prompt, self._modality) for one in contents]
-            features = self._features(contents, "query", words)
+            features = self._features([(one.image, self._text(one, prompt)) for one in contents])
             raw, fused = F.normalize(features.total(), dim=-1), self.model.embed(features)
-            found |= self._rank(self._pool, RowQueries([one.id for one in contents], raw, fused), top_k)
+            asked = RowQueries([one.id for one in contents], raw, fused)
+            ((ranked,),) = find(self.model, [asked], self._pool, [self.method], self._config, depth=top_k)
+            for qid, hits in zip(asked.qids, ranked.hits, strict=True):
+                # Strictly decreasing, so that sorting by score keeps the order.
+                scores = strictly_decreasing([hit.score for hit in hits]).tolist()
+                found[qid] = {hit.did: score for hit, score in zip(hits, scores, strict=True)}
         empty = sum(not hits for hits in found.values())
         if empty:
             logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
         return found
 
-    def _text(self, query: Content, prompt: str | None, target: Modality) -> str:
+    def _text(self, query: Content, prompt: str | None) -> str:
         """Return the encoder's input: the instruction, a blank, the query's text (UniIR's format)."""
-        own = self.model.instruction_for(query.modality, target)
+        own = self.model.instruction_for(query.modality, self._modality)
         return instructed(query.instruction or prompt or own, query.text)
 
-    def _features(
-        self, contents: Sequence[Content], role: Literal["query", "candidate"], texts: Sequence[str]
-    ) -> FeatureBatch:
-        encoder = self.model.encoder
-        keys = [ItemKey(role, one.id) for one in contents]
-        parts = torch.zeros(2, len(contents), encoder.dim)
-        if is_joint(encoder):
-            both = zip(contents, texts, keys, strict=True)
-            items = [JointInput(one.image, text, key, one.image is not None) for one, text, key in both]
-            parts[1] = torch.from_numpy(as_floats(encoder.joint_features(items)))
-        else:
-            pictures = [(row, one.image) for row, one in enumerate(contents) if one.image]
-            if pictures:
-                images = [ImageInput(image, keys[row]) for row, image in pictures]
-                rows = [row for row, _ in pictures]
-                parts[0, rows] = torch.from_numpy(as_floats(encoder.image_features(images)))
-            rows = [row for row, text in enumerate(texts) if text]
-            if rows:
-                words = [TextInput(texts[row], keys[row]) for row in rows]
-                parts[1, rows] = torch.from_numpy(as_floats(encoder.text_features(words)))
+    def _features(self, contents: Sequence[tuple[Image.Image | None, str]]) -> FeatureBatch:
+        image, text = map(torch.from_numpy, features_of(self.model.encoder, contents))
         return FeatureBatch(
-            parts[0],
-            parts[1],
-            torch.tensor([one.image is not None for one in contents]),
-            torch.tensor([bool(text) for text in texts]),
+            image,
+            text,
+            torch.tensor([image is not None for image, _ in contents]),
+            torch.tensor([bool(text) for _, text in contents]),
         )
-
-    def _rank(self, pool: MemoryPool, queries: RowQueries, k: int) -> dict[str, dict[str, float]]:
-        """Return the hits of each query, with strictly decreasing scores: sorting them keeps the order."""
-        ((found,),) = find(self.model, [queries], pool, [self.method], self._config, depth=k)
-        rankings = {}
-        for qid, hits in zip(queries.qids, found.hits, strict=True):
-            scores = strictly_decreasing([hit.score for hit in hits])
-            rankings[qid] = {hit.did: float(score) for hit, score in zip(hits, scores, strict=True)}
-        return rankings

@@ -79,11 +79,6 @@ class BaselineConfig:
     """Seed of IDs, initial weights, batches and augmentation."""
 
     @property
-    def is_numbered(self) -> bool:
-        """Whether the IDs are random numbers, so that new items can have none."""
-        return self.kind in ("grace-numeric", "grace-string")
-
-    @property
     def method(self) -> str:
         """Its name in tables and runs."""
         return self.kind if self.indexing == "yes" else f"{self.kind}-unindexed"
@@ -122,12 +117,12 @@ class TrainingData(NamedTuple):
 
     pairs: Pairs
     queries: Float[Tensor, "queries dim"]
-    candidates: Float[Tensor, "candidates dim"]
-    codes: Int64[Tensor, "candidates levels"]
-    """IDs of the training pool."""
-    pool: Float[Tensor, "items dim"]
-    """Embeddings of the items to index; none without indexing."""
-    pool_codes: Int64[Tensor, "items levels"]
+    embeddings: Float[Tensor, "items dim"]
+    """Of the training pool, then of other items to index."""
+    codes: Int64[Tensor, "items levels"]
+    """Their IDs."""
+    indexed: Int64[np.ndarray, " indexed"]
+    """Rows of the items to index; none without indexing."""
 
 
 def fit_baseline(
@@ -145,7 +140,7 @@ def fit_baseline(
     if such IDs cannot be searched without having been learned.
     """
     config = checked(config)
-    if config.is_numbered and config.indexing == "no":
+    if config.kind in ("grace-numeric", "grace-string") and config.indexing == "no":
         raise UsageError(
             f"{config.kind} IDs do not follow from the items, so what was not learned cannot be found; leave "
             "indexing on, or take another kind"
@@ -251,15 +246,8 @@ def _assign_ids(
         (folder / "ids").mkdir(parents=True, exist_ok=True)
         scheme = kind.fit(training_set)
     codes = torch.from_numpy(scheme.assign(everything)).long()
-    rows = find_rows(pool.numbers, everything.numbers)
-    return scheme, TrainingData(
-        pairs,
-        queries,
-        trained.embeddings,
-        codes[: len(trained.embeddings)],
-        pool.embeddings,
-        codes[torch.from_numpy(rows)],
-    )
+    indexed = find_rows(pool.numbers, everything.numbers)
+    return scheme, TrainingData(pairs, queries, everything.embeddings, codes, indexed)
 
 
 def _train(
@@ -274,7 +262,7 @@ def _train(
     training = settings.training
     size, seed = training.batch_size, training.seed
     torch.manual_seed(seed)
-    generator = Generator(data.candidates.shape[1], scheme.sizes, settings, shares_codes=scheme.shares_codes)
+    generator = Generator(data.embeddings.shape[1], scheme.sizes, settings, shares_codes=scheme.shares_codes)
     tables = scheme.tables()
     if tables is not None:
         generator.start_codes(tables, generator=torch.Generator().manual_seed(seed))
@@ -284,15 +272,15 @@ def _train(
         chosen = torch.from_numpy(batch.candidate_rows)
         inputs = augment(
             data.queries[torch.from_numpy(batch.query_rows)].float(),
-            data.candidates[chosen],
+            data.embeddings[chosen],
             settings,
             step.generator,
         )
         targets = data.codes[chosen]
-        if len(data.pool):
-            rows = torch.from_numpy(draw_items(len(data.pool), size, step.number, seed))
-            inputs = torch.cat([inputs, data.pool[rows]])
-            targets = torch.cat([targets, data.pool_codes[rows]])
+        if len(data.indexed):
+            rows = torch.from_numpy(data.indexed[draw_items(len(data.indexed), size, step.number, seed)])
+            inputs = torch.cat([inputs, data.embeddings[rows]])
+            targets = torch.cat([targets, data.codes[rows]])
         losses = generator.loss(inputs, targets)
         by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
         return StepResult(losses.mean(), by_level)

@@ -301,37 +301,26 @@ class GraceSemantic(SpelledIds):
 
 
 KMEANS_ITERATIONS: Final = 25
-ITEM: Final = -1
-"""Takes the place of a node's number in an entry that is an item."""
+TreePath: TypeAlias = tuple[int, ...]
+"""A code for each cluster on the way to an item, and one of the item within its leaf."""
 
 
 class ClusterTree:
-    """Entries of all nodes, one after the other; an entry is a cluster, or in a leaf an item.
+    """Clusters of clusters, and in the leaves items.
 
     Parameters
     ----------
-    vectors
-        of each entry: a cluster's centroid, or an item's embedding.
-    starts
-        where the entries of each node begin; one more than nodes.
-    children
-        the node under each entry; −1 for an item.
+    entries
+        of each node, by the path to it: the centroids of its clusters, or in a leaf the items' embeddings.
     """
 
-    def __init__(
-        self,
-        vectors: Float[Tensor, "entries dim"],
-        starts: Int64[Tensor, " bounds"],
-        children: Int64[Tensor, " entries"],
-    ) -> None:
-        self.vectors = vectors
-        self.starts = starts
-        self.children = children
+    def __init__(self, entries: Mapping[TreePath, Float[Tensor, "entries dim"]]) -> None:
+        self.entries = entries
 
     @classmethod
     def build(
         cls, items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
-    ) -> tuple[ClusterTree, list[list[int]]]:
+    ) -> tuple[ClusterTree, list[TreePath]]:
         """Divide items into ``branches`` clusters until at most ``leaf`` are together.
 
         Where k-means cannot tell items apart, they are dealt out in their order. Returns the tree, and the
@@ -341,40 +330,32 @@ class ClusterTree:
         """
         if not len(items):
             raise BadData("a tree needs items to divide; these are none")
-        paths: list[list[int]] = [[] for _ in range(len(items))]
-        vectors: list[Tensor] = []
-        children: list[int] = []
-        starts = [0]
-        queue = [torch.arange(len(items))]
-        for rows in queue:  # level by level: the queue grows meanwhile
-            members = items[rows]
+        entries: dict[TreePath, Tensor] = {}
+        paths: list[TreePath] = [()] * len(items)
+        queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
+        for node, rows in queue:  # level by level: the queue grows meanwhile
             if len(rows) <= leaf:
-                chosen, centres = torch.arange(len(rows)), members
-                children += [ITEM] * len(rows)
+                entries[node] = items[rows]
+                for code, row in enumerate(rows.tolist()):
+                    paths[row] = (*node, code)
             else:
-                chosen, centres = _divide(members, branches, generator)
-                children += range(len(queue), len(queue) + len(centres))
-                queue += [rows[chosen == number] for number in range(len(centres))]
-            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
-                paths[row].append(code)
-            vectors.append(centres)
-            starts.append(len(children))
-        return cls(torch.cat(vectors), torch.tensor(starts), torch.tensor(children)), paths
+                chosen, entries[node] = _divide(items[rows], branches, generator)
+                queue += [((*node, code), rows[chosen == code]) for code in range(len(entries[node]))]
+        return cls(entries), paths
 
-    def paths(self, items: Float[Tensor, "items dim"]) -> list[list[int]]:
+    def paths(self, items: Float[Tensor, "items dim"]) -> list[TreePath]:
         """Return the way of each item down the tree, always to the nearest entry."""
-        paths: list[list[int]] = [[] for _ in range(len(items))]
-        waiting = [(0, np.arange(len(items)))]
-        while waiting:
-            node, rows = waiting.pop()
-            entries = slice(int(self.starts[node]), int(self.starts[node + 1]))
-            chosen = assign(items[torch.from_numpy(rows)], self.vectors[entries]).numpy()
-            for row, code in zip(rows.tolist(), chosen.tolist(), strict=True):
-                paths[row].append(code)
-            for code in np.unique(chosen).tolist():
-                child = int(self.children[entries.start + code])
-                if child != ITEM:
-                    waiting.append((child, rows[chosen == code]))
+        paths: list[TreePath] = [()] * len(items)
+        queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
+        for node, rows in queue:
+            chosen = assign(items[rows], self.entries[node])
+            for code in chosen.unique().tolist():
+                following, own = (*node, code), rows[chosen == code]
+                if following in self.entries:
+                    queue.append((following, own))
+                else:
+                    for row in own.tolist():
+                        paths[row] = following
         return paths
 
 
@@ -417,8 +398,8 @@ class TreeIds(SpelledIds):
         return cls(end, data.candidates.numbers, pad([cls._row(path) for path in paths], end=end), tree)
 
     @classmethod
-    def _row(cls, path: list[int]) -> list[int]:
-        return [*path[:-1], *spell_digits(path[-1])] if cls.is_spelled else path
+    def _row(cls, path: TreePath) -> TreePath:
+        return (*path[:-1], *spell_digits(path[-1])) if cls.is_spelled else path
 
     def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
         rows = [self._row(path) for path in self.tree.paths(items.embeddings)]

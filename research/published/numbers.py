@@ -7,10 +7,10 @@ misprints is in docs/lab/results-published.md.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
-from importlib.resources import files
-from typing import Any, Final, Literal, NamedTuple
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import pandas as pd
 
 from research.settings import Pool
 
@@ -29,52 +29,27 @@ class RowSize(NamedTuple):
     """Candidates in its local pool."""
 
 
-class Published(NamedTuple):
-    """Results of one system on M-BEIR in one setting, in percent."""
-
-    system: str
-    kind: Literal["generative", "embedding"]
-    pool: Pool
-    weights: Weights
-    """Whether the paper's own model was measured, or weights that its authors released later."""
-    source: str
-    average: float
-    rows: tuple[float, ...] = ()
-    """In the order of :data:`SIZES`; empty where only the average is known."""
-
-    def value(self, row: str) -> float | None:
-        """Return the number of one row, or of ``average``, if it is known."""
-        if row == AVERAGE:
-            return self.average
-        return dict(zip(SIZES, self.rows, strict=False)).get(row)
-
-
 class Reference(NamedTuple):
     """A published number beside which ours may stand."""
 
     system: str
     weights: Weights
+    """Whether the paper's own model was measured, or weights that its authors released later."""
     value: float
     source: str
 
 
-def _read(name: str) -> Iterator[dict[str, str]]:
-    return csv.DictReader(files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines())
+def _read(name: str) -> pd.DataFrame:
+    return pd.read_csv(Path(__file__).with_name(name))
 
 
-SIZES: Final = {row["row"]: RowSize(int(row["queries"]), int(row["pool"])) for row in _read("sizes.csv")}
+SIZES: Final = {name: RowSize(*size) for name, *size in _read("sizes.csv").to_numpy().tolist()}
 """M-BEIR's 16 test rows in the papers' order."""
 UNION_SIZE: Final = sum(size.pool for size in SIZES.values())
 """Candidates in the global test pool: the 16 local pools one after another."""
-
-
-def _published(row: dict[str, Any]) -> Published:
-    values = [row.pop(name) for name in SIZES]
-    rows = tuple(float(value) for value in values if value)
-    return Published(**{**row, "average": float(row["average"])}, rows=rows)
-
-
-RESULTS: Final = tuple(map(_published, _read("results.csv")))
+RESULTS: Final = _read("results.csv")
+"""A line for each system, pool, weights and source, with a column for each row of :data:`SIZES`, empty where
+only the average is known."""
 CAPTION_SIZES: Final = {"flickr30k_task0": RowSize(5_000, 1_000), "mscoco_task0": RowSize(24_809, 5_000)}
 """Different captions and pictures of Karpathy's test splits, as `research.karpathy` makes them."""
 
@@ -90,25 +65,22 @@ def expected_size(name: str, pool: Pool) -> RowSize | None:
 
 
 def references(name: str, pool: Pool, method: str) -> list[Reference]:
-    """Return what was published on one row (or ``average``) for our method, released weights first."""
-    found: dict[str, Reference] = {}
-    for result in RESULTS:
-        value = result.value(name)
-        if (result.system, result.pool) == (COMPARABLE.get(method), pool) and value is not None:
-            found.setdefault(
-                result.weights,
-                Reference(result.system, result.weights, value, result.source),
-            )
-    return [found[weights] for weights in ("released", "paper") if weights in found]
+    """Return what was published on one row for our method, released weights first."""
+    if name not in SIZES:
+        return []
+    own = RESULTS[(RESULTS["system"] == COMPARABLE.get(method)) & (RESULTS["pool"] == pool)]
+    own = own.dropna(subset=name).drop_duplicates("weights").sort_values("weights", ascending=False)
+    return [Reference(*one) for one in own[["system", "weights", name, "source"]].to_numpy().tolist()]
 
 
 def caption_references(name: str, method: str) -> list[Reference]:
     """Return the R@5 that was published on one of :data:`CAPTION_SIZES` for our method."""
-    dataset = name.partition("_")[0]
+    captions = _read("captions.csv")
+    own = captions[
+        (captions["system"] == COMPARABLE.get(method)) & (captions["dataset"] == name.partition("_")[0])
+    ]
+    systems = own["system"] + " trained on " + own["trained_on"]
     return [
-        Reference(
-            f"{one['system']} trained on {one['trained_on']}", "paper", float(one["R@5"]), one["source"]
-        )
-        for one in _read("captions.csv")
-        if (one["system"], one["dataset"]) == (COMPARABLE.get(method), dataset)
+        Reference(system, "paper", value, source)
+        for system, value, source in zip(systems, own["R@5"], own["source"], strict=True)
     ]

@@ -22,13 +22,12 @@ def build(items, *, branches=3, leaf=4, seed=0):
     items=st.integers(1, 120), branches=st.integers(2, 6), leaf=st.integers(1, 8), seed=st.integers(0, 1000)
 )
 def test_each_item_has_a_path_of_its_own_and_none_begins_another(items, branches, leaf, seed):
-    tree, paths = build(draw(items, seed), branches=branches, leaf=leaf)
-    distinct = {tuple(path) for path in paths}
+    _, paths = build(draw(items, seed), branches=branches, leaf=leaf)
+    distinct = set(paths)
     assert len(distinct) == items
     assert not any(path[:length] in distinct for path in distinct for length in range(len(path)))
     assert max(max(path[:-1], default=0) for path in paths) < branches
     assert max(path[-1] for path in paths) < leaf
-    assert len(tree.children) == int(tree.starts[-1])
 
 
 @settings(max_examples=30)

@@ -1,6 +1,4 @@
-import math
-
-import pytest
+import numpy as np
 
 from genius_search.data.mbeir import PAPER_ROWS
 from research.published.numbers import (
@@ -11,10 +9,10 @@ from research.published.numbers import (
 )
 
 
-@pytest.mark.parametrize("result", [one for one in RESULTS if one.rows], ids=lambda one: one.system)
-def test_every_average_is_the_mean_of_its_rows(result):
-    assert len(result.rows) == len(PAPER_ROWS)
-    assert math.fsum(result.rows) / len(PAPER_ROWS) == pytest.approx(result.average, abs=0.006)
+def test_every_average_is_the_mean_of_its_rows():
+    rows = RESULTS.dropna()
+    assert len(rows) == 16
+    np.testing.assert_allclose(rows[list(PAPER_ROWS)].mean(axis=1), rows["average"], atol=0.006)
 
 
 def test_the_rows_are_m_beirs_and_the_union_is_all_of_them():
