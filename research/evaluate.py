@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -170,14 +170,8 @@ def evaluate(
     Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
-    settings = SearchConfig(
-        beam=config.beam,
-        scores=config.scores,
-        candidates=config.candidates,
-        shortlist=config.shortlist,
-        generator_weight=config.generator_weight,
-        density_weight=config.density_weight,
-    )
+    names = {field.name for field in fields(SearchConfig)} & {field.name for field in fields(config)}
+    settings = SearchConfig(**{name: getattr(config, name) for name in names})
     results, pools = evaluate_pools(
         data,
         model,

@@ -6,8 +6,7 @@ A published number stands beside ours only where queries and pool are as many as
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import pandas as pd
@@ -31,7 +30,7 @@ from research.table import Cell, Table
 BASELINE: Final = "exact-fused"
 """The method that ``of exact`` compares with."""
 FIRST: Final = ("R@1", "R@5", "R@10")
-"""Measures that every JSON row begins with and every short table shows."""
+"""Measures that every short table shows."""
 PAPER_NOTE: Final = (
     f"percent; published with a beam of {PAPER_BEAM}, scores='vocabulary', --instructions first; 'released': "
     "weights that were published later"
@@ -42,19 +41,19 @@ PAPER_NOTE: Final = (
 class ResultRow:
     """Results of one method on one task and pool, or their mean over all tasks of a pool."""
 
-    name: str
-    """As in file names: ``mscoco_task0``; ``average`` for the mean."""
     dataset: str
     task: str
     """Its name: ``text -> image``."""
-    task_id: int
     pool: Pool
     method: str
     queries: int
-    pool_size: int
+    name: str
+    """As in file names: ``mscoco_task0``; ``average`` for the mean."""
+    task_id: int
     headline: str
     """The measure that the papers print (M-BEIR, section 2.9): R@10 for Fashion200K and FashionIQ, else R@5;
     for the mean ``headline``, each task's own."""
+    pool_size: int
     measures: Mapping[str, float]
     """``R@5``, ``recall@5``, ``MRR``, ``R-precision``, ``nDCG@10``, …"""
     bytes_per_item: float
@@ -69,34 +68,23 @@ class ResultRow:
 
     def flat(self) -> dict[str, Any]:
         """Return the row as a flat dict, measures unrounded."""
-        first = ("dataset", "task", "pool", "method", "queries")
-        last = ("task_id", "name", "headline", "pool_size", "bytes_per_item", "candidates_touched")
-        return {
-            **{name: getattr(self, name) for name in first},
-            **{name: self.measures[name] for name in FIRST if name in self.measures},
-            **self.measures,
-            **{name: getattr(self, name) for name in last},
-        }
+        fields = asdict(self)
+        measures = fields.pop("measures")
+        return {**fields, **measures}
 
 
-def in_order(rows: Sequence[ResultRow]) -> list[ResultRow]:
+def in_order(rows: Iterable[ResultRow]) -> list[ResultRow]:
     """Sort rows by pool (local first), task, data set, then method in the order of :data:`METHODS`.
 
     M-BEIR's data sets come as the papers print them, others by name.
     """
+    places = {name: place for names in (list(SIZES), METHODS) for place, name in enumerate(names)}
 
-    def place(name: str, names: Sequence[str]) -> tuple[int, str]:
-        return (names.index(name) if name in names else len(names), name)
+    def key(row: ResultRow) -> tuple[object, ...]:
+        of_names = ((places.get(name, len(places)), name) for name in (row.name, row.method))
+        return row.pool != "local", row.task_id, *of_names
 
-    return sorted(
-        rows,
-        key=lambda row: (
-            row.pool != "local",
-            row.task_id,
-            *place(row.name, list(SIZES)),
-            *place(row.method, METHODS),
-        ),
-    )
+    return sorted(rows, key=key)
 
 
 def averages(rows: Sequence[ResultRow]) -> list[ResultRow]:
@@ -105,27 +93,26 @@ def averages(rows: Sequence[ResultRow]) -> list[ResultRow]:
     Only for methods that were run on every task of the pool: other means cannot be compared.
     """
     found: list[ResultRow] = []
-    for pool, group in groupby(in_order(rows), key=lambda row: row.pool):
-        inside = list(group)
-        tasks = {row.name for row in inside}
-        for method in {row.method: None for row in inside}:
+    for pool in {row.pool for row in rows}:
+        inside = [row for row in rows if row.pool == pool]
+        tasks = len({row.name for row in inside})
+        for method in {row.method for row in inside}:
             own = [row for row in inside if row.method == method]
-            if len(tasks) > 1 and len(own) == len(tasks):
-                scores = [{**row.measures, "headline": row.score} for row in own]
+            if tasks > 1 and len(own) == tasks:
+                scores = pd.DataFrame([{**row.measures, "headline": row.score} for row in own])
                 found.append(
-                    ResultRow(
+                    replace(
+                        own[0],
                         name=AVERAGE,
-                        dataset=f"{len(tasks)} tasks",
+                        dataset=f"{tasks} tasks",
                         task=AVERAGE,
                         task_id=1 + max(TASKS),
-                        pool=pool,
-                        method=method,
                         queries=sum(row.queries for row in own),
                         pool_size=max(row.pool_size for row in own),
                         headline="headline",
-                        measures=pd.DataFrame(scores).dropna(axis=1).mean().to_dict(),
-                        bytes_per_item=sum(row.bytes_per_item for row in own) / len(own),
-                        candidates_touched=sum(row.candidates_touched for row in own) / len(own),
+                        measures=scores.dropna(axis=1).mean().to_dict(),
+                        bytes_per_item=sum(row.bytes_per_item for row in own) / tasks,
+                        candidates_touched=sum(row.candidates_touched for row in own) / tasks,
                     )
                 )
     return in_order(found)
@@ -158,19 +145,17 @@ def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
 
     What a narrow terminal has no room for stands last.
     """
-    found = {name: None for row in rows for name in row.measures}
-    first = [name for name in FIRST if name in found]
-    others = [name for name in found if name not in FIRST]
+    names = list(dict.fromkeys([*FIRST, *(name for row in rows for name in row.measures)]))
     groups: dict[str, list[tuple[Cell, ...]]] = {}
     ordered = [*in_order(rows), *averages(rows)]
     for row in ordered:
         costs = (row.bytes_per_item, row.candidates_touched)
         whole = (round(cost) if cost >= 100 or abs(cost - round(cost)) < 0.01 else cost for cost in costs)
-        head, tail = (map(row.measures.get, names) for names in (first, others))
+        values = [row.measures.get(name) for name in names]
         title = f"{row.task}, {row.pool} {row.dataset}, {row.queries:,} queries"
-        line = (row.method, *head, of_exact(row, ordered), *whole, *tail)
+        line = (row.method, *values[: len(FIRST)], of_exact(row, ordered), *whole, *values[len(FIRST) :])
         groups.setdefault(title, []).append(line)
-    headings = ("method", *first, "of exact", "bytes", "touched", *others)
+    headings = ("method", *FIRST, "of exact", "bytes", "touched", *names[len(FIRST) :])
     return [
         Table(name="results", title=title, headings=headings, lines=lines, decimals=3)
         for title, lines in groups.items()
