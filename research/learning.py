@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -242,9 +243,7 @@ def describe(
     return f"{first:.3f} / {five:.3f}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and measure."""
-    return run(Learning, "learning", arguments)
+main = partial(run, Learning, "learning")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class ResultRow:
         """Return the row as a flat dict, measures unrounded."""
         fields = asdict(self)
         measures = fields.pop("measures")
-        return {**fields, **measures}
+        return {**fields, **measures, "headline": self.headline}  # a mean has such a measure too
 
 
 def in_order(rows: Iterable[ResultRow]) -> list[ResultRow]:

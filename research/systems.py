@@ -20,8 +20,6 @@ from research.statistics import PerQuery, estimate
 from research.sweep import EVALUATION, MODEL, ROW_FILE
 from research.table import Estimate
 
-HEADLINE: Final = "headline"
-"""Stands for each row's own measure: R@10 for Fashion200K and FashionIQ, else R@5."""
 SYSTEMS: Final = "systems"
 """The table that compares systems."""
 
@@ -53,17 +51,19 @@ class System:
 
     def task(self, pool: Pool, method: str, task: str) -> Estimate | None:
         """Return a task's own measure in percent, over seeds."""
-        rows = self.rows
-        own = rows[(rows["pool"] == pool) & (rows["method"] == method) & (rows["name"] == task)]
+        own = self._rows(pool, method)
+        own = own[own["name"] == task]
         return estimate((100 * own["score"]).tolist()) if len(own) else None
 
-    def average(self, pool: Pool, method: str, measure_name: str = HEADLINE) -> Estimate | None:
-        """Return a measure in percent over all tasks, every task counting the same, over seeds."""
-        column = "score" if measure_name == HEADLINE else measure_name
-        own = self.rows[(self.rows["pool"] == pool) & (self.rows["method"] == method)]
-        if own.empty or own[column].isna().any():
+    def average(self, pool: Pool, method: str, measure: str = "score") -> Estimate | None:
+        """Return a measure (each task's own) in percent over all tasks, every task counting the same."""
+        own = self._rows(pool, method)
+        if own.empty or own[measure].isna().any():
             return None
-        return estimate((100 * own.groupby("seed")[column].mean()).tolist())
+        return estimate((100 * own.groupby("seed")[measure].mean()).tolist())
+
+    def _rows(self, pool: Pool, method: str) -> pd.DataFrame:
+        return self.rows[(self.rows["pool"] == pool) & (self.rows["method"] == method)]
 
     def per_query(self, pool: Pool, method: str, measure_name: str) -> PerQuery:
         """Return a measure for each query, from 0 to 1, as the mean over seeds.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
@@ -123,12 +124,7 @@ def find_best(lines: Sequence[Sequence[Cell]], columns: Sequence[int]) -> frozen
     >>> sorted(find_best([("a", 1.0), ("b", 2.04), ("c", 2.0)], [1]))
     [(1, 1), (2, 1)]
     """
-    found = set()
-    for column in columns:
-        values = {
-            row: round(cell.value if isinstance(cell, Estimate) else cell, 1)
-            for row, cell in enumerate(line[column] for line in lines)
-            if isinstance(cell, Estimate | float)
-        }
-        found |= {(row, column) for row, value in values.items() if value == max(values.values())}
-    return frozenset(found)
+    cells = pd.DataFrame(list(lines))[list(columns)]
+    values = cells.map(lambda cell: cell.value if isinstance(cell, Estimate) else cell).astype(float).round(1)
+    best = np.argwhere(values.eq(values.max()))
+    return frozenset((row, columns[place]) for row, place in best.tolist())

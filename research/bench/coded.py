@@ -32,7 +32,7 @@ from genius_search.search.vectors import (
     value_type,
 )
 from genius_search.training.codebooks import LEVELS, MAX_SAMPLE, fit_codebooks
-from research.bench.given import BLOCK, Given, K, Search, as_tensors
+from research.bench.given import BLOCK, Given, K, Search
 
 CHUNK: Final = 16_384
 ALL: Final = 10**9
@@ -75,25 +75,16 @@ def of_model(model: Genius) -> Quantizer:
 
 def encode(quantizer: Quantizer, given: Given) -> Codes:
     """Return the IDs of items, with their embeddings and densities."""
-    batches = list(_encoded(quantizer, given))
-    joined = (
-        np.concatenate([getattr(one, name) for one in batches])
-        for name in ("codes", "code_cosine", "embeddings", "densities")
-    )
-    codes, code_cosine, embeddings, densities = joined
-    return Codes(quantizer, ItemArrays(codes, code_cosine, embeddings, densities))
-
-
-def _encoded(quantizer: Quantizer, given: Given) -> Iterator[ItemArrays]:
-    items, modality = as_tensors(given)
-    for own, kinds in zip(items.split(CHUNK), modality.split(CHUNK), strict=True):
+    batches = []
+    for start in range(0, len(given.items), CHUNK):
+        own = torch.from_numpy(given.items[start : start + CHUNK])
+        kinds = torch.from_numpy(given.modality[start : start + CHUNK].astype(np.int64))
         found = quantizer.encode_items(torch.zeros_like(own), own, kinds)
-        yield ItemArrays(
-            found.columns.numpy(),
-            found.code_cosine.numpy().astype(np.float16),
-            embeddings=own.numpy().astype(np.float16),
-            densities=quantizer.norm_and_density.item_density(found.embeddings, found.codes).numpy(),
+        densities = quantizer.norm_and_density.item_density(found.embeddings, found.codes)
+        batches.append(
+            (found.columns.numpy(), found.code_cosine.half().numpy(), own.half().numpy(), densities.numpy())
         )
+    return Codes(quantizer, ItemArrays(*map(np.concatenate, zip(*batches, strict=True))))
 
 
 class Ours:

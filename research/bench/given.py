@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 import faiss
 import numpy as np
-import torch
 from jaxtyping import Float32, Int8, Int64
 from torch.nn import functional as F
 
@@ -149,10 +148,9 @@ def _load(file: Path) -> Float32[np.ndarray, "rows dim"]:
 
 def _open_array(file: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+        return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError) as error:
         raise BadData(f"{file} cannot be read as a .npy file: {error}") from None
-    return array
 
 
 def _read_mbeir(
@@ -235,11 +233,6 @@ def nearest_cosines(given: Given, seed: int) -> tuple[float, float]:
     return real, invented
 
 
-def as_tensors(given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return items and modalities as PyTorch's, without a copy of the items."""
-    return torch.from_numpy(given.items), torch.from_numpy(given.modality.astype(np.int64))
-
-
 def exact_search(items: Float32[np.ndarray, "items dim"], queries: Queries) -> Found:
     """Return the nearest items of each query."""
     found: Found = faiss.knn(queries, items, min(K, len(items)), metric=faiss.METRIC_INNER_PRODUCT)[1]
@@ -249,12 +242,6 @@ def exact_search(items: Float32[np.ndarray, "items dim"], queries: Queries) -> F
 def search_all(search: Search, queries: Queries) -> Found:
     """Search in batches."""
     return np.concatenate([search(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)])
-
-
-def search_one(search: Search, queries: Queries, number: int) -> None:
-    """Search for one query of many."""
-    number %= len(queries)
-    search(queries[number : number + 1])
 
 
 def share_found(truth: Int64[np.ndarray, "queries known"], found: Found, k: int) -> float:

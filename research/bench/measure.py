@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib.metadata
-import importlib.util
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import faiss
 import numpy as np
 import torch
+
+from research.bench.given import Queries, Search
 
 TURN: Final = 20
 """Queries that a method answers before it is another's turn; one at a time, each would find the caches full
 of what the others left."""
 WARM: Final = 10
 """Calls at the start of a turn that do not count: in use, a method finds its own tables in the caches."""
-PACKAGES: Final = ("torch", "numpy", "faiss-cpu", "transformers")
 Built = TypeVar("Built")
 
 
 def use_one_thread() -> None:
     """Compute with one thread from now on, in the whole process."""
     torch.set_num_threads(1)
-    if importlib.util.find_spec("faiss") is not None:
-        import faiss  # noqa: PLC0415  not in every installation
-
-        faiss.omp_set_num_threads(1)
+    faiss.omp_set_num_threads(1)
 
 
 def time_build(build: Callable[[], Built]) -> tuple[Built, float]:
@@ -54,27 +52,19 @@ def time_rounds(
     return {name: float(np.median(found)) for name, found in times.items()}
 
 
-def time_queries(methods: Mapping[str, Callable[[int], object]], num_queries: int) -> dict[str, float]:
+def time_queries(methods: Mapping[str, Search], queries: Queries, number: int) -> dict[str, float]:
     """Return the median CPU-milliseconds of a query alone, in turns of :data:`TURN`."""
+    asked = [queries[place % len(queries)][None] for place in range(number)]
     times: dict[str, list[float]] = {name: [] for name in methods}
-    for start in range(0, num_queries, TURN):
-        for name, answer in methods.items():
+    for start in range(0, number, TURN):
+        for name, search in methods.items():
             for query in range(start + TURN, start + TURN + WARM):
-                answer(query % num_queries)
-            for query in range(start, min(start + TURN, num_queries)):
+                search(asked[query % number])
+            for query in asked[start : start + TURN]:
                 began = time.process_time_ns()
-                answer(query)
+                search(query)
                 times[name].append((time.process_time_ns() - began) / 1e6)
     return {name: float(np.median(found)) for name, found in times.items()}
-
-
-def _read_field(file: str, name: str) -> str | None:
-    if Path(file).exists():
-        for line in Path(file).read_text(encoding="utf-8").splitlines():
-            found, _, value = line.partition(":")
-            if found.strip() == name:
-                return value.strip()
-    return None
 
 
 def about(seed: int, words: Sequence[str]) -> dict[str, Any]:
@@ -86,16 +76,12 @@ def about(seed: int, words: Sequence[str]) -> dict[str, Any]:
 
 def describe_machine() -> str:
     """Return the machine in one line: processor, cores and memory, threads used, versions."""
-    kilobytes = (_read_field("/proc/meminfo", "MemTotal") or "").partition(" ")[0]
-    memory = f", {int(kilobytes) / 2**20:.0f} GiB" if kilobytes else ""
-    versions = []
-    for name in PACKAGES:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            versions.append(f"no {name}")
-    processor = _read_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    processor = named[1] if named else platform.processor() or platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
-        f"{processor}, {os.cpu_count()} cores{memory}; "
-        f"threads used: {torch.get_num_threads()}; Python {platform.python_version()}, {', '.join(versions)}"
+        f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB; "
+        f"threads used: {torch.get_num_threads()}; Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}"
     )

@@ -32,7 +32,6 @@ from research.bench.given import (
     nearest_cosines,
     read_given,
     search_all,
-    search_one,
     share_found,
 )
 from research.bench.measure import time_build, time_queries, time_rounds
@@ -204,10 +203,7 @@ def _build_rivals(bench: _Bench, given: Given) -> Iterator[tuple[Rival, float]]:
 def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Found) -> list[Row]:
     """Time methods side by side, and compare what they find with the right answers and exact search."""
     queries = given.queries
-    alone = time_queries(
-        {name: partial(search_one, method.search, queries) for name, method in methods.items()},
-        settings.timed,
-    )
+    alone = time_queries({name: method.search for name, method in methods.items()}, queries, settings.timed)
     some = queries[: settings.batch]
     batched = time_rounds(
         {name: partial(method.search, some) for name, method in methods.items()},
