@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 import tyro
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, command
@@ -72,12 +73,6 @@ def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, 
     is_wrong = random.random(len(chosen)) < wrong
     chosen[is_wrong] = random.integers(0, len(given.items), int(is_wrong.sum()))
     return Log(given.queries[logged], chosen), order[len(order) // 2 :]
-
-
-def spreads(scores: Scores) -> Float32[np.ndarray, "queries 1"]:
-    """Return the standard deviation of each query's products with all items."""
-    deviations: np.ndarray = scores.std(axis=1, keepdims=True)
-    return deviations
 
 
 def nearest_logged(
@@ -187,7 +182,7 @@ class Learning(JsonOption):
 
     def _measure(self, given: Given, share: float, wrong: float) -> list[dict[str, str]]:
         """Return R@1 / R@5 of each row, mean over the seeds, by group."""
-        found: dict[str, list[tuple[Int64[np.ndarray, " queries"], Int64[np.ndarray, " queries"]]]] = {}
+        found: dict[str, list[pd.DataFrame]] = {}
         for seed in self.seeds:
             log, asked = draw_log(given, share, wrong, seed)
             if not len(log.chosen):
@@ -196,10 +191,11 @@ class Learning(JsonOption):
             counts = np.bincount(log.chosen, minlength=len(given.items))
             times = np.array([int(counts[list(own)].sum()) for own in right])
             for name, above in self._rank(given, given.queries[asked], right, log, counts, seed):
-                found.setdefault(name, []).append((above, times))
+                ranked = pd.DataFrame({"seed": seed, "above": above, "times": times})
+                found.setdefault(name, []).append(ranked)
         return [
             {"log": f"{share:.0%}", "wrong": f"{wrong:.0%}", "ranked by": name}
-            | {group: describe(measured, low, high) for group, (low, high) in GROUPS.items()}
+            | {group: describe(pd.concat(measured), low, high) for group, (low, high) in GROUPS.items()}
             for name, measured in found.items()
         ]
 
@@ -213,7 +209,7 @@ class Learning(JsonOption):
         seed: int,
     ) -> list[tuple[str, Int64[np.ndarray, " queries"]]]:
         plain = queries @ given.items.T
-        unit = spreads(plain)
+        unit = plain.std(axis=1, keepdims=True)
         near = nearest_logged(
             queries, log, len(given.items), weight=self.weight, temperature=self.temperature
         )
@@ -224,22 +220,20 @@ class Learning(JsonOption):
             ("popularity", ranks(plain + unit * popular, right)),
             ("adapter trained on the log", ranks(adapted, right)),
             ("nearest logged queries", ranks(plain + unit * near, right)),
-            ("adapter and nearest", ranks(adapted + spreads(adapted) * near, right)),
+            ("adapter and nearest", ranks(adapted + adapted.std(axis=1, keepdims=True) * near, right)),
         ]
 
 
-def describe(
-    measured: Sequence[tuple[Int64[np.ndarray, " queries"], Int64[np.ndarray, " queries"]]],
-    low: int,
-    high: int | None,
-) -> str:
-    """Return R@1 / R@5 of the queries whose answers were logged ``low`` times or more, below ``high``."""
+def describe(ranked: pd.DataFrame, low: int, high: int | None) -> str:
+    """Return R@1 / R@5 of the queries whose answers were logged ``low`` times or more, below ``high``.
 
-    def share(above: np.ndarray, times: np.ndarray, k: int) -> float:
-        own: Bool[np.ndarray, " queries"] = (times >= low) & (times < (high or np.inf))
-        return float((above[own] < k).mean()) if own.any() else float("nan")
-
-    first, five = (float(np.mean([share(above, times, k) for above, times in measured])) for k in (1, 5))
+    It is the mean over seeds, not a number where a seed has no such query.
+    """
+    own = ranked[(ranked["times"] >= low) & (ranked["times"] < (high or np.inf))]
+    seeds = ranked["seed"].unique()
+    first, five = (
+        own["above"].lt(k).groupby(own["seed"]).mean().reindex(seeds).mean(skipna=False) for k in (1, 5)
+    )
     return f"{first:.3f} / {five:.3f}"
 
 
