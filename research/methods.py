@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Float32, Int8, Int16, Int64, UInt8
+from jaxtyping import Float, Float32, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -97,12 +97,6 @@ class PoolCandidates:
     def _sorted_dids(self) -> np.ndarray:
         return np.sort(self.dids)
 
-    @property
-    def modality(self) -> Int8[np.ndarray, " items"]:
-        """Codes of the candidates' modalities."""
-        modality: np.ndarray = self._features.modality[self._rows]
-        return modality
-
     def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
         """Return unit sums of the encoder's features."""
         return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
@@ -119,16 +113,10 @@ class PoolCandidates:
         codes: np.ndarray = self._kept.codes[self._rows]
         return codes
 
-    @property
-    def code_cosine(self) -> Float16[np.ndarray, " items"]:
-        """Cosine between a candidate's embedding and the vector of its ID."""
-        cosines: np.ndarray = self._kept.code_cosine[self._rows]
-        return cosines
-
     @cached_property
     def table(self) -> IdTable:
         """The ID table."""
-        return IdTable.build(self.codes, self.code_cosine)
+        return IdTable.build(self.codes, self._kept.code_cosine[self._rows])
 
     @property
     def id_bytes(self) -> float:

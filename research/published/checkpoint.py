@@ -55,15 +55,11 @@ _ALLOWED: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint's weights, still in the file, and what else the file holds."""
+    """A checkpoint's weights, still in the file."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     """Weights by name, memory-mapped."""
-    others: tuple[str, ...]
-    """Names of the other entries: optimizer, scheduler, configuration and so on, which are never read."""
-    bytes: int
-    """The size of the file."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -93,8 +89,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ".".join(part for part in name.split(".") if part != COMPILED): value.detach()
         for name, value in weights.items()
     }
-    others = tuple(str(name) for name in body if name != WEIGHTS)
-    return Checkpoint(path, tensors, others, path.stat().st_size)
+    return Checkpoint(path, tensors)
 
 
 def _is_plain(value: object) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import torch
 import tyro
@@ -32,7 +32,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from genius_search.artifact import file_fingerprint, fingerprint_of
+from genius_search.artifact import Manifest, file_fingerprint, fingerprint_of
 from genius_search.cli.options import OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.encoders.batches import read_tokenizer
@@ -148,26 +148,14 @@ class EncoderWeights:
     """The contents of ``config.json``: the architecture."""
     pixels: Mapping[str, Any]
     """The contents of ``preprocessor_config.json``: how images are prepared."""
-    tokens: int
-    """Rows of the token table."""
-    used: int
-    """Tensors of the checkpoint that were needed."""
     left_out: tuple[str, ...]
-    """Names of those that were not: momentum copies, queues, buffers."""
-
-
-class ImportedEncoder(NamedTuple):
-    """A finished folder, the fingerprint of its manifest, and the hash of the checkpoint it was made of."""
-
-    folder: Path
-    fingerprint: str
-    sha256: str
+    """Tensors that only training needs: momentum copies, queues, buffers."""
 
 
 def import_encoder(
     file: Path, kind: EncoderKind, folder: Path, *, progress: Progress, tokenizer: Path | None = None
-) -> ImportedEncoder:
-    """Turn a checkpoint into a folder; one that is there already and came from the same file is kept.
+) -> Manifest:
+    """Turn a checkpoint into a folder, and return its manifest; one of the same file is kept.
 
     Raises UsageError: BLIP's vocabulary is needed and not given, or given and not needed; or the folder holds
     something else. Raises ArtifactMissing, ArtifactMismatch: the checkpoint or the vocabulary is not what it
@@ -181,10 +169,10 @@ def import_encoder(
             else f"{kind} brings its own vocabulary; leave --tokenizer out"
         )
     checkpoint = open_checkpoint(file)
-    progress.say(f"{file}: {checkpoint.bytes / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
+    progress.say(f"{file}: {file.stat().st_size / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
     weights = convert(checkpoint, kind)
-    texts, sha256 = _small_files(weights, tokenizer), file_fingerprint(file)
-    inputs = {"checkpoint": sha256, "texts": fingerprint_of(texts)}
+    texts = _small_files(weights, tokenizer)
+    inputs = {"checkpoint": file_fingerprint(file), "texts": fingerprint_of(texts)}
     writer = ArtifactWriter(folder, kind=ARTIFACT, config={"kind": kind}, inputs=inputs)
     manifest = writer.finished()
     if manifest is None:
@@ -192,7 +180,7 @@ def import_encoder(
             (writer.path / name).write_text(text)
         write_weights(writer.path / WEIGHTS, weights.weights, metadata={"format": "pt"})
         manifest = writer.finish(facts={"left_out": list(weights.left_out)})
-    return ImportedEncoder(folder, manifest.fingerprint, sha256)
+    return manifest
 
 
 def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, str]:
@@ -209,7 +197,7 @@ def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, s
         vocabulary = clip_tokenizer()
     else:
         settings = {"model_max_length": MAX_BERT_TOKENS, "tokenizer_class": "BertTokenizer"}
-        vocabulary = find_bert_tokenizer(tokenizer, rows=weights.tokens)
+        vocabulary = find_bert_tokenizer(tokenizer, rows=weights.config["text_config"]["vocab_size"])
     return {
         "config.json": json.dumps(weights.config, indent=2) + "\n",
         "preprocessor_config.json": json.dumps(weights.pixels, indent=2) + "\n",
@@ -319,8 +307,6 @@ def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
         weights={name: _converted(name, used[_published_name(name, kind)]) for name in network},
         config=config,
         pixels=_pixel_settings(kind, side=config["vision_config"]["image_size"]),
-        tokens=config["text_config"]["vocab_size"],
-        used=len(expected),
         left_out=tuple(name for name in tensors if is_tolerated(name, _UNUSED[kind])),
     )
 
@@ -496,7 +482,7 @@ class ImportEncoder:
         """Import the encoder."""
         with TerminalProgress() as progress:
             made = import_encoder(self.file, self.kind, self.out, progress=progress, tokenizer=self.tokenizer)
-            progress.say(f"sha256 of the checkpoint: {made.sha256}")
+            progress.say(f"sha256 of the checkpoint: {made.inputs['checkpoint']}")
             progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as uniir:{self.out}")
 
 

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.cli.options import DeviceOptions, OptionalFolder, command
+from genius_search.cli.options import DeviceOptions, OptionalFolder, command, read_toml
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import (
     FusionConfig,
     GeneratorConfig,
     QuantizerConfig,
-    TrainingConfig,
     checked,
     to_json,
 )
@@ -63,27 +62,8 @@ from research.published.checkpoint import (
 
 Config = TypeVar("Config", QuantizerConfig, GeneratorConfig)
 
-RELEASED_QUANTIZER: Final = QuantizerConfig(
-    gradient="per-level",
-    contrastive="both",
-    kmeans_iterations=1000,
-    training=TrainingConfig(
-        epochs=21.0, batch_size=8000, epsilon=1e-6, weight_decay=0.2, final_share=0.1, precision="bf16"
-    ),
-)
-"""Settings of the authors' released code; ``recipes/reference.toml`` has them for `genius fit`."""
-RELEASED_GENERATOR: Final = GeneratorConfig(
-    augmentation="reference",
-    training=TrainingConfig(
-        epochs=31.0,
-        batch_size=1024,
-        beta2=0.98,
-        epsilon=1e-6,
-        weight_decay=1e-4,
-        warmup_steps=500,
-        precision="bf16",
-    ),
-)
+RELEASED: Final = read_toml(Path(__file__).parents[2] / "recipes" / "reference.toml")
+"""Settings of the authors' released code."""
 QUANTIZER_FILE: Final = "rq_clip_large.pth"
 GENERATOR_FILE: Final = "GENIUS_t5small.pth"
 TOLERATED: Final = (re.compile(r"contra_projector\..*"), re.compile(r"(quantizer\.)?clip_model\..*"))
@@ -180,7 +160,7 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> Parts[Gene
 
 def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfig]:
     """Read sizes off the shapes; a missing tensor, which is reported later, counts as the published one."""
-    reference = RELEASED_QUANTIZER
+    reference = RELEASED.quantizer
     projection = "encoder.text_projection_layer.weight"
     levels = [int(match[1]) for name in tensors if (match := _LEVEL.match(name))]
     return _size(tensors, projection, 1, PUBLISHED_DIM), dataclasses.replace(
@@ -192,7 +172,7 @@ def _quantizer_sizes(tensors: Mapping[str, Tensor]) -> tuple[int, QuantizerConfi
 
 
 def _generator_sizes(tensors: Mapping[str, Tensor]) -> GeneratorConfig:
-    reference = RELEASED_GENERATOR
+    reference = RELEASED.generator
     blocks = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
     first = "id_generator.decoder.block.0.layer."
     width = _size(tensors, SHARED, 1, reference.width)

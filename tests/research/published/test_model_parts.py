@@ -17,7 +17,7 @@ from research.published.models import MEASURED, generator_parts, quantizer_parts
 
 
 def opened(weights):
-    return Checkpoint(Path("file.pth"), weights, (), 0)
+    return Checkpoint(Path("file.pth"), weights)
 
 
 def parts_of(published):
