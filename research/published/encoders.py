@@ -25,11 +25,7 @@ from typing import Annotated, Any, Final
 
 import torch
 import tyro
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
-from tokenizers.processors import TemplateProcessing
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from genius_search.artifact import Manifest, file_fingerprint, fingerprint_of
@@ -212,12 +208,17 @@ def find_bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
     Raises ArtifactMissing: the folder has neither. Raises ArtifactMismatch: the file holds no BERT
     vocabulary, or one of another size.
     """
-    ready, words_file = folder / "tokenizer.json", folder / "vocab.txt"
-    if not (ready.is_file() or words_file.is_file()):
+    from transformers import BertTokenizer  # noqa: PLC0415  takes seconds
+
+    ready = folder / "tokenizer.json"
+    if not (ready.is_file() or (folder / "vocab.txt").is_file()):
         raise ArtifactMissing(
             f"{folder} has neither tokenizer.json nor vocab.txt; give one with bert-base-uncased's vocabulary"
         )
-    tokenizer = read_tokenizer(ready) if ready.is_file() else _bert_tokenizer(words_file)
+    if ready.is_file():
+        tokenizer = read_tokenizer(ready)
+    else:
+        tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     missing = [name for name in _BERT_SPECIAL if tokenizer.token_to_id(name) is None]
     if missing or size not in (rows, rows - EXTRA_TOKENS):
@@ -226,18 +227,6 @@ def find_bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
             f"the vocabulary in {folder} {problem}, and the checkpoint was trained with "
             f"{rows - EXTRA_TOKENS:,} and two more; give a folder with bert-base-uncased's vocabulary"
         )
-    return tokenizer
-
-
-def _bert_tokenizer(file: Path) -> Tokenizer:
-    words = {word: number for number, word in enumerate(file.read_text().splitlines())}
-    tokenizer = Tokenizer(WordPiece(words, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.normalizer = BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in _BERT_SPECIAL if name in words])
-    if {"[CLS]", "[SEP]"} <= words.keys():
-        ends = [(name, words[name]) for name in ("[CLS]", "[SEP]")]
-        tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     return tokenizer
 
 
