@@ -21,23 +21,17 @@ def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     kind
-        a dataclass whose fields are the flags, with a method ``run``; or several, by the name of what to do.
+        a dataclass whose fields are the flags, with a method ``run``.
     name
         what follows ``python -m research.``.
     """
     # Threads of PyTorch that wait for others would keep cores busy that other processes need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options: dict[str, Any] = {
-        "prog": f"python -m research.{name}",
-        "args": words,
-        "config": (tyro.conf.FlagCreatePairsOff,),
-    }
     try:
-        if isinstance(kind, dict):
-            parsed: Any = tyro.extras.subcommand_cli_from_dict(kind, **options)
-        else:
-            parsed = tyro.cli(kind, **options)
+        parsed: Any = tyro.cli(
+            kind, prog=f"python -m research.{name}", args=words, config=(tyro.conf.FlagCreatePairsOff,)
+        )
         return parsed.run() or 0
     except GeniusError as error:
         print_text(f"research.{name}: {error}", error=True)

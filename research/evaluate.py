@@ -26,8 +26,7 @@ from genius_search.model import Genius
 from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
-from genius_search.training.features import count_lines, embed_pool
-from genius_search.training.features import embed_queries as embed_query_features
+from genius_search.training.features import count_lines, embed_pool, embed_queries
 from genius_search.writing import write_json
 from research.codes import encode_features
 from research.command import run
@@ -212,7 +211,21 @@ def evaluate_pools(
     rows = chosen_rows(data, config)
     encodes = model if with_codes or not isinstance(model, Genius) else model.encoder
     pools = EvaluationPools(data, encodes, rows, evaluation, config, progress=progress)
-    queries = [(row, embed_queries(data, model, row, config, evaluation, progress)) for row in rows]
+    queries = []
+    for row in rows:
+        qids, features = embed_queries(
+            data,
+            model.encoder if isinstance(model, Genius) else model,
+            row,
+            evaluation,
+            instructions=config.instructions,
+            max_queries=config.max_queries,
+            seed=config.seed,
+            progress=progress,
+        )
+        raw = F.normalize(features.total(), dim=-1)
+        fused = model.embed(features) if isinstance(model, Genius) else raw
+        queries.append((row, RowQueries(qids, raw, fused)))
     folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []
     done = 0
@@ -245,29 +258,6 @@ def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
             "evaluate without any (--instructions none)"
         )
     return rows
-
-
-def embed_queries(
-    data: MBeir,
-    model: Genius | Encoder,
-    row: EvaluationRow,
-    config: EvaluationConfig,
-    folder: Path,
-    progress: Progress,
-) -> RowQueries:
-    """Embed the queries of a row, each with one instruction."""
-    qids, features = embed_query_features(
-        data,
-        model.encoder if isinstance(model, Genius) else model,
-        row,
-        folder,
-        instructions=config.instructions,
-        max_queries=config.max_queries,
-        seed=config.seed,
-        progress=progress,
-    )
-    raw = F.normalize(features.total(), dim=-1)
-    return RowQueries(qids, raw, model.embed(features) if isinstance(model, Genius) else raw)
 
 
 def _evaluate_pool(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -133,8 +134,6 @@ class MtebModel:
         of each candidate in memory.
     search
         Width of the beam and normalisation of its scores; ``method`` decides how hits are ranked.
-    name
-        Name in mteb's results; default: ``genius/`` and the folder's name.
     """
 
     def __init__(
@@ -143,7 +142,6 @@ class MtebModel:
         *,
         method: Method = "generative",
         search: SearchConfig | None = None,
-        name: str | None = None,
     ) -> None:
         if method not in get_args(Method):
             raise UsageError(f"{method!r} is not one of {', '.join(get_args(Method))}")
@@ -155,8 +153,7 @@ class MtebModel:
             )
         self.model = model if isinstance(model, Genius) else Genius.open(model)
         self.method = method
-        by_name = not isinstance(model, Genius) and not Path(model).is_dir()
-        self.name = name or (str(model) if by_name else f"genius/{self.model.folder.resolve().name}")
+        self.name = f"genius/{self.model.folder.resolve().name}"
         self._config = config
         self._pool: MemoryPool | None = None
         self._modality = Modality.IMAGE
@@ -166,7 +163,6 @@ class MtebModel:
         """The model's name, fingerprint, modalities and settings."""
         from mteb.models import ModelMeta  # noqa: PLC0415  seconds to import, and optional
 
-        settings = ("beam", "scores", "candidates", "shortlist", "generator_weight", "density_weight")
         reads_texts_only = self.model.encoder.spec.startswith("text:")
         return ModelMeta.create_empty(
             {
@@ -175,10 +171,7 @@ class MtebModel:
                 "modalities": ["text"] if reads_texts_only else ["text", "image"],
                 "framework": ["PyTorch"],
                 "use_instructions": True,
-                "experiment_kwargs": {
-                    "method": self.method,
-                    **{name: getattr(self._config, name) for name in settings},
-                },
+                "experiment_kwargs": {**asdict(self._config), "method": self.method},
             }
         )
 

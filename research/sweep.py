@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -165,55 +165,6 @@ def make_row(
     evaluate_baseline(data, model, fitted, config, folder / EVALUATION, evaluation=place, progress=progress)
 
 
-def sweep(
-    recipe: Recipe,
-    data: MBeir,
-    encoder: str,
-    out: Path,
-    *,
-    only: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    quick: bool = False,
-    progress: Progress,
-) -> list[str]:
-    """Run rows, and return those that failed.
-
-    Raises
-    ------
-    UsageError
-        A row that is named does not exist.
-    """
-    names = [row.name for row in recipe.row]
-    if unknown := {*only, *skip}.difference(names):
-        raise UsageError(f"the recipe has no rows {', '.join(sorted(unknown))}")
-    needed = {*only, *(row.model for row in recipe.row if row.name in only)} if only else {*names}
-    changes = recipe.quick if quick else {}
-    failed = []
-    first: Path | None = None
-    for row in (one for one in recipe.row if one.name in needed.difference(skip)):
-        for seed in row.seeds[:1] if quick else row.seeds:
-            folder = out / row.name / f"seed-{seed}"
-            plan = fingerprint_of([asdict(row), seed, changes, encoder, str(data.root.resolve())])
-            if first is not None and row.fit is not None:
-                share(first, folder)
-            record = {**asdict(row), "seed": seed, "plan": plan, "place": names.index(row.name)}
-            done = folder / ROW_FILE
-            if done.exists() and json.loads(done.read_text())["plan"] == plan:
-                first = first or folder
-                continue
-            progress.say(f"{row.name}, seed {seed}")
-            began = time.monotonic()
-            try:
-                make_row(row, seed, data, encoder, out, changes, progress)
-            except GeniusError as error:
-                failed.append(f"{row.name}, seed {seed}: {error}")
-                progress.say(failed[-1])
-                continue
-            first = first or folder
-            write_json(done, {**record, "seconds": round(time.monotonic() - began)})
-    return failed
-
-
 def share(first: Path, folder: Path) -> None:
     """Link what depends on the encoder and the data only from another row's folder."""
     for pattern in _SHARED:
@@ -252,18 +203,40 @@ class Sweep:
     """Use the recipe's settings for a run of minutes, to check that everything works."""
 
     def run(self) -> int:
-        """Run the rows."""
+        """Run the rows that are not done yet."""
+        recipe, data = read_recipe(self.recipe), MBeir(self.data)
+        names = [row.name for row in recipe.row]
+        if unknown := {*self.only, *self.skip}.difference(names):
+            raise UsageError(f"the recipe has no rows {', '.join(sorted(unknown))}")
+        models = (row.model for row in recipe.row if row.name in self.only)
+        needed = {*(self.only or names), *models}.difference(self.skip)
+        changes = recipe.quick if self.quick else {}
+        failed = []
+        first: Path | None = None
         with TerminalProgress() as progress:
-            failed = sweep(
-                read_recipe(self.recipe),
-                MBeir(self.data),
-                self.encoder,
-                self.out,
-                only=self.only,
-                skip=self.skip,
-                quick=self.quick,
-                progress=progress,
-            )
+            for row in (one for one in recipe.row if one.name in needed):
+                for seed in row.seeds[:1] if self.quick else row.seeds:
+                    folder = self.out / row.name / f"seed-{seed}"
+                    plan = fingerprint_of(
+                        [asdict(row), seed, changes, self.encoder, str(data.root.resolve())]
+                    )
+                    if first is not None and row.fit is not None:
+                        share(first, folder)
+                    done = folder / ROW_FILE
+                    if done.exists() and json.loads(done.read_text())["plan"] == plan:
+                        first = first or folder
+                        continue
+                    progress.say(f"{row.name}, seed {seed}")
+                    began = time.monotonic()
+                    try:
+                        make_row(row, seed, data, self.encoder, self.out, changes, progress)
+                    except GeniusError as error:
+                        failed.append(f"{row.name}, seed {seed}: {error}")
+                        progress.say(failed[-1])
+                        continue
+                    first = first or folder
+                    record = {**asdict(row), "seed": seed, "plan": plan, "place": names.index(row.name)}
+                    write_json(done, {**record, "seconds": round(time.monotonic() - began)})
             progress.say(f"failed: {'; '.join(failed) or 'none'}")
         return 1 if failed else 0
 
