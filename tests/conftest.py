@@ -39,7 +39,7 @@ from genius_search.training.fit import fit
 from genius_search.progress import Silent
 
 data, model = map(Path, sys.argv[1:])
-draw_catalogue(data, items=1_000, train_products=60, queries_per_task=12, workers=1)
+draw_catalogue(data, items=1_000, train_products=60, queries_per_task=12)
 fit(MBeir(data), "small", model, preset("tiny"), progress=Silent())
 """
 

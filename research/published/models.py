@@ -38,8 +38,7 @@ from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
-from genius_search.nn.codebooks import StoredQuantizer
-from genius_search.nn.generator import Generator, TrainedGenerator, write_generator
+from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
@@ -321,51 +320,31 @@ def import_genius(
         )
     with new_folder(folder) as work, tempfile.TemporaryDirectory() as scratch:
         sample = _sample(data, opened, Path(scratch) / "candidates", progress=progress) if data else None
-        ours = _import_quantizer(sources, quantizer_part, sample, work, progress=progress, device=device)
-        decoder = _import_generator(sources, generator_part, ours, work, device=device)
-        Genius.finish(work, opened, ours, decoder, known_instructions(data.instructions) if data else [])
+        with torch.device("meta"):
+            network = Quantizer(quantizer_part.dim, quantizer_part.config)
+            decoder = Generator(generator_part.dim, generator_part.sizes, generator_part.config)
+        fresh = Quantizer(quantizer_part.dim, quantizer_part.config).state_dict()
+        measured = {name: fresh[name] for name in MEASURED}
+        measured["level0_modality"].fill_(-1)
+        network.load_state_dict({**quantizer_part.state, **measured}, strict=True, assign=True)
+        network.to(device)
+        health = None if sample is None else settle(network, sample)
+        for line in _describe_level0(health, sample):
+            progress.say(line)
+        inputs = {
+            "published": sources[QUANTIZER],
+            "level0": "unknown" if sample is None else sample.manifest.fingerprint,
+        }
+        config = to_json(quantizer_part.config)
+        writer = ArtifactWriter(work / QUANTIZER, kind=QUANTIZER, config=config, inputs=inputs)
+        ours = write_quantizer(writer, network, health)
+        decoder.load_state_dict(generator_part.state, strict=True, assign=True)
+        inputs = {"published": sources[GENERATOR], "quantizer": ours.manifest.fingerprint}
+        config = to_json(generator_part.config)
+        writer = ArtifactWriter(work / GENERATOR, kind=GENERATOR, config=config, inputs=inputs)
+        trained = write_generator(writer, decoder.to(device), dim=generator_part.dim)
+        Genius.finish(work, opened, ours, trained, known_instructions(data.instructions) if data else [])
     return Genius.open(folder, device=device, download=download)
-
-
-def _import_quantizer(
-    sources: Mapping[str, str],
-    parts: Parts[QuantizerConfig],
-    sample: Features | None,
-    folder: Path,
-    *,
-    progress: Progress,
-    device: str,
-) -> StoredQuantizer:
-    level0 = "unknown" if sample is None else sample.manifest.fingerprint
-    inputs = {"published": sources[QUANTIZER], "level0": level0}
-    writer = ArtifactWriter(folder / QUANTIZER, kind=QUANTIZER, config=to_json(parts.config), inputs=inputs)
-    with torch.device("meta"):
-        quantizer = Quantizer(parts.dim, parts.config)
-    fresh = Quantizer(parts.dim, parts.config).state_dict()
-    measured = {name: fresh[name] for name in MEASURED}
-    measured["level0_modality"].fill_(-1)
-    quantizer.load_state_dict({**parts.state, **measured}, strict=True, assign=True)
-    quantizer.to(device)
-    health = None if sample is None else settle(quantizer, sample)
-    for line in _describe_level0(health, sample):
-        progress.say(line)
-    return write_quantizer(writer, quantizer, health)
-
-
-def _import_generator(
-    sources: Mapping[str, str],
-    parts: Parts[GeneratorConfig],
-    quantizer: StoredQuantizer,
-    folder: Path,
-    *,
-    device: str,
-) -> TrainedGenerator:
-    inputs = {"published": sources[GENERATOR], "quantizer": quantizer.manifest.fingerprint}
-    writer = ArtifactWriter(folder / GENERATOR, kind=GENERATOR, config=to_json(parts.config), inputs=inputs)
-    with torch.device("meta"):
-        generator = Generator(parts.dim, parts.sizes, parts.config)
-    generator.load_state_dict(parts.state, strict=True, assign=True)
-    return write_generator(writer, generator.to(device), dim=parts.dim)
 
 
 def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) -> Features:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import shutil
 import sys
@@ -68,7 +67,7 @@ VERSION: Final = 1
 MAX_TRAIN_PRODUCTS: Final = 60_000
 """Eight queries of each stay below M-BEIR's 500,000 query ids."""
 VAL_CANDIDATES: Final = 2_000
-_SINGLE_PROCESS: Final = 20_000
+SINGLE_PROCESS: Final = 20_000
 """Up to this many pictures are drawn without starting other processes."""
 
 
@@ -246,13 +245,12 @@ def draw_catalogue(
     seed: int = 0,
     train_products: int | None = None,
     queries_per_task: int = 1_000,
-    workers: int | None = None,
 ) -> dict[str, Any]:
     """Draw a catalogue whose test pool has ``items`` candidates, and write it in M-BEIR's layout.
 
-    The same seed and sizes give the same bytes, whatever the number of ``workers`` (default: all processors
-    when there is much to draw). ``train_products`` follows ``items`` between 2,000 and 12,000 if not given.
-    When that very catalogue is already at ``out``, nothing is done.
+    The same seed and sizes give the same bytes; where there is much to draw, all processors do.
+    ``train_products`` follows ``items`` between 2,000 and 12,000 if not given. When that very catalogue is
+    already at ``out``, nothing is done.
 
     >>> draw_catalogue(Path("catalogue"), items=10_400, seed=1)  # doctest: +SKIP
 
@@ -271,7 +269,6 @@ def draw_catalogue(
         ("seed", seed, 0, 2**63 - 1),
         ("train_products", train_products, 1, MAX_TRAIN_PRODUCTS),
         ("queries_per_task", queries_per_task, 1, 60_000),
-        ("workers", workers or 1, 1, 1_024),
     ):
         if not low <= value <= high:
             raise UsageError(f"{name} is {value:,}; give a number from {low:,} to {high:,}")
@@ -298,7 +295,7 @@ def draw_catalogue(
         "products": {rows.split: len(rows.codes) for rows in worlds},
         "candidates": {rows.split: rows.num_candidates for rows in worlds},
         "queries": {rows.split: sum(map(len, rows.requests.values())) for rows in worlds},
-        "pictures": _write(partial_folder, worlds, workers),
+        "pictures": _write(partial_folder, worlds),
     }
     write_json(partial_folder / about.name, {"plan": plan, "counts": counts})
     if out.exists():
@@ -325,21 +322,19 @@ def _plan_splits(items: int, seed: int, train_products: int, queries_per_task: i
     return rows
 
 
-def _write(root: Path, worlds: list[SplitRows], workers: int | None) -> int:
+def _write(root: Path, worlds: list[SplitRows]) -> int:
     """Write all files; returns the number of pictures. Other processes draw while this one writes texts."""
     for rows in worlds:
         for number in range(-(-len(rows.codes) // PER_FOLDER)):
             (root / IMAGES / rows.split / f"{number:04d}").mkdir(parents=True)
     num_pictures = sum(1 for rows in worlds for _ in rows.pictures())
-    if workers is None:
-        workers = 1 if num_pictures <= _SINGLE_PROCESS else os.cpu_count() or 1
     pictures = chain.from_iterable(rows.pictures() for rows in worlds)
     draw_one = partial(_draw, root, worlds[0].seed)
-    if workers == 1:
+    if num_pictures <= SINGLE_PROCESS:
         _write_texts(root, worlds)
         deque(map(draw_one, pictures), maxlen=0)
     else:
-        with multiprocessing.Pool(workers) as pool:
+        with multiprocessing.Pool() as pool:
             drawn = pool.imap_unordered(draw_one, pictures, chunksize=400)
             _write_texts(root, worlds)
             deque(drawn, maxlen=0)
