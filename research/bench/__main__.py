@@ -56,22 +56,26 @@ class Search(JsonOption):
         """Measure and print."""
         limit_threads()
         from genius_search.model import Genius
+        from research.bench.given import read_given
         from research.bench.measure import about, use_one_thread
         from research.bench.search import bench_search, write
 
         use_one_thread()
+        settings = self.options.resolved()
+        self.out.mkdir(parents=True, exist_ok=True)
         with TerminalProgress() as progress:
             model = None if self.model is None else Genius.open(self.model, download=self.download)
-            found = bench_search(
+            given = read_given(
                 self.data,
-                self.options,
+                settings,
+                model,
                 self.out,
-                model=model,
                 query_vectors=self.query_vectors,
                 answers=self.answers,
                 progress=progress,
             )
-        facts = about(self.options.seed, sys.argv[1:])
+            found = bench_search(given, settings, self.out, model=model, progress=progress)
+        facts = about(settings.seed, sys.argv[1:])
         document = write(self.out, found, facts)
         if self.json:
             print_json(document)

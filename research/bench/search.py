@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from genius_search.config import checked
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
@@ -30,7 +29,6 @@ from research.bench.given import (
     exact_search,
     invent,
     nearest_cosines,
-    read_given,
     search_all,
     share_found,
 )
@@ -52,9 +50,6 @@ REACHED: Final = 0.95
 EFFORTS: Final = (16, 32, 64, 128, 256, 512, 1024)
 EFFORT_QUERIES: Final = 64
 """Queries that decide how much effort a filtered search takes."""
-QUICK: Final[dict[str, Any]] = {
-    "items": (4e3,), "queries": 200, "timed": 20, "rounds": 1,
-}  # fmt: skip
 
 
 class Pool(NamedTuple):
@@ -64,6 +59,17 @@ class Pool(NamedTuple):
     items: int
     invented: int
     """Items that are not real."""
+
+    @staticmethod
+    def of(given: Given, seed: int) -> Pool:
+        """Describe a pool."""
+        count, invented = len(given.items), len(given.items) - given.real
+        title = f"{count:,} items"
+        if invented:
+            real, other = nearest_cosines(given, seed)
+            near = f"cosine with the nearest other item: real {real:.2f}, invented {other:.2f}"
+            title += f", {invented:,} of them invented ({near})"
+        return Pool(title, count, invented)
 
 
 class Method(NamedTuple):
@@ -110,27 +116,10 @@ class _Bench:
 
 
 def bench_search(
-    data: Path,
-    settings: SearchSettings,
-    folder: Path,
-    *,
-    model: Genius | None = None,
-    query_vectors: Path | None = None,
-    answers: Path | None = None,
-    progress: Progress,
+    given: Given, settings: SearchSettings, folder: Path, *, model: Genius | None = None, progress: Progress
 ) -> Measurements:
-    """Measure every part in every pool, the smallest first; features are kept in ``folder``.
-
-    Data, ``query_vectors`` and ``answers`` are as :func:`~research.bench.given.read_given` reads them.
-
-    Raises UsageError where a setting is out of range, BadData where the data is not what it should be.
-    """
-    settings = checked(replace(settings, **QUICK) if settings.quick else settings)
+    """Measure every part in every pool, the smallest first."""
     bench = _Bench(settings, folder, progress, model, {part: [] for part in settings.parts})
-    folder.mkdir(parents=True, exist_ok=True)
-    given = read_given(
-        data, settings, model, folder, query_vectors=query_vectors, answers=answers, progress=progress
-    )
     sizes = [len(given.items)]
     sizes += sorted({int(size) for size in settings.items if size > sizes[0]})
     progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")
@@ -145,7 +134,7 @@ def bench_search(
 def _measure_pool(bench: _Bench, given: Given) -> None:
     """Measure every part in a pool."""
     settings, parts = bench.settings, bench.settings.parts
-    pool = _describe(given, settings.seed)
+    pool = Pool.of(given, settings.seed)
     bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
     codes, seconds = time_build(lambda: _encode(bench, given))
     ours = Ours(codes, given.items)
@@ -162,17 +151,6 @@ def _measure_pool(bench: _Bench, given: Given) -> None:
     for share in settings.shares if "filtered" in parts else ():
         found = _filtered(settings, given, ours, [rival for rival, _ in rivals], share / 100)
         bench.add("filtered", found, pool)
-
-
-def _describe(given: Given, seed: int) -> Pool:
-    count = len(given.items)
-    if count == given.real:
-        return Pool(f"{count:,} items", count, 0)
-    real, invented = nearest_cosines(given, seed)
-    near = f"cosine with the nearest other item: real {real:.2f}, invented {invented:.2f}"
-    return Pool(
-        f"{count:,} items, {count - given.real:,} of them invented ({near})", count, count - given.real
-    )
 
 
 def _encode(bench: _Bench, given: Given) -> Codes:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 
-from genius_search.config import Count, Natural
+from genius_search.config import Count, Natural, checked
 
 Part = Literal["plain", "filtered"]
 Percent = Annotated[float, Gt(0), Le(100)]
@@ -50,3 +50,8 @@ class SearchSettings:
 
     seed: Natural = 0
     """Seed of what is invented and drawn."""
+
+    def resolved(self) -> SearchSettings:
+        """Return the settings of a run, quick or not; raises UsageError where one is out of range."""
+        quick = replace(self, items=(4e3,), queries=200, timed=20, rounds=1) if self.quick else self
+        return checked(quick)

@@ -19,7 +19,6 @@ from research.bench.rivals import (
     faiss_rival,
     graph_builders,
 )
-from research.bench.search import bench_search
 from research.bench.settings import SearchSettings
 
 DIM = 64
@@ -169,9 +168,9 @@ def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
         ({"timed": 0}, "timed"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(changes, problem, tmp_path):
+def test_settings_that_mean_nothing_are_refused(changes, problem):
     with pytest.raises(UsageError, match=problem):
-        bench_search(tmp_path / "x.npy", SearchSettings(**changes), tmp_path / "out", progress=Silent())
+        SearchSettings(**changes).resolved()
 
 
 def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_path):
