@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import TerminalProgress, print_table, print_text
-from genius_search.config import USUAL_SEARCH, FitConfig, SearchConfig, preset
-from genius_search.data.mbeir import EvaluationRow, MBeir, read_queries
+from genius_search.config import USUAL_SEARCH, FitConfig, preset
+from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.progress import Progress
-from genius_search.records import TASKS, Query, task_name
+from genius_search.records import TASKS, task_name
 from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit
 from research.command import run
@@ -120,25 +120,19 @@ def demo(
         progress=progress,
     )
     search_config = replace(USUAL_SEARCH, router="generator", beam=beam, candidates=candidates)
-    searches = [
-        _search(data, index, row, query, search_config, seed=seed)
-        for row in data.rows("test")
-        for query in islice(read_queries(row.queries), SEARCHES_PER_TASK)  # in random order already
-    ]
+    searches = []
+    for row in data.rows("test"):
+        for query in islice(read_queries(row.queries), SEARCHES_PER_TASK):  # in random order already
+            wanted = TASKS[row.task_id][1]
+            instruction = choose_instruction(data.instructions, query, wanted, "hashed", seed=seed) or ""
+            image = None if query.image is None else data.image_path(query.image)
+            hits = index.search(
+                query.text, image=image, instruction=instruction, k=HITS_SHOWN, config=search_config
+            )
+            name, text = task_name(row.task_id), query.text or ""
+            searches.append(ShownSearch(name, instruction, text, image, hits, query.positives))
     write_page(page, result.rows, searches)
     return DemoResult(result.rows, page, folder, searches)
-
-
-def _search(
-    data: MBeir, index: Index, row: EvaluationRow, query: Query, config: SearchConfig, *, seed: int
-) -> ShownSearch:
-    target = TASKS[row.task_id][1]
-    instruction = choose_instruction(data.instructions, query, target, "hashed", seed=seed)
-    image = None if query.image is None else data.image_path(query.image)
-    hits = index.search(query.text, image=image, instruction=instruction, k=HITS_SHOWN, config=config)
-    return ShownSearch(
-        task_name(row.task_id), instruction or "", query.text or "", image, hits, query.positives
-    )
 
 
 def write_page(page: Path, rows: Sequence[ResultRow], searches: Sequence[ShownSearch]) -> None:

@@ -56,17 +56,6 @@ IMAGE_TO_TEXT: Final = (
 """Our own wording, as above."""
 
 
-class ConvertedSplit(NamedTuple):
-    """Sizes of a converted split."""
-
-    split: str
-    num_images: int
-    num_captions: int
-    """Different ones."""
-    num_queries: int
-    """Both tasks together; fewer than pictures and captions together only where M-BEIR's numbers run out."""
-
-
 class _Caption(NamedTuple):
     did: str
     place: int
@@ -96,8 +85,11 @@ class _Split:
 
 def convert_karpathy(
     json_file: Path, images_root: Path, out: Path, *, dataset_id: int, dataset_name: str
-) -> list[ConvertedSplit]:
+) -> list[tuple[str, int, int, int]]:
     """Write ``out`` from ``dataset_coco.json`` or ``dataset_flickr30k.json`` and the folder of its pictures.
+
+    Returns each split, its pictures, different captions, and queries of both tasks: fewer than pictures and
+    captions together only where M-BEIR's numbers run out.
 
     Parameters
     ----------
@@ -189,7 +181,9 @@ def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
         yield split, path, list(dict.fromkeys(filter(None, captions)))
 
 
-def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, name: str) -> ConvertedSplit:
+def _write_split(
+    layout: Layout, split: str, content: _Split, dataset_id: int, name: str
+) -> tuple[str, int, int, int]:
     """Write queries, pools and qrels of a split; the training queries of both tasks share a file."""
     captions = content.query_captions()
     pools = {
@@ -218,7 +212,7 @@ def _write_split(layout: Layout, split: str, content: _Split, dataset_id: int, n
     for stem, rows in files.items():
         write_queries(layout.queries(split, stem), rows)
         write_qrels(layout.qrels(split, stem), rows)
-    return ConvertedSplit(split, len(pools[0]), len(pools[3]), len(queries[0]) + len(queries[3]))
+    return split, len(pools[0]), len(pools[3]), len(queries[0]) + len(queries[3])
 
 
 @command
@@ -245,7 +239,8 @@ class Karpathy:
         splits = convert_karpathy(
             self.file, self.images, self.out, dataset_id=self.dataset_id, dataset_name=self.dataset_name
         )
-        print_table(splits[0]._fields, [list(map(str, split)) for split in splits])
+        headings = ("split", "pictures", "captions", "queries")
+        print_table(headings, [list(map(str, split)) for split in splits])
 
 
 main = partial(run, Karpathy, "karpathy")

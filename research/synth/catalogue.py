@@ -38,6 +38,7 @@ from research.synth.pictures import NUM_LOOKS, SHIFT, Pose, draw, font_file, sav
 from research.synth.world import (
     NUM_CODES,
     SPLITS,
+    WORDS,
     Change,
     Product,
     Split,
@@ -142,15 +143,14 @@ class SplitRows:
         if kind == "fact":
             which = rng.randrange(2)
             source["fact"] = fact = facts_of(code, seed=self.seed)[which].kind
-            is_text = task == 1
-            text = wordings.question(product, fact, rng) if is_text else wordings.image_question(fact, rng)
+            text = wordings.question(product if task == 1 else None, fact, rng)
         elif request.reference:
             source["changed"] = changed = request.reference.attribute
             source["reference"] = Product.of(request.reference.code).words()
             word = wordings.edit if task == 7 else wordings.changed_card_request
             text = word(product, changed, rng)
         elif task == 8:
-            text = wordings.card_request(rng)
+            text = rng.choice(WORDS["card_requests"])
         elif task == 0:
             text = wordings.caption(product, rng)
         elif task == 2:

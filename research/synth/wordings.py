@@ -34,14 +34,10 @@ def card_text(product: Product, *, number: str, price: str, rng: random.Random) 
     return f"{_capital(words['noun'])}. {_capital(', '.join(look))}. Item {number}, {price}."
 
 
-def question(product: Product, kind: FactKind, rng: random.Random) -> str:
-    """Ask about a product named in words."""
-    return _template("questions", kind, rng).format(x=_named(product, rng))
-
-
-def image_question(kind: FactKind, rng: random.Random) -> str:
-    """Ask about the product in a picture."""
-    return _template("questions", kind, rng).format(x=rng.choice(_TEXTS["these"]))
+def question(product: Product | None, kind: FactKind, rng: random.Random) -> str:
+    """Ask about a product named in words, or without one about the product in a picture."""
+    template = _template("questions", kind, rng)
+    return template.format(x=_named(product, rng) if product else rng.choice(_TEXTS["these"]))
 
 
 def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
@@ -62,11 +58,6 @@ def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
         case _:
             value = words[changed]
     return _template("edits", changed, rng).format(x=value)
-
-
-def card_request(rng: random.Random) -> str:
-    """Request the card of the product in the picture."""
-    return str(rng.choice(WORDS["card_requests"]))
 
 
 def changed_card_request(target: Product, changed: Attribute, rng: random.Random) -> str:
