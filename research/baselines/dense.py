@@ -129,7 +129,7 @@ def evaluate_dense(
         if factory not in trained:
             vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
             trained[factory] = train_index(factory, np.concatenate(vectors), seed=dense.seed)
-        index = FaissIndex(factory, pool.raw(slice(None)).numpy(), trained=trained[factory])
+        index = FaissIndex(trained[factory], pool.raw(slice(None)).numpy())
         for of_row in queries:
             found = index.search(of_row.raw.numpy(), DEPTH, effort=dense.effort)
             hits = [pool.hits(items, scores) for items, scores in zip(found.items, found.scores, strict=True)]

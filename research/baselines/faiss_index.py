@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import faiss
@@ -63,29 +62,20 @@ def train_index(factory: str, vectors: Float[np.ndarray, "items dim"], *, seed: 
 
 
 class FaissIndex:
-    """A built index of unit vectors, from a factory string or from an index of :func:`train_index`."""
+    """An index of unit vectors, built from one of :func:`train_index`, which stays empty."""
 
-    def __init__(
-        self,
-        factory: str,
-        vectors: Float[np.ndarray, "items dim"],
-        *,
-        trained: Any = None,
-    ) -> None:
-        self._index: Any = faiss.clone_index(train_index(factory, vectors) if trained is None else trained)
+    def __init__(self, trained: Any, vectors: Float[np.ndarray, "items dim"]) -> None:
+        self._index: Any = faiss.clone_index(trained)
         self._ivf: Any = faiss.try_extract_index_ivf(self._index)
-        self._is_graph = factory.startswith("HNSW")
+        self._is_graph = hasattr(self._index, "hnsw")
         self._by_distance = self._index.metric_type == faiss.METRIC_L2
         for start in range(0, len(vectors), BLOCK):
             self._index.add(np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32))
 
-    def __len__(self) -> int:
-        return int(self._index.ntotal)
-
-    @cached_property
+    @property
     def item_bytes(self) -> float:
         """Bytes of the file that faiss writes, for each item."""
-        return float(faiss.serialize_index(self._index).nbytes) / max(1, len(self))
+        return float(faiss.serialize_index(self._index).nbytes / max(1, self._index.ntotal))
 
     def search(
         self, queries: Float32[np.ndarray, "queries dim"], k: int, *, effort: int | None = None
@@ -110,8 +100,8 @@ class FaissIndex:
                 self._ivf.nprobe = min(effort, self._ivf.nlist)
         if stats is not None:
             stats.reset()
-        scores, items = self._index.search(np.ascontiguousarray(queries), min(k, len(self)))
-        compared = len(queries) * len(self) if stats is None else int(stats.ndis)
+        scores, items = self._index.search(np.ascontiguousarray(queries), min(k, self._index.ntotal))
+        compared = len(queries) * self._index.ntotal if stats is None else int(stats.ndis)
         if self._by_distance:
             scores = 1 - scores / 2
         found = items >= 0

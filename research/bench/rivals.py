@@ -202,25 +202,18 @@ def describe_packages(unbuilt: Iterable[str] = ()) -> str:
     return f"Rivals: {', '.join(there)}{left_out}{reasons}."
 
 
-def code_builders(vectors: Vectors, *, seed: int) -> list[Callable[[], Rival]]:
-    """Return what builds the rivals that look through lists of codes."""
+def builders(vectors: Vectors, *, graphs: bool, seed: int) -> list[Callable[[], Rival]]:
+    """Return what builds exact search, the rivals with lists of codes and, if wanted, the graphs."""
     count, dim = vectors.shape
-    lists = num_lists(count)
-    product_codes = f"PQ{num_parts(dim, CODE_BYTES)}x{num_bits(count)}np"
-    codes = [product_codes, f"RQ{2 * (CODE_BYTES - 1)}x4fs_32_Nrq2x4", "RaBitQ", "RaBitQ4"]
-    names = [f"IVF{lists},{code}" for code in codes]
-    builders: list[Callable[[], Rival]] = [partial(faiss_rival, name, vectors, seed=seed) for name in names]
+    lists, parts = num_lists(count), num_parts(dim, CODE_BYTES)
+    residual_codes = f"RQ{2 * (CODE_BYTES - 1)}x4fs_32_Nrq2x4"
+    codes = [f"PQ{parts}x{num_bits(count)}np", residual_codes, "RaBitQ", "RaBitQ4"]
+    names = ["Flat", *(f"IVF{lists},{code}" for code in codes)]
+    names += [f"HNSW{LINKS}", f"HNSW{LINKS}_SQ8"] if graphs else []
+    found: list[Callable[[], Rival]] = [partial(faiss_rival, name, vectors, seed=seed) for name in names]
     if is_installed("rabitqlib"):
-        builders += [partial(rabitq_rival, "IVF", bits, vectors, seed=seed) for bits in (1, 4)]
-    return builders
-
-
-def graph_builders(vectors: Vectors, *, seed: int) -> list[Callable[[], Rival]]:
-    """Return what builds the graphs."""
-    names = (f"HNSW{LINKS}", f"HNSW{LINKS}_SQ8")
-    builders: list[Callable[[], Rival]] = [partial(faiss_rival, name, vectors, seed=seed) for name in names]
-    if is_installed("hnswlib"):
-        builders.append(partial(hnswlib_rival, vectors))
-    if is_installed("rabitqlib"):
-        builders += [partial(rabitq_rival, "HNSW", bits, vectors, seed=seed) for bits in (4, 7)]
-    return builders
+        kinds = [("IVF", 1), ("IVF", 4), *([("HNSW", 4), ("HNSW", 7)] if graphs else [])]
+        found += [partial(rabitq_rival, kind, bits, vectors, seed=seed) for kind, bits in kinds]
+    if graphs and is_installed("hnswlib"):
+        found.append(partial(hnswlib_rival, vectors))
+    return found

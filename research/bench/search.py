@@ -7,7 +7,7 @@ begin behind the encoder, have one thread and take turns in one process.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -33,13 +33,7 @@ from research.bench.given import (
     share_found,
 )
 from research.bench.measure import time_build, time_queries, time_rounds
-from research.bench.rivals import (
-    Rival,
-    code_builders,
-    describe_packages,
-    faiss_rival,
-    graph_builders,
-)
+from research.bench.rivals import Rival, builders, describe_packages, faiss_rival
 from research.bench.settings import SearchSettings
 from research.table import Table
 
@@ -164,11 +158,8 @@ def _encode(bench: _Bench, given: Given) -> Codes:
 def _build_rivals(bench: _Bench, given: Given) -> Iterator[tuple[Rival, float]]:
     """Build all rivals that a pool's size allows, with the CPU-seconds of each."""
     settings = bench.settings
-    builders: list[Callable[[], Rival]] = [partial(faiss_rival, "Flat", given.items)]
-    builders += code_builders(given.items, seed=settings.seed)
-    if len(given.items) <= settings.graph_items:
-        builders += graph_builders(given.items, seed=settings.seed)
-    for builder in builders:
+    graphs = len(given.items) <= settings.graph_items
+    for builder in builders(given.items, graphs=graphs, seed=settings.seed):
         try:
             rival, seconds = time_build(builder)
         except UsageError as error:  # it cannot be built of such vectors

@@ -13,12 +13,7 @@ from genius_search.nn.codebooks import normalize
 from genius_search.progress import Silent
 from research.bench.coded import ALL, Ours, encode, fit, of_model
 from research.bench.given import Given, invent, nearest_cosines, read_given, share_found
-from research.bench.rivals import (
-    EXACT,
-    code_builders,
-    faiss_rival,
-    graph_builders,
-)
+from research.bench.rivals import EXACT, builders
 from research.bench.settings import SearchSettings
 
 DIM = 64
@@ -52,8 +47,7 @@ def quantizer(given, tmp_path_factory):
 @pytest.fixture(scope="module")
 def built(given):
     """Every rival that is installed."""
-    builders = [*code_builders(given.items, seed=0), *graph_builders(given.items, seed=0)]
-    return [faiss_rival("Flat", given.items), *(build() for build in builders)]
+    return [build() for build in builders(given.items, graphs=True, seed=0)]
 
 
 def test_every_rival_finds_most_of_what_is_nearest(given, built):
