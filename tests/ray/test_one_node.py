@@ -13,8 +13,8 @@ import pytest
 from genius_search.cluster.build import Settings, build_cluster, run_on_ray
 from genius_search.cluster.searcher import Searcher
 from genius_search.errors import BadData, DeadlinePassed, UsageError
+from genius_search.index.filters import UnknownField
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import UnknownField
 
 served = pytest.importorskip("genius_search.cluster.serve", reason="needs Ray")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own

@@ -22,13 +22,13 @@ from genius_search.artifact import first_problem, read_json
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, ItemOutcome, add_pool
+from genius_search.index.filters import UnknownField
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.pool import NewItem, Pool, picture_bytes, read_new_item
 from genius_search.index.query import SearchResult, interleave, merge
 from genius_search.index.request import SearchPart, SearchRequest
-from genius_search.index.snapshot import UnknownField
 from genius_search.index.store import CLUSTER
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius

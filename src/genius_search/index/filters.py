@@ -8,14 +8,20 @@ one of the JSON.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+from jaxtyping import Bool
 
 from genius_search.errors import UsageError
+from genius_search.index.items import ItemStore, spell_path
 from genius_search.records import Modality, check_unicode
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "in"]
@@ -43,14 +49,23 @@ AFTER_TEXTS: Final = b""
 
 NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+SCANNED_IN_THE_TIME_OF_ONE: Final = 5
+"""Items whose modality is read in a scan of all while that of one is looked up."""
+MAX_NAMES: Final = 30
+"""Number of fields that an error lists."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _QUOTED: Final = r"\"[^\"]*\"|'[^']*'"
-_NAME: Final = re.compile(rf"\s*({_QUOTED}|[^\s.=!<>~\"',]+)")
-_OPERATOR: Final = re.compile(r"\s*(!=|<=|>=|=|<|>|~|in(?=[\s\"']))\s*")
-_VALUE: Final = re.compile(rf"\s*(?:({_QUOTED})|([^\"'=<>~!\s].*?))\s*($)", re.DOTALL)
-_LISTED: Final = re.compile(rf"\s*(?:({_QUOTED})|([^\"',\s][^,]*?))\s*(,|$)", re.DOTALL)
+_PART: Final = rf"(?:{_QUOTED}|[^\s.=!<>~\"',]++)"
+_NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
+_CONDITION: Final = re.compile(rf"\s*({_NAME.pattern})\s*(!=|<=|>=|=|<|>|~|in(?=[\s\"']))\s*(.*)", re.DOTALL)
+_VALUE: Final = re.compile(rf"({_QUOTED}|[^\"'=<>~!\s].*)\s*($)", re.DOTALL)
+_LISTED: Final = re.compile(rf"\s*({_QUOTED}|[^\"',\s][^,]*)\s*(,|$)", re.DOTALL)
 _SHORT_NUMBER: Final = re.compile(r"-?\.[0-9]+")
 _WORDS: Final = re.compile(r'"([^"]*)"(\*?)|([^\s"]+)|"')
+
+
+class UnknownField(UsageError, LookupError):
+    """A condition is about a field that no item has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +144,7 @@ class Filter:
         Raises
         ------
         UsageError
-            A condition cannot be parsed. The message contains the position and the grammar.
+            A condition cannot be parsed. The message contains the grammar.
         """
         if isinstance(where, Mapping):
             conditions = [one for name, wanted in where.items() for one in _parse_mapping(name, wanted)]
@@ -179,52 +194,29 @@ def stored_truth(value: bool) -> bytes:  # noqa: FBT001  its only argument
     return b"\1" if value else b"\0"
 
 
-class _Given(NamedTuple):
-    """A value of a condition."""
-
-    text: str
-    """As it is written, for fields whose values are texts."""
-    value: Value
-
-
 def _parse_text(text: str) -> Condition:
     """Parse a typed condition."""
     check_unicode(text)
-    path, is_own, place = _parse_name(text)
-    found = _OPERATOR.match(text, place)
+    found = _CONDITION.fullmatch(text)
     if found is None:
-        raise _syntax_error(text, place, "an operator")
+        raise UsageError(f"condition {text!r}: expected a field and an operator; {GRAMMAR}")
+    name, operator, rest = found.groups()
     pattern, quoted = _VALUE, "begins with one of \" ' = < > ~ !"
-    if found[1] == "in":
+    if operator == "in":
         pattern, quoted = _LISTED, "has a quote or a comma"
-    values = []
-    place, more = found.end(), ","
+    given: list[tuple[str, Value]] = []
+    place, more = 0, ","
     while more:
-        value = pattern.match(text, place)
+        value = pattern.match(rest, place)
         if value is None:
-            raise _syntax_error(text, place, f"a value (in quotes if it {quoted})")
-        written = value[2] if value[1] is None else value[1][1:-1]
-        values.append(_Given(written, written if value[1] is not None else _typed(written)))
-        place, more = value.end(), value[3]
-    return _condition(text, path, cast("Operator", found[1]), values, is_own=is_own)
-
-
-def _parse_name(text: str) -> tuple[tuple[str, ...], bool, int]:
-    """Parse a field's name; return its parts, whether it may be a column, and its end position."""
-    parts: list[str] = []
-    place = 0
-    is_own = True
-    while True:
-        found = _NAME.match(text, place)
-        if found is None:
-            raise _syntax_error(text, place, "the name of a field")
-        is_quoted = found[1][0] in "\"'"
-        parts.append(found[1][1:-1] if is_quoted else found[1])
-        is_own = is_own and not is_quoted
-        place = found.end()
-        if not text.startswith(".", place):
-            return tuple(parts), is_own and len(parts) == 1, place
-        place += 1
+            raise UsageError(f"condition {text!r}: expected a value (in quotes if it {quoted}); {GRAMMAR}")
+        written = value[1].rstrip()
+        if written[0] in "\"'":
+            given.append((written[1:-1], written[1:-1]))
+        else:
+            given.append((written, _typed(written)))
+        place, more = value.end(), value[2]
+    return _condition(text, name, cast("Operator", operator), given)
 
 
 def _typed(text: str) -> Value:
@@ -237,13 +229,9 @@ def _typed(text: str) -> Value:
 
 def _parse_mapping(name: str, wanted: object) -> list[Condition]:
     """Parse the conditions on one field of a mapping."""
-    path, is_own, end = tuple(name.split(".")), "." not in name, len(name)
-    if re.search(r"[\"']", name):
-        path, is_own, end = _parse_name(name)
-    if end != len(name):
-        raise _syntax_error(name, end, "the end of the name")
+    several = list | tuple | set | frozenset
     if not isinstance(wanted, Mapping):
-        wanted = {"in" if isinstance(wanted, list | tuple | set | frozenset) else "=": wanted}
+        wanted = {"in" if isinstance(wanted, several) else "=": wanted}
     if not wanted:
         raise UsageError(f"condition on {name}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
@@ -254,26 +242,24 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
                 f"condition {shown}: {how!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
                 f"an inner field by its name with dots, {name}.{how}"
             )
-        several = (
-            list(value) if how == "in" and isinstance(value, list | tuple | set | frozenset) else [value]
-        )
-        values = [_given(shown, one) for one in several]
-        conditions.append(_condition(shown, path, cast("Operator", how), values, is_own=is_own))
+        values = value if how == "in" and isinstance(value, several) else [value]
+        given = [_given(shown, one) for one in values]
+        conditions.append(_condition(shown, name, cast("Operator", how), given))
     return conditions
 
 
-def _given(shown: str, value: Any) -> _Given:
-    """Convert a value of a mapping."""
+def _given(shown: str, value: Any) -> tuple[str, Value]:
+    """Return a value of a mapping as it would be typed, and as items are stored."""
     match value:
         case bool():
-            return _Given(str(value).lower(), stored_truth(value))
+            return str(value).lower(), stored_truth(value)
         case int():
-            return _Given(str(value), number_of(str(value)) or 0)
+            return str(value), number_of(str(value)) or 0
         case float() if math.isfinite(value):
-            return _Given(repr(value), value)
+            return repr(value), value
         case str():
             check_unicode(value)
-            return _Given(value, value)
+            return value, value
         case _:
             raise UsageError(
                 f"condition {shown}: {value!r} cannot be compared with; give a text, a finite number, true "
@@ -281,24 +267,84 @@ def _given(shown: str, value: Any) -> _Given:
             )
 
 
-def _condition(
-    shown: str, path: tuple[str, ...], how: Operator, given: Sequence[_Given], *, is_own: bool
-) -> Condition:
-    """Build a condition after checking that operator and values are compatible."""
+def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, Value]]) -> Condition:
+    """Return a condition on a field; each value is given as it is typed, and as fields are stored."""
     if not given:
         raise UsageError(f"condition {shown!r} has no values; give at least one")
-    column = COLUMNS.get(path[0]) if is_own else None
-    values: list[Value] = [one.value if column is None and how != "~" else one.text for one in given]
+    parts = name.split(".")
+    if re.search(r"[\"']", name):
+        if _NAME.fullmatch(name) is None:
+            raise UsageError(f"condition {shown!r}: {name!r} is not the name of a field; {GRAMMAR}")
+        parts = re.findall(_PART, name)
+    path = tuple(part[1:-1] if part[:1] in ("'", '"') else part for part in parts)
+    column = COLUMNS.get(name)
+    values: list[Value] = [typed if column or how == "~" else stored for typed, stored in given]
     if column == "modality":
         if how not in ("=", "!=", "in"):
             raise UsageError(f"condition {shown!r}: a modality can be compared with = != in only")
-        values = [Modality.parse(one.text).mbeir for one in given]
+        values = [Modality.parse(typed).mbeir for typed, _ in given]
     if how in ("<", "<=", ">", ">=") and isinstance(values[0], bytes):
         raise UsageError(f"condition {shown!r}: true and false can be compared with = != in only")
     return Condition(path, how, tuple(values), column)
 
 
-def _syntax_error(text: str, place: int, expected: str) -> UsageError:
-    rest = text[place:].strip()
-    where = f"before {rest!r}" if rest else "at its end"
-    return UsageError(f"condition {text!r}: expected {expected} {where} (character {place + 1}); {GRAMMAR}")
+def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) -> Bool[np.ndarray, " items"]:
+    """Return which items of a store satisfy a filter.
+
+    Raises
+    ------
+    DeadlinePassed
+        It took until the deadline, on the clock of :func:`time.monotonic`.
+    UsageError
+        The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
+    """
+    mask = np.ones(store.num_rows, dtype=bool)
+    look_up = partial(store.mask, deadline=deadline)
+    if wanted.match is not None:
+        if not store.has_full_text:
+            raise UsageError(
+                "this index has no full-text search: this Python's SQLite, or the one that wrote the index, "
+                "lacks FTS5; give a condition such as text~leather instead, or use a Python whose SQLite has "
+                "FTS5"
+            )
+        mask &= look_up("words WHERE words MATCH ?", [wanted.full_text_query()], row="rowid")
+    for condition in wanted.conditions:
+        if not mask.any():
+            break
+        compared, values = condition.to_sql(condition.column or "value")
+        if condition.column is not None:
+            holds = look_up(f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
+        else:
+            name = store.field_names.get(spell_path(condition.path))
+            holds = look_up(f"fields WHERE name = ? AND {compared}", [name, *values])
+        mask &= ~holds if condition.operator == "!=" else holds
+    if wanted.modality is None or store.count_by_modality().get(wanted.modality) == store.num_rows:
+        return mask
+    source, values = "items WHERE modality = ?", [wanted.modality.mbeir]
+    rows = np.flatnonzero(mask)
+    if len(rows) <= store.num_rows // SCANNED_IN_THE_TIME_OF_ONE:
+        source = f"json_each(?) CROSS JOIN {source} AND row = value"
+        values = [json.dumps(rows.tolist()), *values]
+    return mask & look_up(source, values)
+
+
+def matching_all(
+    stores: Sequence[ItemStore], wanted: Filter, *, deadline: float
+) -> list[Bool[np.ndarray, " items"]]:
+    """Return which items of each store of an index satisfy a filter; raises like :func:`matching`.
+
+    Raises
+    ------
+    UnknownField
+        A condition is about a field that no item has.
+    """
+    names = set[str]().union(*(store.field_names for store in stores))
+    for condition in wanted.conditions:
+        if condition.column is None and spell_path(condition.path) not in names:
+            shown = sorted(".".join(json.loads(name)) for name in names)
+            known = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
+            raise UnknownField(
+                f"no item of this index has a field {'.'.join(condition.path)!r}; "
+                + (f"the fields are {known}" if shown else "none has any field")
+            )
+    return [matching(store, wanted, deadline=deadline) for store in stores]

@@ -5,6 +5,7 @@ A store is written once and never changed, so that reading needs no locks betwee
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -13,19 +14,15 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 
-from genius_search.errors import ArtifactMismatch, DeadlinePassed, UsageError
+from genius_search.errors import ArtifactMismatch, DeadlinePassed
 from genius_search.records import Modality
-
-if TYPE_CHECKING:
-    from genius_search.index.filters import Filter
 
 ITEMS_FILE: Final = "items.sqlite"
 ITEMS: Final = (
@@ -58,8 +55,6 @@ SCHEMA: Final = frozenset(
     }
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
-SCANNED_IN_THE_TIME_OF_ONE: Final = 5
-"""Items whose modality is read in a scan of all while that of one is looked up."""
 STEPS: Final = 10_000
 """Steps of SQLite between two looks at the clock."""
 ROWS_OF_WORDS: Final = (
@@ -201,53 +196,29 @@ class ItemStore:
         query = "SELECT item_id, row, stamp FROM json_each(?) CROSS JOIN items ON item_id = value"
         return self._query(query, [json.dumps(ids)])
 
-    def matching(self, filter_: Filter, *, deadline: float = math.inf) -> Int64[np.ndarray, " rows"]:
-        """Return the rows of the items that satisfy a filter, ascending.
+    def mask(
+        self, source: str, values: Sequence[Any], *, row: str = "row", deadline: float = math.inf
+    ) -> Bool[np.ndarray, " items"]:
+        """Return which items a query finds: what follows FROM, and the values to bind.
 
         Raises
         ------
         DeadlinePassed
             It took until the deadline, on the clock of :func:`time.monotonic`.
-        UsageError
-            The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
         """
-        mask = np.ones(self.num_rows, dtype=bool)
-        with self._connection_for_filter() as connection:
-
-            def look_up(source: str, values: Sequence[Any], row: str = "row") -> Bool[np.ndarray, " items"]:
-                # Values are bound; the rest of the query contains no user input.
-                query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
-                (rows,) = self._query(query, values, connection, deadline)[0]
-                found = np.zeros(self.num_rows, dtype=bool)
-                found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
-                return found
-
-            if filter_.match is not None:
-                if not self.has_full_text:
-                    raise UsageError(
-                        f"{self._path} has no full-text search: this Python's SQLite "
-                        f"{sqlite3.sqlite_version}, or the one that wrote it, lacks FTS5; give a condition "
-                        "such as text~leather instead, or use a Python whose SQLite has FTS5"
-                    )
-                mask &= look_up("words WHERE words MATCH ?", [filter_.full_text_query()], row="rowid")
-            for condition in filter_.conditions:
-                if not mask.any():
-                    break
-                compared, values = condition.to_sql(condition.column or "value")
-                if condition.column is not None:
-                    holds = look_up(f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
-                else:
-                    name = self.field_names.get(spell_path(condition.path))
-                    holds = look_up(f"fields WHERE name = ? AND {compared}", [name, *values])
-                mask &= ~holds if condition.operator == "!=" else holds
-            rows = np.flatnonzero(mask)
-            if filter_.modality is None or self.count_by_modality().get(filter_.modality) == self.num_rows:
-                return rows
-            source, values = "items WHERE modality = ?", [filter_.modality.mbeir]
-            if len(rows) <= self.num_rows // SCANNED_IN_THE_TIME_OF_ONE:
-                source = f"json_each(?) CROSS JOIN {source} AND row = value"
-                values = [json.dumps(rows.tolist()), *values]
-            return np.flatnonzero(mask & look_up(source, values))
+        connection = self._for_items
+        with contextlib.suppress(sqlite3.OperationalError):  # a writer has removed the file
+            connection = self._for_filters.pop() if self._for_filters else self._connect()
+        try:
+            # Values are bound; the rest of the query contains no user input.
+            query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
+            (rows,) = self._query(query, values, connection, deadline)[0]
+        finally:
+            if connection is not self._for_items:
+                self._for_filters.append(connection)
+        found = np.zeros(self.num_rows, dtype=bool)
+        found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
+        return found
 
     def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int] | None]:
         """Return the rows of items whose text has a word, or whose ``name`` it is, for each of several words.
@@ -294,22 +265,6 @@ class ItemStore:
         )
         return Connection(database, threading.RLock())
 
-    @contextmanager
-    def _connection_for_filter(self) -> Iterator[Connection]:
-        """Lend a connection that nothing else uses; if the file has been removed, that of the items."""
-        try:
-            connection = self._for_filters.pop()
-        except IndexError:
-            try:
-                connection = self._connect()
-            except sqlite3.OperationalError:
-                yield self._for_items
-                return
-        try:
-            yield connection
-        finally:
-            self._for_filters.append(connection)
-
     def _query(
         self,
         query: str,
@@ -322,7 +277,7 @@ class ItemStore:
             connection.database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
             return connection.database.execute(query, values).fetchall()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _reading(self, connection: Connection) -> Iterator[None]:
         with connection.lock:
             try:

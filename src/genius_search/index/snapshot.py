@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sqlite3
@@ -19,7 +18,7 @@ from jaxtyping import Bool, Int64, Integer
 
 from genius_search.artifact import check_files
 from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
-from genius_search.index.items import Item, spell_path
+from genius_search.index.items import Item
 from genius_search.index.store import (
     CURRENT,
     REMEDY,
@@ -40,16 +39,10 @@ if TYPE_CHECKING:
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
-MAX_NAMES: Final = 30
-"""Number of fields that an error lists."""
 
 
 class UnknownItem(UsageError, LookupError):
     """A requested item is not in the index."""
-
-
-class UnknownField(UsageError, LookupError):
-    """A condition is about a field that no item has."""
 
 
 class Location(NamedTuple):
@@ -168,22 +161,14 @@ class Snapshot:
     def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
         """Return the items that a filter allows; the results of the last filters are cached.
 
-        Raises
-        ------
-        DeadlinePassed
-            It took until the deadline, on the clock of :func:`time.monotonic`.
-        UnknownField
-            A condition is about a field that no item has.
+        Raises like :func:`genius_search.index.filters.matching_all`.
         """
         known = self._restrictions.get(wanted)
         if known is None:
-            self._check_fields(wanted)
-            masks = []
-            for segment in self.segments:
-                mask = np.zeros(segment.table.num_items, dtype=bool)
-                mask[segment.items.matching(wanted, deadline=deadline)] = True
-                masks.append(mask)
-            known = self.restrict(masks)
+            from genius_search.index.filters import matching_all  # noqa: PLC0415  needed only here
+
+            stores = [segment.items for segment in self.segments]
+            known = self.restrict(matching_all(stores, wanted, deadline=deadline))
             with self._caching:
                 while len(self._restrictions) >= MAX_FILTERS:
                     self._restrictions.pop(next(iter(self._restrictions)))
@@ -197,18 +182,6 @@ class Snapshot:
         return tuple(
             Allowed.of(segment.table, mask) for segment, mask in zip(self.segments, masks, strict=True)
         )
-
-    def _check_fields(self, wanted: Filter) -> None:
-        """Refuse conditions on fields that no item has."""
-        names = set().union(*(segment.items.field_names for segment in self.segments))
-        for condition in wanted.conditions:
-            if condition.column is None and spell_path(condition.path) not in names:
-                shown = sorted(".".join(json.loads(name)) for name in names)
-                known = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
-                raise UnknownField(
-                    f"no item of this index has a field {'.'.join(condition.path)!r}; "
-                    + (f"the fields are {known}" if shown else "none has any field")
-                )
 
     def items(self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""

@@ -10,10 +10,11 @@ import pytest
 from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
+from genius_search.index.filters import UnknownField
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem, open_pool
 from genius_search.index.request import SearchPart, SearchRequest
-from genius_search.index.snapshot import UnknownField, UnknownItem
+from genius_search.index.snapshot import UnknownItem
 
 ALL = SearchConfig(rerank="embeddings", router="geometry", candidates=0, beam=200, shortlist=0)
 """Every item is ranked, so that the cluster and the index have no reason to differ."""

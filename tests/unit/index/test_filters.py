@@ -3,11 +3,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.index import items
-from genius_search.index.filters import Condition, Filter
+from genius_search.index.filters import Condition, Filter, matching
 from genius_search.index.items import Item, ItemStore
 from genius_search.index.segment_writer import write_items
 from genius_search.records import Modality
@@ -20,6 +21,10 @@ COAT = Item(
     "2", Modality.IMAGE, None, "/photos/coat.jpg", '{"brand": "O\'Neill", "price": "120", "unit price": 5}'
 )
 CARD = Item("3", Modality.TEXT, "Ein Café in Zürich", None, None)
+
+
+def rows_of(store: ItemStore, wanted: Filter, **options: float) -> list[int]:
+    return np.flatnonzero(matching(store, wanted, **options)).tolist()
 
 
 @pytest.fixture
@@ -70,7 +75,7 @@ def store(tmp_path):
     ],
 )
 def test_a_typed_condition_finds_the_items_that_a_person_means(store, where, rows):
-    assert store.matching(Filter.parse([where])).tolist() == rows
+    assert rows_of(store, Filter.parse([where])) == rows
 
 
 def test_a_mapping_asks_the_same_as_what_is_typed(store):
@@ -88,15 +93,15 @@ def test_a_mapping_asks_the_same_as_what_is_typed(store):
     )
     assert typed == mapped
     assert hash(typed) == hash(mapped)
-    assert store.matching(mapped).tolist() == [0]
+    assert rows_of(store, mapped) == [0]
 
 
 def test_all_parts_of_a_filter_are_joined_by_and(store):
     filter_ = replace(Filter.parse(["brand=acme"], match="leather"), modality=Modality.IMAGE_TEXT)
-    assert store.matching(filter_).tolist() == [0]
-    assert store.matching(replace(filter_, modality=Modality.TEXT)).tolist() == []
-    assert store.matching(Filter.parse(["price>1", "price>19", "price<120"])).tolist() == [0]
-    assert store.matching(Filter()).tolist() == [0, 1, 2]
+    assert rows_of(store, filter_) == [0]
+    assert rows_of(store, replace(filter_, modality=Modality.TEXT)) == []
+    assert rows_of(store, Filter.parse(["price>1", "price>19", "price<120"])) == [0]
+    assert rows_of(store, Filter()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_all_parts_of_a_filter_are_joined_by_and(store):
     ],
 )
 def test_words_are_looked_for_in_the_texts(store, match, rows):
-    assert store.matching(Filter.parse(match=match)).tolist() == rows
+    assert rows_of(store, Filter.parse(match=match)) == rows
 
 
 @pytest.mark.parametrize("match", ["", "  ", "!!", '""', "*", '"*"', "\0"])
@@ -129,35 +134,27 @@ def test_a_match_without_a_word_is_refused(match):
 
 
 def test_a_match_of_very_many_words_is_answered(store):
-    assert store.matching(Filter.parse(match="leather " * 5_000)).tolist() == [0]
+    assert rows_of(store, Filter.parse(match="leather " * 5_000)) == [0]
+
+
+@pytest.mark.parametrize("where", ["", "price", "unit price<20", "<20", "size.=3", "colour in", "colourin a"])
+def test_a_condition_without_field_and_operator_is_refused_with_the_grammar(where):
+    with pytest.raises(UsageError, match="a field and an operator; a condition is FIELD OPERATOR VALUE"):
+        Filter.parse([where])
 
 
 @pytest.mark.parametrize(
-    ("where", "place"),
-    [
-        ("", "the name of a field at its end (character 1)"),
-        ("price", "an operator at its end (character 6)"),
-        ("unit price<20", "an operator before 'price<20' (character 5)"),
-        ("price<", "a value (in quotes if"),
-        ("price==20", "before '=20' (character 7)"),
-        ("price=<20", "before '<20' (character 7)"),
-        ('brand="acme', "before '\"acme' (character 7)"),
-        ("colour in red,,blue", "before ',blue' (character 15)"),
-        ("colour in red,", "at its end (character 15)"),
-        ("colour in", "an operator before 'in' (character 7)"),
-        ("<20", "the name of a field before '<20' (character 1)"),
-        ("size.=3", "the name of a field before '=3' (character 6)"),
-        ("brand=acme\n", None),
-    ],
+    "where",
+    ["price<", "price==20", "price=<20", 'brand="acme', 'a="b" c', "a in b,,c", "a in b,", 'a in "b" c'],
 )
-def test_a_condition_that_is_none_is_refused_with_its_place_and_the_grammar(where, place):
-    if place is None:
-        assert Filter.parse([where]) == Filter.parse(["brand=acme"])
-        return
-    with pytest.raises(UsageError) as caught:
+def test_a_condition_without_a_value_is_refused_with_the_grammar(where):
+    with pytest.raises(UsageError, match=r"expected a value .* a condition is FIELD OPERATOR VALUE"):
         Filter.parse([where])
-    assert place in str(caught.value)
-    assert "FIELD OPERATOR VALUE" in str(caught.value)
+
+
+def test_space_around_a_condition_says_nothing():
+    assert Filter.parse([" brand = acme\n"]) == Filter.parse(["brand=acme"])
+    assert Filter.parse(["a in  b , 'c' "]) == Filter.parse({"a": ["b", "c"]})
 
 
 @pytest.mark.parametrize(
@@ -176,8 +173,8 @@ def test_a_condition_that_is_none_is_refused_with_its_place_and_the_grammar(wher
         ({"modality": {"<": "image"}}, "= != in only"),
         ({"modality": "sound"}, "'sound' is not one of"),
         ({"brand": "\ud800"}, "not valid Unicode"),
-        ({'"brand': "a"}, "expected the name of a field"),
-        ({'"brand"x': "a"}, "the end of the name"),
+        ({'"brand': "a"}, "not the name of a field"),
+        ({'"brand"x': "a"}, "not the name of a field"),
         (["brand=\ud800"], "not valid Unicode"),
         (["sold<true"], "= != in only"),
     ],
@@ -189,7 +186,7 @@ def test_a_filter_that_cannot_work_is_refused(where, said):
 
 def test_conditions_of_as_many_values_as_are_allowed_work(store):
     many = ["acme", *(f"brand {number}" for number in range(9_999))]
-    assert store.matching(Filter.parse({"brand": many})).tolist() == [0]
+    assert rows_of(store, Filter.parse({"brand": many})) == [0]
 
 
 def test_one_and_true_are_two_values():
@@ -201,8 +198,8 @@ def test_quotes_in_names_and_values_stay_what_they_are(tmp_path):
     write_items(tmp_path, [BAG, Item("4", Modality.TEXT, "a", None, hostile)])
     store = ItemStore(tmp_path)
     name = "a'); DROP TABLE items; --"
-    assert store.matching(Filter.parse([f'"{name}"="x\' OR 1=1 --"'])).tolist() == [1]
-    assert store.matching(Filter((Condition((name,), "=", ("x",)),))).tolist() == []
+    assert rows_of(store, Filter.parse([f'"{name}"="x\' OR 1=1 --"'])) == [1]
+    assert rows_of(store, Filter((Condition((name,), "=", ("x",)),))) == []
     assert len(list(store.all())) == 2
 
 
@@ -210,14 +207,14 @@ def test_json_that_only_python_reads_is_searched_like_other_json(tmp_path):
     sources = ['{"price": NaN, "brand": "acme"}', '{"brand": "ac\\u006de"}', '{"\\u0062rand": "acme"}']
     write_items(tmp_path, [Item(str(row), Modality.TEXT, "a", None, one) for row, one in enumerate(sources)])
     store = ItemStore(tmp_path)
-    assert store.matching(Filter.parse(["brand=acme"])).tolist() == [0, 1, 2]
-    assert store.matching(Filter.parse(["price<1"])).tolist() == []
-    assert store.matching(Filter.parse(["price!=1"])).tolist() == [0, 1, 2]
+    assert rows_of(store, Filter.parse(["brand=acme"])) == [0, 1, 2]
+    assert rows_of(store, Filter.parse(["price<1"])) == []
+    assert rows_of(store, Filter.parse(["price!=1"])) == [0, 1, 2]
 
 
 def test_as_many_conditions_as_allowed_can_be_asked_and_no_more(store):
     many = [f"field{number}!=a" for number in range(200)]
-    assert store.matching(Filter.parse(many, match="red")).tolist() == [0]
+    assert rows_of(store, Filter.parse(many, match="red")) == [0]
     with pytest.raises(UsageError, match=r"201 conditions .* at most 200"):
         Filter.parse([*many, "a=b"])
 
@@ -228,6 +225,6 @@ def test_as_many_conditions_as_allowed_can_be_asked_and_no_more(store):
 def test_a_filter_that_takes_too_long_is_interrupted(store, monkeypatch, wanted):
     monkeypatch.setattr(items, "STEPS", 1)
     with pytest.raises(DeadlinePassed):
-        store.matching(wanted, deadline=0.0)
-    assert store.matching(wanted).tolist() != []
-    assert store.matching(wanted, deadline=math.inf).tolist() == store.matching(wanted).tolist()
+        matching(store, wanted, deadline=0.0)
+    assert rows_of(store, wanted) != []
+    assert rows_of(store, wanted, deadline=math.inf) == rows_of(store, wanted)
