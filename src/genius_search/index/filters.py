@@ -229,9 +229,8 @@ def _typed(text: str) -> Value:
 
 def _parse_mapping(name: str, wanted: object) -> list[Condition]:
     """Parse the conditions on one field of a mapping."""
-    several = list | tuple | set | frozenset
     if not isinstance(wanted, Mapping):
-        wanted = {"in" if isinstance(wanted, several) else "=": wanted}
+        wanted = {"in" if isinstance(wanted, list | tuple | set | frozenset) else "=": wanted}
     if not wanted:
         raise UsageError(f"condition on {name}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
@@ -242,8 +241,8 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
                 f"condition {shown}: {how!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
                 f"an inner field by its name with dots, {name}.{how}"
             )
-        values = value if how == "in" and isinstance(value, several) else [value]
-        given = [_given(shown, one) for one in values]
+        is_list = how == "in" and isinstance(value, list | tuple | set | frozenset)
+        given = [_given(shown, one) for one in (value if is_list else [value])]
         conditions.append(_condition(shown, name, cast("Operator", how), given))
     return conditions
 
@@ -325,7 +324,8 @@ def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) ->
     if len(rows) <= store.num_rows // SCANNED_IN_THE_TIME_OF_ONE:
         source = f"json_each(?) CROSS JOIN {source} AND row = value"
         values = [json.dumps(rows.tolist()), *values]
-    return mask & look_up(source, values)
+    mask &= look_up(source, values)
+    return mask
 
 
 def matching_all(
