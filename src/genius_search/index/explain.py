@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor
 
 from genius_search.errors import UsageError
@@ -146,7 +146,12 @@ def follow_id(
     read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
     start = decoder.start(embedding[None].to(decoder.device), [level0])
     hidden = decoder.advance(start, read).hidden[0]
-    living_before = [_living_before(segment) for segment in segments]
+    living_before = []
+    for segment in segments:  # items, without deleted ones, before each row of the table
+        fences = segment.table.bucket_starts
+        if segment.alive is not None:
+            fences = np.append(0, segment.alive.items[segment.table.items].cumsum())[fences]
+        living_before.append(fences)
     high = np.array([[len(segment.table) for segment in segments]], dtype=np.int64)
     low = np.zeros_like(high)
     steps = []
@@ -185,14 +190,6 @@ def follow_id(
     return steps
 
 
-def _living_before(segment: SearchSegment) -> Integer[np.ndarray, " fences"]:
-    """Return the number of items, without deleted ones, before each row of a segment's table."""
-    fences = segment.table.bucket_starts
-    if segment.alive is None:
-        return fences
-    return np.asarray(np.append(0, segment.alive.items[segment.table.items].cumsum())[fences])
-
-
 @dataclass(frozen=True, slots=True)
 class SharedGroup:
     """Items whose IDs begin with the same codes."""
@@ -220,24 +217,21 @@ def near_duplicates(
         raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
     if not snapshot.num_alive:
         return []
-    prefixes, segments, rows = [], [], []
+    parts = []
     for number, segment in enumerate(snapshot.segments):
-        table = segment.table
-        is_alive = np.isin(table.items, segment.dead, invert=True)
-        of_items = table.ids[:, : num_levels - levels].repeat(np.diff(table.bucket_starts), axis=0)
-        prefixes.append(of_items[is_alive])
-        rows.append(table.items[is_alive])
-        segments.append(np.full(len(rows[-1]), number))
-    codes, segment_of, row_of = (np.concatenate(parts) for parts in (prefixes, segments, rows))
+        rows = segment.alive_rows()
+        codes = segment.table.ids[segment.table.rows()[rows], : num_levels - levels]
+        parts.append((codes, np.full(len(rows), number), rows))
+    codes, segments, rows = map(np.concatenate, zip(*parts, strict=True))
     order = np.lexsort(codes.T[::-1])  # lexsort's primary key is the last
-    codes, segment_of, row_of = codes[order], segment_of[order], row_of[order]
+    codes, segments, rows = codes[order], segments[order], rows[order]
     begins = np.append(0, np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1)
     sizes = np.diff(begins, append=len(codes))
-    begins, sizes = begins[sizes > 1], sizes[sizes > 1]
+    largest = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > 1)]
     groups = []
-    for group in np.argsort(-sizes, kind="stable")[offset : offset + limit].tolist():
+    for group in largest[offset : offset + limit].tolist():
         begin, size = int(begins[group]), int(sizes[group])
         shown = slice(begin, begin + min(size, EXAMPLES))
-        examples = snapshot.items(segment_of[shown], row_of[shown].astype(np.int64))
+        examples = snapshot.items(segments[shown], rows[shown])
         groups.append(SharedGroup(tuple(codes[begin].tolist()), size, examples))
     return groups

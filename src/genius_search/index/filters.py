@@ -241,8 +241,10 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
                 f"condition {shown}: {how!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
                 f"an inner field by its name with dots, {name}.{how}"
             )
-        is_list = how == "in" and isinstance(value, list | tuple | set | frozenset)
-        given = [_given(shown, one) for one in (value if is_list else [value])]
+        values = [value]
+        if how == "in" and isinstance(value, list | tuple | set | frozenset):
+            values = list(value)
+        given = [_given(shown, one) for one in values]
         conditions.append(_condition(shown, name, cast("Operator", how), given))
     return conditions
 
