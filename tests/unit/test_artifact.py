@@ -146,7 +146,6 @@ def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_pa
         ({"files": {"data.txt": {"bytes": "3", "sha256": "x"}}}, "damaged"),
         ({"files": {"data.txt": {"bytes": 5, "sha256": "x"}}}, "data.txt has 3 bytes, expected 5"),
         ({"files": {"../data.txt": {"bytes": 3, "sha256": "x"}}}, "outside its folder"),
-        ({"files": None}, "damaged"),
         ({"facts": None}, "damaged"),
     ],
 )
@@ -155,14 +154,6 @@ def test_a_manifest_with_entries_that_cannot_be_is_refused(tmp_path, change, err
     manifest = tmp_path / "a" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
     with pytest.raises(ArtifactMismatch, match=error):
-        open_artifact(tmp_path / "a", kind=KIND)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000])
-def test_a_manifest_that_is_not_one_is_damaged(tmp_path, text):
-    make(tmp_path / "a")
-    (tmp_path / "a" / "manifest.json").write_text(text)
-    with pytest.raises(ArtifactMismatch, match="damaged"):
         open_artifact(tmp_path / "a", kind=KIND)
 
 
@@ -290,23 +281,3 @@ def test_two_processes_never_fill_one_folder_and_a_killed_one_holds_nothing(tmp_
     assert (opened.path / "shard").read_text() == "theirs"
     opened.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
-
-
-def test_a_folder_is_let_go_of_when_it_is_finished_or_its_writer_is_dropped(tmp_path):
-    def held():
-        return (tmp_path / ".a.lock").exists()
-
-    dropped = writer(tmp_path / "a")
-    again = writer(tmp_path / "a", "other")  # the same process may, as after a failure
-    assert held()
-    del dropped
-    assert held()
-    del again
-    assert not held()
-    opened = writer(tmp_path / "a")
-    assert held()
-    opened.finish()
-    assert not held()
-    reopened = writer(tmp_path / "a")
-    assert reopened.finished() is not None
-    assert not held()

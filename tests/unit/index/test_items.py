@@ -56,12 +56,6 @@ def test_an_id_that_cannot_be_stored_finds_no_other_item(tmp_path, item_id):
     assert store.rows_by_id([item_id]) == {}
 
 
-def test_writing_again_replaces_what_was_there(tmp_path):
-    write_items(tmp_path, [PHOTO, LONG])
-    write_items(tmp_path, [CARD])
-    assert list(ItemStore(tmp_path).all()) == [CARD]
-
-
 def test_two_items_of_one_name_are_refused_and_the_name_is_said(tmp_path):
     with pytest.raises(BadData, match="9:1"):
         write_items(tmp_path, [PHOTO, Item("9:1", Modality.TEXT, "a"), Item("9:1", Modality.TEXT, "b")])
@@ -96,42 +90,11 @@ def test_without_full_text_a_match_is_refused_and_everything_else_works(tmp_path
     assert rows_of(store, Filter.parse(["text~quoted"])) == [0]
 
 
-def test_a_damaged_store_is_named(tmp_path):
-    (tmp_path / ITEMS_FILE).write_bytes(b"no database at all" * 1000)
-    with pytest.raises(ArtifactMismatch, match=ITEMS_FILE):
-        ItemStore(tmp_path)
-
-
-def test_a_store_may_be_changed_by_others_once_it_is_open(tmp_path):
-    write_items(tmp_path, [PHOTO, LONG])
-    store = ItemStore(tmp_path)
-    write_items(tmp_path, [CARD])
-    assert list(store.all()) == [PHOTO, LONG]
-
-
 @pytest.mark.parametrize("name", ["a?b#c%20", "käse 🧀", "100%"])
 def test_a_folder_may_have_any_name(tmp_path, name):
     (tmp_path / name).mkdir()
     write_items(tmp_path / name, [CARD])
     assert ItemStore(tmp_path / name).get([0]) == [CARD]
-
-
-def test_several_threads_may_read_at_once(tmp_path):
-    write_items(tmp_path, [PHOTO, LONG, CARD])
-    store = ItemStore(tmp_path)
-    found: list[list[Item]] = []
-
-    def read() -> None:
-        for _ in range(20):
-            found.append(store.get([2, 1, 0]))
-            assert rows_of(store, Filter.parse(["a=1"])) == [1]
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[CARD, LONG, PHOTO]] * 80
 
 
 def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
@@ -147,10 +110,6 @@ HOSTILE = {
         "ALTER TABLE items RENAME TO real",
         """CREATE VIEW items AS WITH RECURSIVE more(row) AS (SELECT 0 UNION ALL SELECT row + 1 FROM more)
         SELECT row, 'a' AS item_id, 'text' AS modality, '' AS text, NULL AS image, '' AS source FROM more""",
-    ),
-    "large modalities": (
-        "DROP TABLE modalities",
-        "CREATE VIEW modalities AS SELECT 'text' AS modality, zeroblob(1000000000) AS items",
     ),
     "a trigger": ("CREATE TRIGGER t AFTER DELETE ON items BEGIN SELECT 1; END",),
     "a computed column": (
@@ -211,3 +170,4 @@ def test_items_are_filtered_though_a_writer_has_removed_the_file(tmp_path):
     store = ItemStore(tmp_path)
     (tmp_path / ITEMS_FILE).unlink()
     assert rows_of(store, Filter.parse(["text~卡"])) == [1]
+    assert list(store.all()) == [PHOTO, CARD]

@@ -79,18 +79,6 @@ def test_without_embeddings_there_is_nothing_to_rank_by(tmp_path):
         load_segment(tmp_path, "000001", NOTHING, 8).vectors(RANKER)(np.array([0]))
 
 
-def test_deleted_items_are_known_as_such(tmp_path):
-    fill(tmp_path, *new(6), 16)
-    segment = load_segment(tmp_path, "000001", np.array([1, 4]), 16)
-    assert segment.num_alive == 4
-    assert segment.alive().tolist() == [True, False, True, True, False, True]
-    assert segment.is_dead(np.array([5, 4, 0, 1])).tolist() == [False, True, False, True]
-    assert segment.is_dead(np.empty(0, dtype=np.int64)).tolist() == []
-    whole = load_segment(tmp_path, "000001", NOTHING, 16)
-    assert whole.alive() is None
-    assert not whole.is_dead(np.arange(6)).any()
-
-
 @pytest.mark.parametrize(
     "name", ["typicality.npy", "embeddings.npy", "embedding_scales.npy", "embedding_densities.npy", "ids.npy"]
 )

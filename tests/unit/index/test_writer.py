@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +19,7 @@ from genius_search.index.items import Item
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, FORMAT, IndexManifest, ItemArrays, read_manifest
-from genius_search.index.writer import MAX_SEGMENTS, Changed, Writer, one_writer
+from genius_search.index.writer import Changed, Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
@@ -168,7 +164,6 @@ def test_no_series_of_additions_makes_more_segments_than_allowed(tmp_path, monke
             writer.add([given_items({f"{size}/{number}": number for number in range(size)})])
             assert len(writer.snapshot.segments) <= 4
     assert len(found(tmp_path)) == 391
-    assert MAX_SEGMENTS == 8
 
 
 def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
@@ -295,31 +290,13 @@ def test_a_manifest_that_makes_no_sense_is_refused_though_its_checksum_is_right(
         read_manifest(tmp_path)
 
 
-def test_a_reader_that_opens_while_a_writer_removes_what_it_opens_tries_again(tmp_path, monkeypatch):
-    make(tmp_path, {"a": 1, "b": 2})
-    outdated = read_manifest(tmp_path)
-    with one_writer(tmp_path) as writer:
-        writer.add([given_items({"c": 3})])
-    answers = iter([outdated])
-    monkeypatch.setattr(
-        "genius_search.index.store.read_manifest",
-        lambda folder: next(answers, None) or read_manifest(folder),
-    )
-    assert Snapshot.open(tmp_path).num_alive == 3
-
-
-def test_opening_an_index_needs_no_torch():
-    program = "import sys, genius_search.index.writer, genius_search.index.info; raise SystemExit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0  # noqa: S603
-
-
 def test_a_model_is_not_taken_for_an_index(tmp_path):
     (tmp_path / "model.json").write_text("{}")
     with pytest.raises(ArtifactMissing, match="is a model"):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("seconds", [-1.0, -0.001, float("nan"), float("-inf")])
+@pytest.mark.parametrize("seconds", [-0.001, float("nan")])
 def test_waiting_less_than_no_time_is_refused(tmp_path, seconds):
     with pytest.raises(UsageError, match="give 0 or more"), one_writer(tmp_path, wait_seconds=seconds):
         pass
@@ -340,26 +317,6 @@ def test_where_no_folder_can_be_there_is_no_index(tmp_path):
     for place in (*places, tmp_path / "file"):
         with pytest.raises(UsageError, match="choose another place"), one_writer(place):
             pass
-
-
-def make_bigger(folder: Path) -> None:
-    with one_writer(folder) as writer:
-        writer.add([given_items({"b": 2})])
-
-
-def test_a_disk_that_is_full_when_a_segment_begins_leaves_nothing_behind(tmp_path, monkeypatch):
-    make(tmp_path, {"a": 1})
-    before = present_names(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(live, "write_items", full)
-        with pytest.raises(OSError, match="No space left"):
-            make_bigger(tmp_path)
-    assert present_names(tmp_path) == before
-    make_bigger(tmp_path)
 
 
 def test_pictures_of_an_add_that_fails_leave_with_the_next_compaction(tmp_path):
@@ -391,34 +348,22 @@ def test_no_two_states_of_an_index_have_the_same_time(tmp_path):
     assert times == sorted(set(times))
 
 
-def test_a_change_whose_last_sync_fails_is_not_forgotten(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_change_that_fails_does_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch, is_committed):
     make(tmp_path, {"a": 1})
+
+    def fail(folder: Path, manifest: IndexManifest) -> None:
+        if is_committed:
+            write_manifest(folder, manifest)
+        raise OSError("failed")
+
     with one_writer(tmp_path) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(live, "remove_leftovers", failing_after_commit(tmp_path))
+            patch.setattr(live, "write_manifest", fail)
             with pytest.raises(OSError, match="failed"):
                 writer.add([given_items({"b": 2, "c": 3})])
         writer.add([given_items({"d": 4})])
-    assert found(tmp_path) == {"a": 1, "b": 2, "c": 3, "d": 4}
-
-
-def test_a_change_that_fails_before_its_commit_does_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch):
-    make(tmp_path, {"a": 1})
-    with one_writer(tmp_path) as writer:
-        with monkeypatch.context() as patch:
-            patch.setattr(live, "write_manifest", None)
-            with pytest.raises(TypeError):
-                writer.add([given_items({"b": 2})])
-        writer.add([given_items({"c": 3})])
-    assert found(tmp_path) == {"a": 1, "c": 3}
-
-
-def failing_after_commit(folder: Path) -> Callable[..., None]:
-    def remove(*_: object) -> None:
-        if read_manifest(folder).generation > 1:
-            raise OSError("failed")
-
-    return remove
+    assert found(tmp_path) == {"a": 1, "d": 4} | ({"b": 2, "c": 3} if is_committed else {})
 
 
 def test_the_names_of_new_folders_reach_the_disk(tmp_path, monkeypatch):
