@@ -361,7 +361,7 @@ class ClusterTree:
 
 def _divide(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the cluster of each item, and the centroids of the clusters that have any."""
-    centroids = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator)
+    centroids, _ = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator)
     used, chosen = assign(items, centroids).unique(return_inverse=True)
     if len(used) > 1:
         return chosen, centroids[used]
@@ -469,7 +469,7 @@ class RetrievalTokenizer(nn.Module):
         residual = self(embeddings)
         for book in self._books():
             size = len(book.embed)
-            centroids = kmeans(residual, size, iterations=KMEANS_ITERATIONS, generator=generator)
+            centroids, _ = kmeans(residual, size, iterations=KMEANS_ITERATIONS, generator=generator)
             chosen = assign(residual, centroids)
             book.start(centroids, torch.bincount(chosen, minlength=size).float())
             residual = residual - centroids[chosen]

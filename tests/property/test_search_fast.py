@@ -14,12 +14,13 @@ from genius_search.config import (
     SearchConfig,
 )
 from genius_search.native.build import build, find_compilers
+from genius_search.native.library import open_library
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
 from genius_search.nn.spread import COLUMNS, Residuals, Spread
 from genius_search.search import kernel
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
-from genius_search.search.kernel import CompiledSearch, find, open_library, quick_search
+from genius_search.search.kernel import CompiledSearch, find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, stored_width

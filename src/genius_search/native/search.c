@@ -21,7 +21,7 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, SOME = 32 };
+enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, SOME = 32, TOGETHER = 128 };
 enum { RANK_ALL = 2 }; /* as in config.py */
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
@@ -1438,6 +1438,86 @@ API int is_supported(void) {
 #else
   return 1;
 #endif
+}
+
+/* Codes of items: sums of code vectors, one of each level, that are near to vectors. */
+
+static inline uint32_t find_smaller(const float *x, float than) { /* bits of the first LANES numbers */
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_set1_ps(than), _CMP_LT_OQ);
+#elif defined(__AVX2__)
+  return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x), _mm256_set1_ps(than), _CMP_LT_OQ));
+#else
+  uint32_t bits = 0;
+  for (int lane = 0; lane < LANES; lane++) bits |= (uint32_t)(x[lane] < than) << lane;
+  return bits;
+#endif
+}
+
+/* Write the places of the smallest of n numbers, and these, in ascending order; of equal ones the first is kept.
+   Return how many there are: at most ``most``, and none that is infinite. */
+static int64_t find_smallest(const float *x, int64_t n, int64_t most, int32_t *places, float *smallest) {
+  int64_t count = 0;
+  for (int64_t first = 0; first < n; first += LANES) {
+    uint32_t bits = find_smaller(x + first, count < most ? INFINITY : smallest[most - 1]);
+    for (; bits; bits &= bits - 1) {
+      int64_t place = first + __builtin_ctz(bits), at = count < most ? count : most - 1;
+      if (count == most && x[place] >= smallest[at]) continue;
+      for (; at && smallest[at - 1] > x[place]; at--) smallest[at] = smallest[at - 1], places[at] = places[at - 1];
+      smallest[at] = x[place];
+      places[at] = (int32_t)place;
+      if (count < most) count++;
+    }
+  }
+  return count;
+}
+
+/* Find codes[n][levels] by beam search, TOGETHER vectors at a time, for which the products that a level needs stay in the
+   cache. products[n][levels][CODES]: of the vectors and the code vectors. halves[levels][CODES]: half squared norms of
+   code vectors, infinite where a level has no such code. crossed: for each level, products of the earlier levels' code
+   vectors with its own: [earlier levels][CODES][CODES]. Return 1, or NO_MEMORY. */
+API int nearest_sums(const float *products, const float *halves, const float *crossed, int64_t n, int64_t levels,
+                     int64_t beam, uint8_t *codes) {
+  float *sums = malloc((size_t)(TOGETHER * beam * CODES + 2 * TOGETHER * beam) * sizeof(float));
+  int32_t *places = malloc((size_t)beam * sizeof(int32_t));
+  uint8_t *paths = malloc((size_t)((TOGETHER + 1) * beam * levels));
+  int64_t widths[TOGETHER];
+  float *errors = sums + TOGETHER * beam * CODES;
+  uint8_t *longer = paths + TOGETHER * beam * levels;
+  for (int64_t start = 0; start < n && sums && places && paths; start += TOGETHER) {
+    int64_t rows = n - start < TOGETHER ? n - start : TOGETHER;
+    const float *earlier = crossed;
+    for (int64_t i = 0; i < rows; i++) widths[i] = 1, errors[i * beam] = 0;
+    for (int64_t level = 0; level < levels; level++) {
+      for (int64_t i = 0; i < rows; i++)
+        for (int64_t b = 0; b < widths[i]; b++) {
+          const float *own = products + ((start + i) * levels + level) * CODES, *half = halves + level * CODES;
+          float *sum = sums + (i * beam + b) * CODES;
+          for (int64_t c = 0; c < CODES; c += LANES)
+            *(vec *)(sum + c) = *(const vec *)(half + c) + errors[i * beam + b] - *(const vec *)(own + c);
+        }
+      for (int64_t before = 0; before < level; before++, earlier += CODES * CODES)
+        for (int64_t i = 0; i < rows; i++)
+          for (int64_t b = 0; b < widths[i]; b++) {
+            const float *more = earlier + paths[(i * beam + b) * levels + before] * CODES;
+            float *sum = sums + (i * beam + b) * CODES;
+            for (int64_t c = 0; c < CODES; c += LANES) *(vec *)(sum + c) += *(const vec *)(more + c);
+          }
+      for (int64_t i = 0; i < rows; i++) {
+        uint8_t *own = paths + i * beam * levels;
+        widths[i] = find_smallest(sums + i * beam * CODES, widths[i] * CODES, beam, places, errors + i * beam);
+        for (int64_t b = 0; b < widths[i]; b++) {
+          memcpy(longer + b * levels, own + places[b] / CODES * levels, (size_t)level);
+          longer[b * levels + level] = (uint8_t)(places[b] % CODES);
+        }
+        memcpy(own, longer, (size_t)(widths[i] * levels));
+      }
+    }
+    for (int64_t i = 0; i < rows; i++) memcpy(codes + (start + i) * levels, paths + i * beam * levels, (size_t)levels);
+  }
+  int is_done = sums && places && paths;
+  free(sums), free(places), free(paths);
+  return is_done ? 1 : NO_MEMORY;
 }
 
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int16
+from jaxtyping import Float, Float32, Int, Int16, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import open_artifact
 from genius_search.config import QuantizerConfig
 from genius_search.data.features import Features
+from genius_search.native.library import CODES, NO_MEMORY, open_library
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks, StoredQuantizer, as_array
+from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks, StoredQuantizer, as_array, as_floats
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread
@@ -33,6 +34,8 @@ from genius_search.records import NUM_MODALITIES
 from genius_search.writing import ArtifactWriter
 
 if TYPE_CHECKING:
+    from ctypes import CDLL
+
     from genius_search.nn.health import Health
 
 POOL_SAMPLE: Final = "pool_sample"
@@ -42,6 +45,10 @@ CHUNK: Final = 16_384
 FUSE_BATCH: Final = 4096
 ERRORS_AT_ONCE: Final = 1 << 20
 """Errors of sums in memory at once: 4 MiB, which stay in the cache of a processor."""
+COARSE_LEVELS: Final = 3
+"""The first semantic levels, whose k-means takes the most iterations."""
+AT_ONCE: Final = 1024
+"""Vectors whose products with all code vectors are in memory at once."""
 SPREAD: Final = 0.3
 """How far k-means starts from the mean, as a share of the distance of drawn samples."""
 
@@ -55,17 +62,25 @@ def assign(
     neighbours apart.
     """
     bias = centroids.square().sum(dim=1) / 2
+    parts = []
     with torch.autocast(samples.device.type, enabled=False):
-        parts = [
-            torch.addmm(bias, chunk, centroids.T, alpha=-1).argmin(dim=1) for chunk in samples.split(CHUNK)
-        ]
+        for chunk in samples.split(CHUNK):
+            if (
+                chunk.device.type == "cpu"
+            ):  # by NumPy, whose product takes less time than that of PyTorch's MKL
+                products = torch.from_numpy(as_array(chunk) @ as_array(centroids).T)
+                parts.append(products.sub_(bias).argmax(dim=1))
+            else:
+                parts.append(torch.addmm(bias, chunk, centroids.T, alpha=-1).argmin(dim=1))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=samples.device)
 
 
 def kmeans(
     samples: Float[Tensor, "items dim"], size: int, *, iterations: int, generator: torch.Generator
-) -> Float[Tensor, "codes dim"]:
+) -> tuple[Float[Tensor, "codes dim"], Int[Tensor, " items"]]:
     """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
+
+    Returns the centroids and the nearest one of each sample.
 
     The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far
     from every other, and a centroid that starts there may keep few. With fewer samples than clusters they are
@@ -84,7 +99,7 @@ def kmeans(
         before, chosen = chosen, assign(samples, centroids)
         if torch.equal(before, chosen):
             break
-    return centroids
+    return centroids, chosen
 
 
 def nearest_sums(
@@ -94,30 +109,67 @@ def nearest_sums(
 
     This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice. The error
     of a sum follows from the products of its code vectors with the vector and with each other, so that what
-    remains of the vector is never computed.
+    remains of the vector is never computed. On a CPU the compiled library does it, if there is one.
     """
+    library = open_library() if vectors.device.type == "cpu" and max(map(len, tables)) <= CODES else None
+    if library is not None:
+        return torch.from_numpy(
+            _compiled_nearest_sums(library, as_floats(vectors), [*map(as_floats, tables)], beam)
+        )
+    with torch.autocast(vectors.device.type, enabled=False):
+        return nearest_sums_plain(vectors, tables, beam=beam)
+
+
+def _compiled_nearest_sums(
+    library: CDLL,
+    vectors: Float32[np.ndarray, "items dim"],
+    tables: Sequence[Float32[np.ndarray, "_ dim"]],
+    beam: int,
+) -> Int64[np.ndarray, "items levels"]:
+    wide = np.zeros((len(tables), CODES, vectors.shape[1]), np.float32)
+    halves = np.full((len(tables), CODES), np.inf, np.float32)
+    for level, table in enumerate(tables):
+        wide[level, : len(table)] = table
+        halves[level, : len(table)] = np.square(table).sum(axis=1) / 2
+    every = wide.reshape(-1, vectors.shape[1])
+    crossed = np.concatenate([every[: CODES * level] @ wide[level].T for level in range(len(tables))])
+    codes = np.empty((len(vectors), len(tables)), np.uint8)
+    for start in range(0, len(vectors), AT_ONCE):
+        products = vectors[start : start + AT_ONCE] @ every.T
+        arrays = [array.ctypes.data for array in (products, halves, crossed)]
+        status = library.nearest_sums(
+            *arrays, len(products), len(tables), beam, codes[start : start + AT_ONCE].ctypes.data
+        )
+        if status == NO_MEMORY:
+            raise MemoryError
+    return codes.astype(np.int64)
+
+
+def nearest_sums_plain(
+    vectors: Float[Tensor, "items dim"], tables: Sequence[Float[Tensor, "_ dim"]], *, beam: int
+) -> Int[Tensor, "items levels"]:
+    """Do what :func:`nearest_sums` does, in PyTorch."""
     sizes = [len(table) for table in tables]
     starts = torch.tensor([0, *accumulate(sizes)], device=vectors.device)
     every = torch.cat(list(tables))
     parts = []
-    with torch.autocast(vectors.device.type, enabled=False):
-        products = [every[: starts[level]] @ table.T for level, table in enumerate(tables)]
-        halves = [table.square().sum(dim=1) / 2 for table in tables]
-        for part in vectors.split(max(1, ERRORS_AT_ONCE // (beam * max(sizes)))):
-            codes = torch.zeros(len(part), 1, 0, dtype=torch.int64, device=vectors.device)
-            errors = part.new_zeros(len(part), 1)  # half the squared ones, less half the squared vector
-            for level, table in enumerate(tables):
-                change = torch.addmm(halves[level], part, table.T, alpha=-1)
-                longer = errors[..., None] + change[:, None]
-                if level:
-                    earlier = (codes + starts[:level]).flatten(0, 1)
-                    longer += F.embedding_bag(earlier, products[level], mode="sum").view_as(longer)
-                width = min(beam, longer.shape[1] * len(table))
-                best = longer.flatten(1).topk(width, dim=1, largest=False)
-                errors, parent = best.values, best.indices // len(table)
-                codes = codes.gather(1, parent[..., None].expand(-1, -1, level))
-                codes = torch.cat([codes, (best.indices % len(table))[..., None]], dim=2)
-            parts.append(codes[:, 0])
+    products = [every[: starts[level]] @ table.T for level, table in enumerate(tables)]
+    halves = [table.square().sum(dim=1) / 2 for table in tables]
+    for part in vectors.split(max(1, ERRORS_AT_ONCE // (beam * max(sizes)))):
+        codes = torch.zeros(len(part), 1, 0, dtype=torch.int64, device=vectors.device)
+        errors = part.new_zeros(len(part), 1)  # half the squared ones, less half the squared vector
+        for level, table in enumerate(tables):
+            change = torch.addmm(halves[level], part, table.T, alpha=-1)
+            longer = errors[..., None] + change[:, None]
+            if level:
+                earlier = (codes + starts[:level]).flatten(0, 1)
+                longer += F.embedding_bag(earlier, products[level], mode="sum").view_as(longer)
+            width = min(beam, longer.shape[1] * len(table))
+            best = longer.flatten(1).topk(width, dim=1, largest=False)
+            errors, parent = best.values, best.indices // len(table)
+            codes = codes.gather(1, parent[..., None].expand(-1, -1, level))
+            codes = torch.cat([codes, (best.indices % len(table))[..., None]], dim=2)
+        parts.append(codes[:, 0])
     return torch.cat(parts)
 
 
@@ -344,7 +396,7 @@ class Quantizer(nn.Module):
     ) -> EncodedItems:
         """Return embeddings and IDs of items, on the CPU; features are zero where a modality is absent."""
         embeddings = self.fusion(image.to(self.device), text.to(self.device))
-        codes = self._encode(embeddings, modalities.to(self.device))
+        codes = self.assign_ids(embeddings, modalities.to(self.device))
         cosine = F.cosine_similarity(embeddings, self.decode(codes), dim=-1)
         columns = torch.cat([codes.short(), self.norm_and_density.columns(codes)], dim=1)
         return EncodedItems(embeddings.cpu(), codes.cpu(), cosine.cpu(), columns.cpu())
@@ -357,8 +409,12 @@ class Quantizer(nn.Module):
         *,
         batch_size: int,
         generator: torch.Generator,
+        deep_iterations: int | None = None,
     ) -> None:
-        """Initialise the codebooks by k-means, level by level; counts are scaled to one batch of pairs."""
+        """Initialise the codebooks by k-means, level by level; counts are scaled to one batch of pairs.
+
+        ``deep_iterations`` are those of k-means below the third semantic level, by default as many as above.
+        """
         self._norm_and_density = None
         residual = embeddings
         scale = 2 * batch_size / len(embeddings)
@@ -372,8 +428,9 @@ class Quantizer(nn.Module):
                 chosen = assign(residual, book.embed)
             else:
                 iterations, size = self.config.kmeans_iterations, len(book.embed)
-                centroids = kmeans(residual, size, iterations=iterations, generator=generator)
-                chosen = assign(residual, centroids)
+                if deep_iterations is not None and level - self.has_modality_level >= COARSE_LEVELS:
+                    iterations = deep_iterations
+                centroids, chosen = kmeans(residual, size, iterations=iterations, generator=generator)
                 book.start(centroids, torch.bincount(chosen, minlength=size).to(residual.dtype) * scale)
             residual = residual - book.embed[chosen]
 
@@ -399,10 +456,10 @@ class Quantizer(nn.Module):
         logits: Tensor = self.classifier(embeddings)  # type: ignore[misc]
         return logits
 
-    def _encode(
+    def assign_ids(
         self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"]
     ) -> Int[Tensor, "items levels"]:
-        """Return the IDs of items; the semantic codes are chosen by beam search (deviation 30)."""
+        """Return the IDs of unit embeddings; the semantic codes are chosen by beam search (deviation 30)."""
         tables, beam = self.tables(), self.config.encoding_beam
         if beam == 1:
             return self.quantize(embeddings, modalities).codes

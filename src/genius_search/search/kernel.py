@@ -8,16 +8,13 @@ time. The structures here are its own.
 from __future__ import annotations
 
 import ctypes
-import logging
 import operator
 import os
 import struct
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,7 +22,7 @@ from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.native.build import FOLDER, VARIANTS, library
+from genius_search.native.library import NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
@@ -50,8 +47,6 @@ GRAM_CODES: Final = 1024
 """Inner products between code vectors are computed in advance for the first levels, up to this many codes."""
 CODED_STARTS: Final = 1 << 20
 """Codes at the starts of a table's branches are copied in advance for the first levels, up to this many."""
-NO_MEMORY: Final = -2
-"""Status of a search that the library had no memory for."""
 LARGEST_BYTE: Final = 127
 ZERO_BYTE: Final = 128
 GROUP: Final = 4
@@ -144,25 +139,6 @@ def quick_search(ranker: CodeRanker, generator: PackedGenerator | None = None) -
         return None
     opened = open_library()
     return None if opened is None else CompiledSearch(ranker, opened, generator)
-
-
-@cache
-def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
-    """Open the library for this processor; return None, and log it, if there is none."""
-    for variant in VARIANTS:
-        path = library(variant, folder)
-        if path.exists():
-            opened = ctypes.CDLL(str(path))
-            if opened.is_supported():
-                pointer, integer = ctypes.c_void_p, ctypes.c_int64
-                opened.make_work.restype = pointer
-                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
-                return opened
-    logging.getLogger(__name__).info(
-        "the compiled library is missing; PyTorch replaces it, and is a few times slower; "
-        "`python -m genius_search.native.build` compiles it"
-    )
-    return None
 
 
 def count_cores() -> int:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from genius_search.nn.quantizer import assign, nearest_sums
+from genius_search.nn.quantizer import assign, nearest_sums, nearest_sums_plain
 
 
 def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -46,8 +46,20 @@ def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
     whole = nearest_sums(residuals, tables, beam=4)
     monkeypatch.setattr("genius_search.nn.quantizer.ERRORS_AT_ONCE", 7 * 4 * 8)
+    monkeypatch.setattr("genius_search.nn.quantizer.AT_ONCE", 7)
     assert torch.equal(nearest_sums(residuals, tables, beam=4), whole)
+    assert torch.equal(nearest_sums_plain(residuals, tables, beam=4), whole)
     assert nearest_sums(residuals[:0], tables, beam=4).shape == (0, 3)
+
+
+@pytest.mark.parametrize("beam", [1, 3, 8, 300])
+@pytest.mark.parametrize("sizes", [(256,), (4, 256, 100, 17), (8,) * 20])
+def test_the_library_finds_what_the_plain_search_finds(sizes: tuple[int, ...], beam: int) -> None:
+    residuals, tables = drawn(beam, sizes, items=300, dim=24)
+    plain, found = (search(residuals, tables, beam=beam) for search in (nearest_sums_plain, nearest_sums))
+    assert (plain == found).all(dim=1).float().mean() > 0.99  # rounding may decide between two sums
+    errors = squared_errors(residuals, tables, found)
+    torch.testing.assert_close(errors, squared_errors(residuals, tables, plain), rtol=1e-3, atol=1e-4)
 
 
 def test_training_in_bfloat16_encodes_in_full_precision() -> None:

@@ -27,7 +27,7 @@ def test_the_nearest_centroid_is_the_nearest_by_squared_distance(items, size, se
 @given(items=st.integers(1, 60), size=st.integers(1, 10), seed=st.integers(0, 10_000))
 def test_kmeans_ends_where_every_used_centroid_is_the_mean_of_its_samples(items, size, seed):
     samples = torch.randn(items, 2, generator=seeded(seed))
-    centroids = kmeans(samples, size, iterations=200, generator=seeded(seed))
+    centroids, _ = kmeans(samples, size, iterations=200, generator=seeded(seed))
     chosen = assign(samples, centroids)
     for code in chosen.unique():
         mean = samples[chosen == code].mean(dim=0)
@@ -36,14 +36,14 @@ def test_kmeans_ends_where_every_used_centroid_is_the_mean_of_its_samples(items,
 
 def test_separate_heaps_are_found():
     samples = torch.cat([torch.randn(50, 2, generator=seeded(1)) * 0.01 + center for center in (-5, 0, 5)])
-    centroids = kmeans(samples, 12, iterations=50, generator=seeded(0))
+    centroids, _ = kmeans(samples, 12, iterations=50, generator=seeded(0))
     nearest = (centroids[:, None] - torch.tensor([-5.0, 0, 5])[None, :, None]).norm(dim=2).min(dim=0)
     assert nearest.values.max() < 0.1
 
 
 def test_fewer_samples_than_clusters_works():
     samples = torch.randn(3, 4, generator=seeded(5))
-    centroids = kmeans(samples, 20, iterations=10, generator=seeded(5))
+    centroids, _ = kmeans(samples, 20, iterations=10, generator=seeded(5))
     assert centroids.shape == (20, 4)
     distances = (centroids[:, None] - samples[None]).norm(dim=2).min(dim=1).values
     assert distances.max() < 2.5
