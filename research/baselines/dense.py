@@ -18,7 +18,7 @@ from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, 
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import Count, Natural, checked
 from genius_search.data.mbeir import MBeir
-from genius_search.encoders.base import Encoder, load_encoder
+from genius_search.encoders.base import Encoder
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
@@ -35,6 +35,7 @@ from research.baselines.faiss_index import (
 from research.command import run
 from research.evaluate import EvaluationResult, evaluate_pools
 from research.methods import DEPTH, MethodHits, PoolCandidates, RowQueries
+from research.published.fusions import open_encoder
 from research.settings import EvaluationConfig
 
 BATCH: Final = 65_536
@@ -170,7 +171,7 @@ class Dense(JsonOption):
     """Folder whose encoder is measured: the --out of `genius fit`."""
 
     encoder: str = ""
-    """Instead of a model: an encoder, such as clip:NAME, or uniir:FOLDER for UniIR's fusions."""
+    """Instead of a model: an encoder, such as clip:NAME, or fusion:FOLDER for UniIR's fusions."""
 
     dense: Annotated[DenseConfig, tyro.conf.arg(name="")] = DenseConfig()
 
@@ -189,7 +190,7 @@ class Dense(JsonOption):
             if self.model is not None:
                 encoder = Genius.open(self.model).encoder
             else:
-                encoder = load_encoder(absolute_spec(self.encoder))
+                encoder = open_encoder(absolute_spec(self.encoder))
             result = evaluate_dense(
                 data,
                 encoder,

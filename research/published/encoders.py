@@ -1,4 +1,4 @@
-"""``python -m research.published.encoders``: a checkpoint of UniIR becomes a folder for ``uniir:FOLDER``.
+"""``python -m research.published.encoders``: a checkpoint of UniIR becomes a folder.
 
 The weights are mapped from the file, checked by name and shape, renamed and written in single precision;
 nothing else of the file is read. For CLIP-SF the folder is an ordinary CLIP too, for transformers and for
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import torch
 import tyro
@@ -32,15 +32,7 @@ from genius_search.artifact import Manifest, file_fingerprint, fingerprint_of
 from genius_search.cli.options import OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.encoders.batches import read_tokenizer
-from genius_search.encoders.uniir import (
-    ARTIFACT,
-    CLIP_END,
-    MAX_BERT_TOKENS,
-    BlipFusion,
-    BlipTowers,
-    ClipFusion,
-    EncoderKind,
-)
+from genius_search.encoders.uniir import ARTIFACT, CLIP_END
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
@@ -55,8 +47,12 @@ from research.published.checkpoint import (
     single_precision,
 )
 from research.published.clip_tokens import START, VOCABULARY, clip_tokenizer
+from research.published.fusions import ARTIFACT as FUSION
+from research.published.fusions import MAX_BERT_TOKENS, BlipFusion, BlipTowers, ClipFusion
 
 Shapes = dict[str, tuple[int, ...]]
+EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
+"""CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 
 WEIGHTS: Final = "model.safetensors"
 HEAD: Final = 64
@@ -169,7 +165,8 @@ def import_encoder(
     weights = convert(checkpoint, kind)
     texts = _small_files(weights, tokenizer)
     inputs = {"checkpoint": file_fingerprint(file), "texts": fingerprint_of(texts)}
-    writer = ArtifactWriter(folder, kind=ARTIFACT, config={"kind": kind}, inputs=inputs)
+    artifact = ARTIFACT if kind == "clip-sf" else FUSION
+    writer = ArtifactWriter(folder, kind=artifact, config={"kind": kind}, inputs=inputs)
     manifest = writer.finished()
     if manifest is None:
         for name, text in texts.items():
@@ -449,7 +446,7 @@ def _blip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
 
 @command
 class ImportEncoder:
-    """Import one of UniIR's encoders as a folder for uniir:FOLDER; CLIP-SF is what GENIUS was trained on.
+    """Import one of UniIR's encoders: CLIP-SF, of GENIUS, for uniir:FOLDER; another one for fusion:FOLDER.
 
     The file is read without running any code in it; every tensor must have its name and shape. CLIP-SF's
     folder opens as an ordinary CLIP in transformers and as clip:FOLDER, too.
@@ -472,7 +469,8 @@ class ImportEncoder:
         with TerminalProgress() as progress:
             made = import_encoder(self.file, self.kind, self.out, progress=progress, tokenizer=self.tokenizer)
             progress.say(f"sha256 of the checkpoint: {made.inputs['checkpoint']}")
-            progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as uniir:{self.out}")
+            spec = f"{'uniir' if self.kind == 'clip-sf' else 'fusion'}:{self.out}"
+            progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as {spec}")
 
 
 main = partial(run, ImportEncoder, "published.encoders")

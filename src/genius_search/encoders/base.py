@@ -116,7 +116,7 @@ def reads_images(encoder: Encoder) -> bool:
 class JointEncoder(Encoder, Protocol):
     """An encoder that reads image and text together and returns one vector for both.
 
-    UniIR's CLIP-FF and BLIP-FF do. The vector is stored as the text feature, and the image feature is absent.
+    The vector is stored as the text feature, and the image feature is absent.
     """
 
     def joint_features(self, items: Sequence[JointInput]) -> AnyArray:
@@ -173,9 +173,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
         case "text":
             return _load_text(place, download=download, device=device)
         case "uniir":
-            from genius_search.encoders.uniir import load_uniir  # noqa: PLC0415
+            from genius_search.encoders.uniir import ClipScoreFusion  # noqa: PLC0415
 
-            return load_uniir(folder, device=device)
+            return ClipScoreFusion(folder, device=device)
         case "vectors":
             return VectorEncoder(place)
     points = entry_points(group=PLUGINS)

@@ -14,6 +14,7 @@ from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.progress import Silent
 from research.published.clip_tokens import START
 from research.published.encoders import import_encoder
+from research.published.fusions import open_encoder
 
 from .conftest import (
     KEY,
@@ -92,7 +93,8 @@ def imported(tmp_path_factory):
         torch.save({"model": model.state_dict(), "epoch": 19}, place / "file.pth")
         vocabulary = bert if kind.startswith("blip") else None
         import_encoder(place / "file.pth", kind, place / kind, progress=Silent(), tokenizer=vocabulary)
-        made[kind] = (model.eval(), load_encoder(f"uniir:{place / kind}"), place / kind)
+        spec = f"{'uniir' if kind == 'clip-sf' else 'fusion'}:{place / kind}"
+        made[kind] = (model.eval(), open_encoder(spec), place / kind)
     return made
 
 
@@ -104,8 +106,7 @@ def clip(imported):
 
 @pytest.fixture(scope="module")
 def token_rows(clip):
-    read = clip_reader(clip[2], CONTEXT)
-    return lambda texts: read(texts)["input_ids"]
+    return clip_reader(clip[2], CONTEXT)
 
 
 def close(found, expected):
@@ -209,6 +210,6 @@ def test_feature_fusion_is_joint_and_score_fusion_is_not(imported, kind):
     assert isinstance(encoder, Encoder)
     assert isinstance(encoder, JointEncoder) == kind.endswith("ff")
     assert encoder.needs_pixels
-    assert encoder.spec == f"uniir:{folder}"
+    assert encoder.spec.partition(":")[2] == str(folder)
     assert len(encoder.fingerprint) == 64
     assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, encoder.dim)

@@ -1,0 +1,221 @@
+"""`fusion:FOLDER`: UniIR's CLIP-FF, BLIP-SF and BLIP-FF, as :mod:`research.published.encoders` writes them.
+
+Rivals of CLIP-SF, assembled from transformers' parts, which are imported only when one is built: that takes
+seconds.
+"""
+
+# ruff: noqa: PLC0415  as said above
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from genius_search.artifact import Manifest, open_artifact, read_json
+from genius_search.encoders.base import Encoder, ImageInput, JointInput, TextInput, cut_texts, load_encoder
+from genius_search.encoders.batches import BatchEncoder, decoded_images, in_batches, read_tokenizer
+from genius_search.encoders.pretrained import load_image_processor
+from genius_search.encoders.uniir import clip_reader, middle_square
+from genius_search.errors import need_packages
+from genius_search.nn.weights import load_weights
+
+ARTIFACT: Final = "uniir-fusion"
+"""The folder's kind in its manifest, whose settings name the kind of encoder."""
+MAX_BERT_TOKENS: Final = 100
+"""Tokens that BLIP reads of a text."""
+
+
+def open_encoder(spec: str) -> Encoder:
+    """Open ``fusion:FOLDER``, or any encoder that the product knows; raises like ``load_encoder``."""
+    kind, _, folder = spec.partition(":")
+    if kind != "fusion":
+        return load_encoder(spec)
+    need_packages("pretrained encoders need", "transformers", "ftfy")
+    manifest = open_artifact(Path(folder), kind=ARTIFACT)
+    match manifest.config["kind"]:
+        case "clip-ff":
+            return FeatureFusion(manifest, ClipFusion)
+        case "blip-sf":
+            return BlipScoreFusion(manifest, BlipTowers)
+        case _:
+            return FeatureFusion(manifest, BlipFusion)
+
+
+def _bert_rows(folder: Path) -> Callable[[Sequence[str]], dict[str, Tensor]]:
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    tokenizer.enable_truncation(MAX_BERT_TOKENS)
+    tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]"), pad_token="[PAD]")  # noqa: S106  no password
+
+    def read(texts: Sequence[str]) -> dict[str, Tensor]:
+        encoded = tokenizer.encode_batch(cut_texts(texts, max_tokens=MAX_BERT_TOKENS))
+        return {
+            "input_ids": torch.tensor([encoding.ids for encoding in encoded]),
+            "attention_mask": torch.tensor([encoding.attention_mask for encoding in encoded]),
+        }
+
+    return read
+
+
+class ClipFusion(nn.Module):
+    """CLIP-FF: text tokens and projected image tokens, texts first, through two T5 layers, averaged."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel, T5Config
+        from transformers.models.t5.modeling_t5 import T5Stack
+
+        super().__init__()
+        text = CLIPTextConfig(**config["text_config"])
+        vision = CLIPVisionConfig(**config["vision_config"])
+        self.dim = int(config["mixer_config"]["d_model"])
+        self.side = int(config["vision_config"]["image_size"])
+        self.context = int(config["text_config"]["max_position_embeddings"])
+        self.text_model = CLIPTextModel(text)
+        self.vision_model = CLIPVisionModel(vision)
+        self.visual_projection = nn.Linear(vision.hidden_size, self.dim, bias=False)
+        self.mixer = T5Stack(T5Config(**config["mixer_config"]))
+        self.mixer.embed_tokens = nn.Identity()  # it reads given vectors
+
+    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+        """Return the vectors of patches and class in the space of the text tokens."""
+        states = self.vision_model(pixel_values=pixels).last_hidden_state
+        projected: Tensor = self.visual_projection(self.vision_model.post_layernorm(states))
+        return projected
+
+    def fuse(
+        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
+    ) -> Float[Tensor, "items dim"]:
+        """Return the mean over all tokens, padding and blank image included."""
+        words = self.text_model(**texts).last_hidden_state
+        mixed: Tensor = self.mixer(inputs_embeds=torch.cat([words, patches], dim=1)).last_hidden_state
+        return mixed.mean(dim=1)
+
+
+class BlipFusion(nn.Module):
+    """BLIP-FF: BERT reads the text and attends to the image's tokens; its pooled first token."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
+        from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+        super().__init__()
+        self.dim = int(config["text_config"]["hidden_size"])
+        self.side = int(config["vision_config"]["image_size"])
+        self.vision_model = BlipVisionModel(BlipVisionConfig(**config["vision_config"]))
+        self.text_encoder = BlipTextModel(BlipTextConfig(**config["text_config"]))
+
+    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+        """Return the vectors of patches and class."""
+        states: Tensor = self.vision_model(pixel_values=pixels).last_hidden_state
+        return states
+
+    def fuse(
+        self, patches: Float[Tensor, "items patches width"], texts: dict[str, Tensor]
+    ) -> Float[Tensor, "items dim"]:
+        """Return the pooled vectors."""
+        pooled: Tensor = self.text_encoder(**texts, encoder_hidden_states=patches).pooler_output
+        return pooled
+
+
+class BlipTowers(nn.Module):
+    """BLIP-SF: the first token of each tower, projected."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
+        from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+        super().__init__()
+        vision, text = BlipVisionConfig(**config["vision_config"]), BlipTextConfig(**config["text_config"])
+        self.dim = int(config["projection_dim"])
+        self.side = int(config["vision_config"]["image_size"])
+        self.vision_model = BlipVisionModel(vision)
+        self.text_encoder = BlipTextModel(text, add_pooling_layer=False)
+        self.vision_proj = nn.Linear(vision.hidden_size, self.dim)
+        self.text_proj = nn.Linear(text.hidden_size, self.dim)
+
+    def image(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items dim"]:
+        """Return the features of prepared images."""
+        features: Tensor = self.vision_proj(self.vision_model(pixel_values=pixels).last_hidden_state[:, 0])
+        return features
+
+    def text(self, texts: dict[str, Tensor]) -> Float[Tensor, "items dim"]:
+        """Return the features of tokenized texts."""
+        features: Tensor = self.text_proj(self.text_encoder(**texts).last_hidden_state[:, 0])
+        return features
+
+
+Network = TypeVar("Network", bound=BlipTowers | ClipFusion | BlipFusion)
+
+
+class _UniirEncoder(Generic[Network]):
+    """A network of an imported folder, with what reads images and texts for it."""
+
+    def __init__(self, manifest: Manifest, kind: Callable[[Mapping[str, Any]], Network]) -> None:
+        folder = manifest.folder
+        config = read_json(folder / "config.json")
+        network: Network = load_weights(folder / "model.safetensors", lambda: kind(config))
+        self.spec = f"fusion:{folder}"
+        self.fingerprint = manifest.fingerprint
+        self.dim = network.dim
+        network.float().eval()
+        self._network: Network = network
+        self._processor = load_image_processor(folder)
+        if isinstance(network, ClipFusion):
+            read = clip_reader(folder, network.context)
+            self._tokens = lambda texts: {"input_ids": read(texts)}
+        else:
+            self._tokens = _bert_rows(folder)
+
+    def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
+        """Return the middle square of images for CLIP, images squashed to a square for BLIP."""
+        if self._processor.do_center_crop:
+            images = [middle_square(image, side=self._processor.crop_size["height"]) for image in images]
+        pixels: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return pixels
+
+
+class BlipScoreFusion(_UniirEncoder[BlipTowers], BatchEncoder):
+    """BLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of images."""
+        return self._network.image(self._prepare(images))
+
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
+        """Return the features of a batch of texts, cut at 100 tokens."""
+        return self._network.text(self._tokens(texts))
+
+
+class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion]):
+    """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
+
+    needs_pixels: bool = True
+    batch_size: int = 64
+
+    @torch.inference_mode()
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together."""
+        return in_batches(self._encode, items, size=self.batch_size, dim=self.dim)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of images without a text."""
+        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of texts without an image."""
+        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+
+    def _encode(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return the vectors of a batch of items; a missing image is a blank one, a missing text empty."""
+        images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
+        blank = torch.zeros(1, 3, self._network.side, self._network.side)
+        patches = self._network.patches(torch.cat([blank, *([self._prepare(images)] if images else [])]))
+        has_image = torch.tensor([item.has_image for item in items])
+        # Row 0 is the blank image's, the others are the images' in order.
+        rows = torch.where(has_image, has_image.cumsum(0), 0)
+        return self._network.fuse(patches[rows], self._tokens([item.text for item in items]))
