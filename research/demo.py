@@ -13,12 +13,13 @@ from typing import Final, NamedTuple
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import TerminalProgress, print_table, print_text
-from genius_search.config import USUAL_SEARCH, FitConfig, preset
+from genius_search.config import USUAL_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.progress import Progress
+from genius_search.recipe import FitConfig, preset
 from genius_search.records import TASKS, task_name
 from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit

@@ -25,11 +25,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from genius_search.artifact import fingerprint_of
 from genius_search.cli.options import command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import FitConfig, from_json, preset, to_json
+from genius_search.config import from_json, to_json
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
+from genius_search.recipe import FitConfig, preset
 from genius_search.training.fit import fit
 from genius_search.writing import write_json
 from research.baselines.dense import DenseConfig, evaluate_dense

@@ -32,7 +32,7 @@ class Trained(NamedTuple):
 _TRAIN = """
 import sys
 from pathlib import Path
-from genius_search.config import preset
+from genius_search.recipe import preset
 from research.synth.catalogue import draw_catalogue
 from genius_search.data.mbeir import MBeir
 from genius_search.training.fit import fit

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import Count, GeneratorConfig, Natural, Positive, SearchConfig, checked
+from genius_search.config import Count, Natural, Positive, SearchConfig, checked
 from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.errors import UsageError
@@ -33,6 +33,7 @@ from genius_search.model import Genius
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
+from genius_search.recipe import GeneratorConfig
 from genius_search.records import candidate_number, query_number
 from genius_search.search.beam import search as beam_search
 from genius_search.search.rank import Evidence, Ranking, rank_items

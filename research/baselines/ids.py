@@ -20,12 +20,12 @@ from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.config import TrainingConfig
 from genius_search.data.features import Pairs, look_up
 from genius_search.errors import BadData, UsageError
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
 from genius_search.progress import Progress
+from genius_search.recipe import TrainingConfig
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 IdKind = Literal[

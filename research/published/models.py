@@ -25,13 +25,7 @@ from torch import Tensor
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.cli.options import DeviceOptions, OptionalFolder, command, read_toml
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import (
-    FusionConfig,
-    GeneratorConfig,
-    QuantizerConfig,
-    checked,
-    to_json,
-)
+from genius_search.config import FusionConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates
 from genius_search.encoders.base import Encoder, load_encoder
@@ -44,6 +38,7 @@ from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import Quantizer, write_quantizer
 from genius_search.progress import Progress
+from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.records import Candidate, Modality
 from genius_search.training.features import candidate_row, embed
 from genius_search.training.fit import absolute_spec, known_instructions

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from genius_search.config import FitConfig, SearchConfig, preset
+    from genius_search.config import SearchConfig
     from genius_search.errors import GeniusError
     from genius_search.index.filters import Filter
     from genius_search.index.hits import Hits, SearchHit
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from genius_search.index.pool import NewItem
     from genius_search.index.request import SearchPart, SearchRequest
     from genius_search.model import Genius
+    from genius_search.recipe import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
     from genius_search.training.fit import fit
 
@@ -45,7 +46,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "genius_search.config": ("FitConfig", "SearchConfig", "preset"),
+    "genius_search.config": ("SearchConfig",),
+    "genius_search.recipe": ("FitConfig", "preset"),
     "genius_search.errors": ("GeniusError",),
     "genius_search.index.filters": ("Filter",),
     "genius_search.index.hits": ("Hits", "SearchHit"),

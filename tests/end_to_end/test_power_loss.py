@@ -17,13 +17,13 @@ import pytest
 from genius_search.artifact import MANIFEST, open_artifact, read_json
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.searcher import read_cluster
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData
 from genius_search.index.index import Index
 from genius_search.index.info import verify
 from genius_search.model import Genius
 from genius_search.progress import Silent
+from genius_search.recipe import preset
 from genius_search.serve.keys import add_key, read_keys
 from genius_search.training.fit import fit
 

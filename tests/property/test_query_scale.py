@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.config import SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
 from genius_search.nn.spread import Spread
 from genius_search.progress import Silent
+from genius_search.recipe import GeneratorConfig
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from genius_search.config import GeneratorConfig
 from genius_search.nn.generator import Generator
+from genius_search.recipe import GeneratorConfig
 
 DIM = 5
 

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.config import (
-    GeneratorConfig,
-    SearchConfig,
-)
+from genius_search.config import SearchConfig
 from genius_search.native.build import build, find_compilers
 from genius_search.native.library import open_library
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
 from genius_search.nn.spread import COLUMNS, Residuals, Spread
+from genius_search.recipe import GeneratorConfig
 from genius_search.search import kernel
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import CompiledSearch, find, quick_search

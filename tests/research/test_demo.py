@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.index.index import Index
 from genius_search.progress import Silent
+from genius_search.recipe import preset
 from genius_search.records import TASKS
 from research.demo import METHODS, demo
 

@@ -12,22 +12,24 @@ from hypothesis import strategies as st
 
 from genius_search.cli.options import read_toml, to_toml
 from genius_search.config import (
-    PRESETS,
-    EncoderConfig,
-    FitConfig,
     FusionConfig,
-    GeneratorConfig,
-    QuantizerConfig,
     SearchConfig,
     SmallEncoderConfig,
-    TrainingConfig,
     checked,
     from_json,
-    preset,
     to_json,
     usual_search,
 )
 from genius_search.errors import UsageError
+from genius_search.recipe import (
+    PRESETS,
+    EncoderConfig,
+    FitConfig,
+    GeneratorConfig,
+    QuantizerConfig,
+    TrainingConfig,
+    preset,
+)
 
 counts = st.integers(1, 10_000)
 positive = st.floats(1e-12, 1e6)

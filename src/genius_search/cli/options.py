@@ -17,8 +17,9 @@ from genius_search.errors import BadData, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from genius_search.config import FitConfig, SearchConfig
+    from genius_search.config import SearchConfig
     from genius_search.index.index import Index
+    from genius_search.recipe import FitConfig
 
 
 def optional(metavar: str) -> Any:
@@ -164,7 +165,8 @@ def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig
     The file has the names of the fields, one table a part, and may name its preset (``preset = "small"``,
     the default), which ``preset_name`` overrides. Raises :class:`UsageError`.
     """
-    from genius_search.config import FitConfig, from_json, preset
+    from genius_search.config import from_json
+    from genius_search.recipe import FitConfig, preset
 
     given = {} if file is None else _read_toml(file)
     usual = preset(preset_name or str(given.pop("preset", "small")))

@@ -29,7 +29,7 @@ from genius_search.cli.terminal import TerminalProgress, print_facts, print_json
 from genius_search.errors import BadData, GeniusError, UsageError, plural
 
 if TYPE_CHECKING:
-    from genius_search.config import FitConfig
+    from genius_search.recipe import FitConfig
 
 SHOWN: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
 """Measures of the table of an evaluation."""

@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import FitConfig, SearchConfig, checked
+from genius_search.config import SearchConfig, checked
 from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
@@ -39,6 +39,7 @@ from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.nn.fusion import SumFusion
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
+from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
 from genius_search.training.codebooks import FITTED, check_levels, fit_codebooks
 from genius_search.training.features import FeatureRow, embed

@@ -28,13 +28,13 @@ from genius_search.search.vectors import EmbeddingBits
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from genius_search.config import FitConfig
     from genius_search.index.build import Added, ItemOutcome
     from genius_search.index.explain import Explanation, SharedGroup
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, Verified
     from genius_search.index.pool import GivenPool, NewItem, Pool
     from genius_search.index.writer import Deleted, Writer
+    from genius_search.recipe import FitConfig
 
 
 Vectors: TypeAlias = Shaped[np.ndarray, "..."]
@@ -432,8 +432,8 @@ class Index:
         BadData
             There are too few pairs.
         """
-        from genius_search.config import preset
         from genius_search.index.fit import fit_index
+        from genius_search.recipe import preset
 
         with self._one_writer(wait_seconds) as writer:
             fitted = fit_index(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64, Shaped
 
 from genius_search.artifact import open_artifact
-from genius_search.config import QuantizerConfig
+from genius_search.config import CodebookConfig
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
 from genius_search.nn.stored import dim_of, read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
@@ -61,7 +61,7 @@ class Codebooks:
         :func:`shapes_of_weights`.
     """
 
-    def __init__(self, dim: int, config: QuantizerConfig, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, dim: int, config: CodebookConfig, weights: Mapping[str, np.ndarray]) -> None:
         self.dim = dim
         self.config = config
         self._weights = weights
@@ -87,11 +87,11 @@ class Codebooks:
         return Spread(self._weights["usage"], self._weights["spreads"], residuals)
 
 
-def _num_levels(config: QuantizerConfig) -> int:
+def _num_levels(config: CodebookConfig) -> int:
     return config.levels + (config.level0 != "none")
 
 
-def shapes_of_weights(dim: int, config: QuantizerConfig) -> dict[str, tuple[int, ...]]:
+def shapes_of_weights(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the weights that :class:`Codebooks` needs."""
     shapes: dict[str, tuple[int, ...]] = {
         f"codebooks.{level}.embed": (config.codebook_size, dim) for level in range(_num_levels(config))
@@ -122,7 +122,7 @@ class StoredQuantizer:
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         self.manifest = manifest = open_artifact(folder, kind=KIND)
         self._device = device
-        dim, config = dim_of(manifest), settings_of(QuantizerConfig, manifest)
+        dim, config = dim_of(manifest), settings_of(CodebookConfig, manifest)
         weights = read_arrays(folder / WEIGHTS, shapes_of_weights(dim, config))
         self.codebooks = Codebooks(dim, config, weights)
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from genius_search.artifact import Manifest
-from genius_search.config import GeneratorConfig
+from genius_search.config import DecoderConfig
 from genius_search.nn.stored import dim_of, read_arrays, settings_of, sizes_of, unfit
 
 KIND: Final = "generator"
@@ -59,7 +59,7 @@ def read_packed(manifest: Manifest) -> PackedGenerator | None:
     """
     path, config, sizes = (
         manifest.folder / WEIGHTS,
-        settings_of(GeneratorConfig, manifest),
+        settings_of(DecoderConfig, manifest),
         sizes_of(manifest),
     )
     if max(sizes) > CODES:
@@ -71,7 +71,7 @@ def read_packed(manifest: Manifest) -> PackedGenerator | None:
 
 
 def pack(
-    config: GeneratorConfig,
+    config: DecoderConfig,
     dim: int,
     sizes: Sequence[int],
     weights: Mapping[str, Float32[np.ndarray, ...]],

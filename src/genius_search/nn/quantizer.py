@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import open_artifact
-from genius_search.config import QuantizerConfig
 from genius_search.data.features import Features
 from genius_search.native.library import CODES, NO_MEMORY, open_library
 from genius_search.nn import parallel
@@ -30,6 +29,7 @@ from genius_search.nn.fusion import make_fusion
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread
 from genius_search.nn.stored import dim_of, settings_of
 from genius_search.nn.weights import load_weights, write_weights
+from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 from genius_search.writing import ArtifactWriter
 

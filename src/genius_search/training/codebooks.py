@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Int, Int8, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import FusionConfig, QuantizerConfig, to_json
+from genius_search.config import FusionConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
 from genius_search.nn.codebooks import KIND, StoredQuantizer, as_floats
@@ -26,6 +26,7 @@ from genius_search.nn.quantizer import (
 )
 from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, sum_codes
 from genius_search.progress import Progress
+from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
 from genius_search.writing import ArtifactWriter

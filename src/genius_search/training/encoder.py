@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import EncoderConfig, checked, to_json
+from genius_search.config import checked, to_json
 from genius_search.data.features import FeatureBatch, Pairs, Shard
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import ImageInput, TextInput
@@ -21,6 +21,7 @@ from genius_search.encoders.small import PADDING, SmallEncoder, SmallNetwork, cr
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
+from genius_search.recipe import EncoderConfig
 from genius_search.records import Modality, format_text
 from genius_search.training.features import (
     Embedded,

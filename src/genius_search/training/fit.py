@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from genius_search.config import FitConfig, checked, preset
+from genius_search.config import checked
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.base import load_encoder
@@ -18,6 +18,7 @@ from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
 from genius_search.nn import parallel
 from genius_search.progress import Progress, Silent
+from genius_search.recipe import FitConfig, preset
 from genius_search.training.encoder import train_encoder
 from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.generator import train_generator

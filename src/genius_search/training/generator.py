@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import GeneratorConfig, checked, to_json
+from genius_search.config import checked, to_json
 from genius_search.data.features import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import StoredQuantizer, as_floats
@@ -27,6 +27,7 @@ from genius_search.nn.losses import prefix_loss
 from genius_search.nn.packed import KIND
 from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
+from genius_search.recipe import GeneratorConfig
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 

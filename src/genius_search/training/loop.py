@@ -18,10 +18,10 @@ from typing import Any, Final, NamedTuple, TextIO
 import torch
 from torch import Tensor, nn
 
-from genius_search.config import TrainingConfig
 from genius_search.errors import TrainingFailed, UsageError
 from genius_search.nn import parallel
 from genius_search.progress import Progress
+from genius_search.recipe import TrainingConfig
 from genius_search.writing import CHECKPOINT, ArtifactWriter, sync, write_atomically
 
 METRICS: Final = "metrics.jsonl"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import QuantizerConfig, checked, to_json
+from genius_search.config import checked, to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
@@ -23,6 +23,7 @@ from genius_search.nn.quantizer import (
     write_quantizer,
 )
 from genius_search.progress import Progress
+from genius_search.recipe import QuantizerConfig
 from genius_search.training.codebooks import measure_items
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
 from genius_search.writing import ArtifactWriter

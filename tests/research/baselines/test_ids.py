@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import TrainingConfig
 from genius_search.data.features import Batch
 from genius_search.errors import UsageError
 from genius_search.progress import Silent
+from genius_search.recipe import TrainingConfig
 from genius_search.search.table import IdTable
 from research.baselines.ids import SCHEMES, Candidates, TrainingSet
 

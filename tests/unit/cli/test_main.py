@@ -13,7 +13,7 @@ import pytest
 from genius_search import __version__, cli, errors
 from genius_search.cli import COMMANDS, main
 from genius_search.cli.options import read_toml
-from genius_search.config import preset
+from genius_search.recipe import preset
 
 TWO_SCREENS = 60
 """Lines."""

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from genius_search.artifact import open_artifact
-from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, SmallEncoderConfig, to_json
+from genius_search.config import FusionConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts, load_encoder
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.generator import Generator, load_generator, write_generator
 from genius_search.nn.packed import read_packed
 from genius_search.nn.quantizer import Quantizer, load_quantizer, write_quantizer
+from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.writing import ArtifactWriter
 
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from genius_search.cli import main
-from genius_search.config import preset
 from genius_search.errors import BadData, UsageError
 from genius_search.index.fit import _read_captions
 from genius_search.index.index import Index
+from genius_search.recipe import preset
 
 ITEMS, SIGNAL, DIM = 400, 6, 24
 TINY = preset("tiny")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.config import QuantizerConfig
 from genius_search.nn import density
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.quantizer import Quantizer
@@ -18,6 +17,7 @@ from genius_search.nn.spread import (
     decode_densities,
     decode_half_norms,
 )
+from genius_search.recipe import QuantizerConfig
 
 DIM = 5
 SIZES = (3, 9, 7)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import GeneratorConfig
 from genius_search.nn.generator import CODE_ROW_STD, Generator
 from genius_search.nn.packed import NUM_SPECIAL
+from genius_search.recipe import GeneratorConfig
 
 DIM = 6
 SIZES = (3, 5, 4, 6)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import GeneratorConfig
 from genius_search.errors import UsageError
 from genius_search.nn.generator import Generator, Guide
+from genius_search.recipe import GeneratorConfig
 from genius_search.search.decoder import GuidedDecoder
 
 SIZES = (3, 8, 8, 5)

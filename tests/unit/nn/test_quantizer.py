@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from genius_search.config import FusionConfig, QuantizerConfig
+from genius_search.config import FusionConfig
 from genius_search.nn.quantizer import Codebook, Quantizer
+from genius_search.recipe import QuantizerConfig
 
 DIM = 5
 

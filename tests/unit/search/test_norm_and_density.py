@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import GeneratorConfig, SearchConfig
+from genius_search.config import SearchConfig
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.generator import Generator
 from genius_search.nn.spread import decode_densities, decode_half_norms
+from genius_search.recipe import GeneratorConfig
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items

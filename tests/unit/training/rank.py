@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from genius_search.config import QuantizerConfig, from_json
+from genius_search.config import from_json
 from genius_search.data.features import Features, Pairs
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
+from genius_search.recipe import QuantizerConfig
 from genius_search.records import Modality, Query
 from genius_search.training.loop import Step, StepResult, train
 from genius_search.training.quantizer import QuantizerStep

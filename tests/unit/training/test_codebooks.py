@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import FusionConfig, QuantizerConfig
+from genius_search.config import FusionConfig
 from genius_search.nn.quantizer import Quantizer
 from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
+from genius_search.recipe import QuantizerConfig
 from genius_search.training.codebooks import codebook_size, fit_codebooks
 
 DIM = 16

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import SmallEncoderConfig, preset
+from genius_search.config import SmallEncoderConfig
 from genius_search.data.features import ABSENT, Pairs, Shard
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
 from genius_search.progress import Silent
+from genius_search.recipe import preset
 from genius_search.records import Modality, Query
 from genius_search.training.encoder import (
     EncoderStep,

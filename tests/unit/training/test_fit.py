@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 import genius_search
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
+from genius_search.recipe import preset
 from genius_search.training.fit import fit
 
 

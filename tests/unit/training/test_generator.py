@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.config import FusionConfig, GeneratorConfig, QuantizerConfig, TrainingConfig
+from genius_search.config import FusionConfig
 from genius_search.nn.generator import Generator, load_generator
 from genius_search.nn.losses import prefix_loss
 from genius_search.progress import Silent
+from genius_search.recipe import GeneratorConfig, QuantizerConfig, TrainingConfig
 from genius_search.training.generator import augment, contrast, train_generator
 from genius_search.training.quantizer import train_quantizer
 

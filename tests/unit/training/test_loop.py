@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from genius_search.config import TrainingConfig
 from genius_search.errors import TrainingFailed
 from genius_search.progress import Silent
+from genius_search.recipe import TrainingConfig
 from genius_search.training.loop import METRICS, StepResult, learning_rate_at, num_steps, train
 
 CONFIG = TrainingConfig(learning_rate=0.05, warmup_steps=2, checkpoint_seconds=0.0, seed=3)

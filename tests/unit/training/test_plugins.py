@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from genius_search.config import preset
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders import base
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.progress import Silent
+from genius_search.recipe import preset
 from genius_search.training.fit import fit
 
 PAGE = Path(__file__).parents[3] / "docs" / "extending.md"

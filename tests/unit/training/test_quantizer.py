@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.config import FusionConfig, QuantizerConfig, TrainingConfig, to_json
+from genius_search.config import FusionConfig, to_json
 from genius_search.data.features import Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.nn.quantizer import encode
 from genius_search.progress import Silent
+from genius_search.recipe import QuantizerConfig, TrainingConfig
 from genius_search.records import Modality, Query
 from genius_search.training.quantizer import train_quantizer
 

@@ -1,0 +1,272 @@
+"""Settings of networks and of their training, with the presets of ``genius fit``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Le, Lt
+
+from genius_search.config import (
+    CodebookConfig,
+    Count,
+    DecoderConfig,
+    FusionConfig,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+    SmallEncoderConfig,
+    settings,
+)
+from genius_search.errors import UsageError
+
+Momentum = Annotated[float, Ge(0), Lt(1)]
+
+
+@settings
+class TrainingConfig:
+    """Training of one stage: AdamW, warm-up, cosine schedule, gradient clipping."""
+
+    epochs: Positive = 20.0
+    """Passes over the training queries; each draws new positives and instructions."""
+
+    max_steps: Natural = 0
+    """Stop after this many steps; 0 means no limit."""
+
+    batch_size: Count = 256
+    """Pairs per batch, summed over all ranks."""
+
+    learning_rate: Positive = 1e-4
+    """Peak learning rate."""
+
+    final_share: Share = 0.0
+    """Final learning rate of the cosine schedule, as a share of the peak."""
+
+    warmup_steps: Natural = 0
+    """Number of steps of linear warm-up."""
+
+    weight_decay: NonNegative = 0.01
+    """Weight decay of matrices; biases, norms and gains have none."""
+
+    beta1: Momentum = 0.9
+    """AdamW's beta1."""
+
+    beta2: Momentum = 0.999
+    """AdamW's beta2."""
+
+    epsilon: Positive = 1e-8
+    """AdamW's epsilon."""
+
+    clip_norm: NonNegative = 1.0
+    """Maximum gradient norm; 0 disables clipping."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs the matrix products of the network in bfloat16; weights stay fp32."""
+
+    seed: Natural = 0
+    """Seed of initial weights, batches, instructions, positives and augmentation. Equal seeds give equal
+    weights on the same kind of machine with the same number of threads; one thread (OMP_NUM_THREADS=1) is
+    certain, several threads or a GPU may add in another order."""
+
+    checkpoint_seconds: NonNegative = 30.0
+    """Seconds between checkpoints."""
+
+
+@settings
+class QuantizerConfig(CodebookConfig):
+    """Quantization of embeddings into IDs (paper, section 4.2.2), and its training (stage 1)."""
+
+    shared_codebook: bool = False
+    """Use one codebook for all semantic levels (supplement, table 6: it destroys recall)."""
+
+    decay: Share = 0.9
+    """Decay of the moving average that codebooks follow."""
+
+    laplace: Positive = 1e-5
+    """Laplace smoothing of the counts in that average."""
+
+    dead_below: NonNegative = 2.0
+    """Move a semantic code to a random residual of the batch when its average count falls below this."""
+
+    kmeans_iterations: Natural = 100
+    """Maximum number of k-means iterations."""
+
+    kmeans_samples: Natural = 0
+    """Number of embeddings for k-means; 0 means one batch (the paper)."""
+
+    codebook_start: Natural = 0
+    """Number of contrastive steps before k-means initialises the codebooks."""
+
+    # Deviation 30: the paper greedily takes the nearest code vector at each level.
+    encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
+    """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
+    one level can leave a smaller residual for the next. Training is always greedy."""
+
+    norm_weight: Share = 1.0
+    """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes: 1 ranks by
+    distance, 0 by inner product. It is stored with the IDs."""
+
+    gradient: Literal["once", "per-level"] = "once"
+    """Straight-through gradient: once for the sum of the levels, or once per level (as in the authors'
+    library, which multiplies the gradient by the number of levels)."""
+
+    # Deviation 8: the paper has one direction; the smaller presets train both, as the released code does.
+    contrastive: Literal["both", "query"] = "query"
+    """Contrast queries with candidates only (paper), or in both directions (released code)."""
+
+    contrastive_weight: NonNegative = 1.0
+    """Weight of L_cl."""
+
+    quantization_weight: NonNegative = 100.0
+    """Weight of L_rq, a mean over elements and levels."""
+
+    alignment_weight: NonNegative = 100.0
+    """Weight of L_mse, a mean over elements of unit vectors."""
+
+    temperature: Positive = 0.01
+    """Divides the cosines in L_cl."""
+
+    collapse: Literal["refuse", "allow"] = "refuse"
+    """Stop if all candidates get the same code, or continue (for ablations)."""
+
+    training: TrainingConfig = TrainingConfig(epochs=20.0)
+    """Training settings."""
+
+
+@settings
+class GeneratorConfig(DecoderConfig):
+    """Decoder that generates IDs (paper, section 4.3; defaults as in T5-small), and training (stage 2)."""
+
+    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.1
+    """Dropout rate in training."""
+
+    # Deviation 13: tiny, small and base train over the level's codes only.
+    softmax: Literal["vocabulary", "level"] = "vocabulary"
+    """Normalise over the whole vocabulary (released code), or over the codes of the current level."""
+
+    augmentation: Literal["paper", "reference", "none"] = "paper"
+    """Interpolate query and target embeddings: with one ratio per sample (equation 11), with one ratio per
+    dimension and square roots (released code), or not at all."""
+
+    plain_share: Share = 0.0
+    """Share of samples left without augmentation."""
+
+    # Deviation 32: the paper's decoder learns each code by itself.
+    contrasted: Natural = 0
+    """With a guide: train to score the prefixes of a query's ID above those of so many others, the nearest
+    of the batch, instead of to predict each code. Queries are not augmented then. 0 trains as the paper."""
+
+    training: TrainingConfig = TrainingConfig(epochs=30.0)
+    """Training settings."""
+
+
+@settings
+class EncoderConfig:
+    """The encoder trained from scratch (paper, equation 2); pretrained ones need no training."""
+
+    network: SmallEncoderConfig = SmallEncoderConfig()
+    """Sizes."""
+
+    temperature: Positive = 0.05
+    """Divides the cosines in the contrastive loss."""
+
+    # Deviation 31: the paper's encoder learns from pairs alone.
+    word_weight: NonNegative = 0.0
+    """Weight of two more losses: an image predicts the words of the texts that it is paired with, and a few
+    of its words find it. So single words and short queries are learned from whole captions."""
+
+    training: TrainingConfig = TrainingConfig(
+        epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
+    )
+    """Training settings."""
+
+
+@settings
+class FitConfig:
+    """Settings of ``genius fit``; a preset provides them, a TOML file overrides them."""
+
+    encoder: EncoderConfig = EncoderConfig()
+    """Stage 0; only for the encoder `small`."""
+
+    quantizer: QuantizerConfig = QuantizerConfig()
+    """Stage 1."""
+
+    generator: GeneratorConfig = GeneratorConfig()
+    """Stage 2."""
+
+
+_TINY = FitConfig(
+    encoder=EncoderConfig(
+        network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
+        training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
+    ),
+    quantizer=QuantizerConfig(
+        levels=3,
+        codebook_size=32,
+        level0="assigned",
+        contrastive="both",
+        fusion=FusionConfig(hidden=64),
+        training=TrainingConfig(batch_size=128, learning_rate=1e-3, epochs=2.0),
+    ),
+    generator=GeneratorConfig(
+        layers=1,
+        width=64,
+        feedforward=128,
+        heads=2,
+        head_width=32,
+        prefixes=4,
+        dropout=0.0,
+        softmax="level",
+        plain_share=0.5,
+        training=TrainingConfig(batch_size=128, learning_rate=2e-3, epochs=3.0),
+    ),
+)
+
+
+# Deviation 7: small follows a slower average and revives fewer codes than the released code.
+_SMALL = FitConfig(
+    encoder=EncoderConfig(
+        word_weight=1.0,
+        training=replace(EncoderConfig.training, epochs=12.0),
+    ),
+    quantizer=QuantizerConfig(
+        levels=12,
+        codebook_size=256,
+        level0="assigned",
+        contrastive="both",
+        temperature=0.05,
+        decay=0.98,
+        dead_below=0.25,
+        kmeans_samples=8192,
+        codebook_start=100,
+        encoding_beam=8,
+        fusion=FusionConfig(hidden=384, dropout=0.4, start="sum"),
+        training=TrainingConfig(batch_size=512, learning_rate=1e-3, epochs=6.0),
+    ),
+    generator=GeneratorConfig(
+        layers=1,
+        width=128,
+        feedforward=256,
+        heads=4,
+        head_width=32,
+        prefixes=4,
+        dropout=0.1,
+        softmax="level",
+        guide="geometry",
+        plain_share=0.5,
+        contrasted=7,
+        training=TrainingConfig(batch_size=512, learning_rate=2e-3, epochs=6.0, warmup_steps=50),
+    ),
+)
+
+
+PRESETS: Final = {"tiny": _TINY, "small": _SMALL, "paper": FitConfig()}
+"""Settings for tests, for laptops, and those of the paper's text."""
+
+
+def preset(name: str) -> FitConfig:
+    """Return a preset: ``tiny`` (tests), ``small`` (laptops) or ``paper``."""
+    if name not in PRESETS:
+        raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
