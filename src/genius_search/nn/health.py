@@ -6,8 +6,7 @@ this report is computed during training, stored with the model, and said at the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -31,8 +30,6 @@ class LevelHealth:
     size: int
     used: int
     """Number of codes with at least one candidate."""
-    perplexity: float
-    """Effective number of codes: 2 to the power of their entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,47 +81,29 @@ def examine(
         purity = float((majority[codes[:, 0]] == modalities).mean())
         labels = [modality.value for modality in Modality]
         names = tuple("unknown" if code < 0 else labels[code] for code in majority)
-    levels = []
-    for level, size in enumerate(sizes):
-        shares = np.bincount(codes[:, level]) / len(codes)
-        shares = shares[shares > 0]
-        perplexity = float(2 ** -(shares * np.log2(shares)).sum())
-        levels.append(LevelHealth(level, size, len(shares), perplexity))
-    health = Health(
-        candidates=len(codes),
-        collision_rate=float(counts[counts > 1].sum() / len(codes)),
-        purity=purity,
-        level0_modality=names,
-        reconstruction=float(reconstruction.mean()),
-        levels=tuple(levels),
-        problems=(),
-    )
-    return replace(health, problems=tuple(_problems(health)))
-
-
-def _problems(health: Health) -> Iterator[str]:
-    """Yield a sentence for each problem."""
-    if health.purity is not None and health.purity < LOW_PURITY:
-        yield (
-            f"level 0 matches the modality of only {health.purity:.1%} of the candidates: train longer, or "
+    levels = [LevelHealth(level, size, len(np.unique(codes[:, level]))) for level, size in enumerate(sizes)]
+    collision_rate = float(counts[counts > 1].sum() / len(codes))
+    cosine = float(reconstruction.mean())
+    problems = []
+    if purity is not None and purity < LOW_PURITY:
+        problems.append(
+            f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, or "
             'set quantizer.level0 to "assigned"'
         )
-    if health.collision_rate > HIGH_COLLISIONS:
-        yield (
-            f"{health.collision_rate:.1%} of the candidates share their ID: more levels or larger codebooks "
+    if collision_rate > HIGH_COLLISIONS:
+        problems.append(
+            f"{collision_rate:.1%} of the candidates share their ID: more levels or larger codebooks "
             "are needed"
         )
-    if health.reconstruction < LOW_RECONSTRUCTION:
-        yield (
-            f"IDs are poor approximations of embeddings (mean cosine {health.reconstruction:.2f}): "
-            "train longer"
-        )
-    for level in health.levels if health.purity is None else health.levels[1:]:
-        if level.used < LOW_USE * min(level.size, health.candidates):
-            yield (
-                f"level {level.level} uses {level.used} of {level.size} codes: smaller codebooks would do, "
-                "or they collapsed"
-            )
+    if cosine < LOW_RECONSTRUCTION:
+        problems.append(f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer")
+    problems += [
+        f"level {level.level} uses {level.used} of {level.size} codes: smaller codebooks would do, or they "
+        "collapsed"
+        for level in levels[int(has_modality_level) :]
+        if level.used < LOW_USE * min(level.size, len(codes))
+    ]
+    return Health(len(codes), collision_rate, purity, names, cosine, tuple(levels), tuple(problems))
 
 
 def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:
