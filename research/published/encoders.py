@@ -4,11 +4,10 @@ The weights are mapped from the file, checked by name and shape, renamed and wri
 nothing else of the file is read. For CLIP-SF the folder is an ordinary CLIP too, for transformers and for
 ``clip:FOLDER``.
 
-For BLIP (specification, section 3.5) the file has an image tower (``visual_encoder``), BERT
-(``text_encoder``), and for score fusion two projections. Momentum copies (``*_m``), queues and ``temp``
-serve training only and are left out. Names of single tensors are those of BLIP's own code. For BLIP-FF
-their sizes add up to the published file's 7.49 GB, but the file itself could not be opened for a test.
-BLIP-SF was never published.
+For BLIP-FF (specification, section 3.5) the file has an image tower (``visual_encoder``) and BERT
+(``text_encoder``). Momentum copies (``*_m``), queues and ``temp`` serve training only and are left out.
+Names of single tensors are those of BLIP's own code. Their sizes add up to the published file's 7.49 GB,
+but the file itself could not be opened for a test. BLIP-SF was never published.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ from research.published.checkpoint import (
 )
 from research.published.clip_tokens import START, VOCABULARY, clip_tokenizer
 from research.published.fusions import ARTIFACT as FUSION
-from research.published.fusions import MAX_BERT_TOKENS, BlipFusion, BlipTowers, ClipFusion
+from research.published.fusions import MAX_BERT_TOKENS, BlipFusion, ClipFusion
 
 Shapes = dict[str, tuple[int, ...]]
-EncoderKind = Literal["clip-sf", "clip-ff", "blip-sf", "blip-ff"]
+EncoderKind = Literal["clip-sf", "clip-ff", "blip-ff"]
 """CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
 
 WEIGHTS: Final = "model.safetensors"
@@ -80,15 +79,13 @@ EXTRA_TOKENS: Final = 2
 """BLIP adds [DEC] and [ENC] to BERT's vocabulary; UniIR reads neither."""
 
 _BLIP_TRAINING: Final = (
-    re.compile(r"(visual_encoder|text_encoder|vision_proj|text_proj)_m\..*"),
+    re.compile(r"(visual_encoder|text_encoder)_m\..*"),
     re.compile(r"(query|cand|idx|new_ptr)_queue|temp"),
     re.compile(r"text_encoder\.embeddings\.position_ids"),
 )
 _UNUSED: Final[Mapping[EncoderKind, tuple[re.Pattern[str], ...]]] = {
     "clip-sf": (),
     "clip-ff": (re.compile(r"t5_layers\.embed_tokens\.weight"),),
-    # For score fusion BERT's attention to images is in the file, frozen and unused.
-    "blip-sf": (*_BLIP_TRAINING, re.compile(r"text_encoder\.encoder\.layer\.\d+\.crossattention\..*")),
     "blip-ff": _BLIP_TRAINING,
 }
 """Tensors that only training needs."""
@@ -283,8 +280,7 @@ def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
     Raises ArtifactMismatch: a tensor is missing, unknown, of another shape, or holds no weights.
     """
     tensors, what = checkpoint.tensors, f"{checkpoint.path} as {kind}"
-    read_config = _clip_config if kind.startswith("clip") else _blip_config
-    config = read_config(tensors, kind, what=what)
+    config = _blip_config(tensors, what=what) if kind == "blip-ff" else _clip_config(tensors, kind, what=what)
     network = network_shapes(kind, config)
     expected = checkpoint_shapes(kind, network)
     check_names(tensors, expected, tolerated=_UNUSED[kind], what=what)
@@ -321,8 +317,6 @@ def network_shapes(kind: EncoderKind, config: Mapping[str, Any]) -> Shapes:
                 network = CLIPModel(CLIPConfig(**config))
             case "clip-ff":
                 network = ClipFusion(config)
-            case "blip-sf":
-                network = BlipTowers(config)
             case "blip-ff":
                 network = BlipFusion(config)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
@@ -406,18 +400,17 @@ def _clip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
     return config | {"architectures": ["ClipFusion"], "mixer_config": mixer}
 
 
-def _blip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str) -> dict[str, Any]:
-    """Read the settings of BLIP-SF (two projected towers) or BLIP-FF (BERT attends to images)."""
+def _blip_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
+    """Read the settings of BLIP-FF: BERT attends to images."""
 
     def size(name: str, rank: int = 2) -> tuple[int, ...]:
         return size_of(tensors, name, rank=rank, what=what)
 
-    fused = kind == "blip-ff"
     width, _, patch, _ = size("visual_encoder.patch_embed.proj.weight", 4)
     tokens, text_width = size("text_encoder.embeddings.word_embeddings.weight")
     grid = grid_of(size("visual_encoder.pos_embed", 3)[1], what=what)
     return {
-        "architectures": ["BlipFusion" if fused else "BlipTowers"],
+        "architectures": ["BlipFusion"],
         "model_type": "blip",
         "text_config": {
             "vocab_size": tokens,
@@ -428,7 +421,7 @@ def _blip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
             "num_attention_heads": heads_of(text_width),
             "max_position_embeddings": size("text_encoder.embeddings.position_embeddings.weight")[0],
             **BERT_SETTINGS,
-            "is_decoder": fused,  # transformers' word for "attends to images"; nothing is decoded
+            "is_decoder": True,  # transformers' word for "attends to images"; nothing is decoded
         },
         "vision_config": {
             "hidden_size": width,
@@ -440,7 +433,7 @@ def _blip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
             "hidden_act": "gelu",
             "layer_norm_eps": 1e-6,
         },
-        "projection_dim": text_width if fused else size("vision_proj.weight")[0],
+        "projection_dim": text_width,
     }
 
 
@@ -453,7 +446,7 @@ class ImportEncoder:
     """
 
     kind: Annotated[EncoderKind, tyro.conf.Positional]
-    """Which of the four."""
+    """Which of the three."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The checkpoint, as torch.save wrote it (.pth)."""

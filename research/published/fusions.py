@@ -1,4 +1,4 @@
-"""`fusion:FOLDER`: UniIR's CLIP-FF, BLIP-SF and BLIP-FF, as :mod:`research.published.encoders` writes them.
+"""`fusion:FOLDER`: UniIR's CLIP-FF and BLIP-FF, as :mod:`research.published.encoders` writes them.
 
 Rivals of CLIP-SF, assembled from transformers' parts, which are imported only when one is built: that takes
 seconds.
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from genius_search.artifact import Manifest, open_artifact, read_json
+from genius_search.artifact import open_artifact, read_json
 from genius_search.encoders.base import Encoder, ImageInput, JointInput, TextInput, cut_texts, load_encoder
-from genius_search.encoders.batches import BatchEncoder, decoded_images, in_batches, read_tokenizer
+from genius_search.encoders.batches import decoded_images, in_batches, read_tokenizer
 from genius_search.encoders.pretrained import load_image_processor
 from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.errors import need_packages
@@ -34,17 +34,7 @@ MAX_BERT_TOKENS: Final = 100
 def open_encoder(spec: str) -> Encoder:
     """Open ``fusion:FOLDER``, or any encoder that the product knows; raises like ``load_encoder``."""
     kind, _, folder = spec.partition(":")
-    if kind != "fusion":
-        return load_encoder(spec)
-    need_packages("pretrained encoders need", "transformers", "ftfy")
-    manifest = open_artifact(Path(folder), kind=ARTIFACT)
-    match manifest.config["kind"]:
-        case "clip-ff":
-            return FeatureFusion(manifest, ClipFusion)
-        case "blip-sf":
-            return BlipScoreFusion(manifest, BlipTowers)
-        case _:
-            return FeatureFusion(manifest, BlipFusion)
+    return FeatureFusion(Path(folder)) if kind == "fusion" else load_encoder(spec)
 
 
 def _bert_rows(folder: Path) -> Callable[[Sequence[str]], dict[str, Tensor]]:
@@ -122,48 +112,23 @@ class BlipFusion(nn.Module):
         return pooled
 
 
-class BlipTowers(nn.Module):
-    """BLIP-SF: the first token of each tower, projected."""
+class FeatureFusion:
+    """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        from transformers import BlipTextConfig, BlipVisionConfig, BlipVisionModel
-        from transformers.models.blip.modeling_blip_text import BlipTextModel
+    needs_pixels: bool = True
+    batch_size: int = 64
 
-        super().__init__()
-        vision, text = BlipVisionConfig(**config["vision_config"]), BlipTextConfig(**config["text_config"])
-        self.dim = int(config["projection_dim"])
-        self.side = int(config["vision_config"]["image_size"])
-        self.vision_model = BlipVisionModel(vision)
-        self.text_encoder = BlipTextModel(text, add_pooling_layer=False)
-        self.vision_proj = nn.Linear(vision.hidden_size, self.dim)
-        self.text_proj = nn.Linear(text.hidden_size, self.dim)
-
-    def image(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items dim"]:
-        """Return the features of prepared images."""
-        features: Tensor = self.vision_proj(self.vision_model(pixel_values=pixels).last_hidden_state[:, 0])
-        return features
-
-    def text(self, texts: dict[str, Tensor]) -> Float[Tensor, "items dim"]:
-        """Return the features of tokenized texts."""
-        features: Tensor = self.text_proj(self.text_encoder(**texts).last_hidden_state[:, 0])
-        return features
-
-
-Network = TypeVar("Network", bound=BlipTowers | ClipFusion | BlipFusion)
-
-
-class _UniirEncoder(Generic[Network]):
-    """A network of an imported folder, with what reads images and texts for it."""
-
-    def __init__(self, manifest: Manifest, kind: Callable[[Mapping[str, Any]], Network]) -> None:
-        folder = manifest.folder
+    def __init__(self, folder: Path) -> None:
+        need_packages("pretrained encoders need", "transformers", "ftfy")
+        manifest = open_artifact(folder, kind=ARTIFACT)
+        build = ClipFusion if manifest.config["kind"] == "clip-ff" else BlipFusion
         config = read_json(folder / "config.json")
-        network: Network = load_weights(folder / "model.safetensors", lambda: kind(config))
+        network: ClipFusion | BlipFusion = load_weights(folder / "model.safetensors", lambda: build(config))
         self.spec = f"fusion:{folder}"
         self.fingerprint = manifest.fingerprint
         self.dim = network.dim
         network.float().eval()
-        self._network: Network = network
+        self._network = network
         self._processor = load_image_processor(folder)
         if isinstance(network, ClipFusion):
             read = clip_reader(folder, network.context)
@@ -177,25 +142,6 @@ class _UniirEncoder(Generic[Network]):
             images = [middle_square(image, side=self._processor.crop_size["height"]) for image in images]
         pixels: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
         return pixels
-
-
-class BlipScoreFusion(_UniirEncoder[BlipTowers], BatchEncoder):
-    """BLIP-SF: image and text features, to be summed; unnormalised, in single precision."""
-
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-        return self._network.image(self._prepare(images))
-
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts, cut at 100 tokens."""
-        return self._network.text(self._tokens(texts))
-
-
-class FeatureFusion(_UniirEncoder[ClipFusion | BlipFusion]):
-    """CLIP-FF or BLIP-FF: one vector for image and text together, unnormalised, in single precision."""
-
-    needs_pixels: bool = True
-    batch_size: int = 64
 
     @torch.inference_mode()
     def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:

@@ -1,4 +1,4 @@
-"""UniIR's four models, written anew and small: their state dicts have the published files' names."""
+"""UniIR's three models, written anew and small: their state dicts have the published files' names."""
 
 # ruff: noqa: PLC0415  heavy libraries are imported where they are needed
 
@@ -205,7 +205,7 @@ class BertLayer(nn.Module):
 
 
 class BlipTexts(nn.Module):
-    def __init__(self, width, seen, *, pooled):
+    def __init__(self, width, seen):
         super().__init__()
         self.embeddings = nn.ModuleDict(
             {
@@ -216,8 +216,7 @@ class BlipTexts(nn.Module):
         )
         self.embeddings.register_buffer("position_ids", torch.arange(120)[None])
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(BertLayer(width, seen) for _ in range(12))})
-        if pooled:
-            self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})
 
     def forward(self, numbers, patches=None):
         positions = self.embeddings["position_embeddings"].weight[: numbers.shape[1]]
@@ -230,14 +229,11 @@ class BlipTexts(nn.Module):
 class Blip(nn.Module):
     """BLIP with a momentum copy and queues, as UniIR trains it."""
 
-    def __init__(self, *, fused):
+    def __init__(self):
         super().__init__()
         for suffix in ("", "_m"):
             self.add_module(f"visual_encoder{suffix}", BlipImages(128, 56))
-            self.add_module(f"text_encoder{suffix}", BlipTexts(64, 128, pooled=fused))
-            if not fused:
-                self.add_module(f"vision_proj{suffix}", nn.Linear(128, 40))
-                self.add_module(f"text_proj{suffix}", nn.Linear(64, 40))
+            self.add_module(f"text_encoder{suffix}", BlipTexts(64, 128))
         self.temp = nn.Parameter(torch.tensor(0.07))
         for name in ("query_queue", "cand_queue", "idx_queue"):
             self.register_buffer(name, torch.zeros(2, 3))
@@ -246,12 +242,6 @@ class Blip(nn.Module):
     def encode(self, numbers, pixels):
         states = self.text_encoder(numbers, self.visual_encoder(pixels))
         return torch.tanh(self.text_encoder.pooler["dense"](states[:, 0]))
-
-    def encode_text(self, numbers):
-        return self.text_proj(self.text_encoder(numbers)[:, 0])
-
-    def encode_image(self, pixels):
-        return self.vision_proj(self.visual_encoder(pixels)[:, 0])
 
 
 def normalised(picture):
