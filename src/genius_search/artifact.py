@@ -48,17 +48,13 @@ def read_json(path: Path) -> Any:
     ArtifactMismatch
         It is not JSON, not a file, or larger than :data:`MAX_JSON_BYTES`.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise ArtifactMismatch(f"{path} is damaged: it is not a file")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ArtifactMismatch(f"{path} has more than {MAX_JSON_BYTES:,} bytes, too many for settings")
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device may never end
-            raise ArtifactMismatch(f"{path} is damaged: it is not a file")
-        with path.open("rb") as file:
-            content = file.read(MAX_JSON_BYTES + 1)
-        if len(content) > MAX_JSON_BYTES:
-            raise ArtifactMismatch(f"{path} has more than {MAX_JSON_BYTES:,} bytes, too many for settings")
-        return json.loads(content)
+        return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ArtifactMismatch):
-            raise
         raise ArtifactMismatch(f"{path} is damaged: it is not valid JSON ({error})") from None
 
 

@@ -30,9 +30,10 @@ from genius_search.errors import BadData, UsageError
 from genius_search.index.build import add_pool, first_manifest, fit_model, usual_bits
 from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool, stamp_of
+from genius_search.index.segment_writer import check_bits
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import feature_rows
-from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings, check_bits
+from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings
 from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent

@@ -35,6 +35,7 @@ from genius_search.index.pool import (
     open_given,
     stamp_of,
 )
+from genius_search.index.segment_writer import check_bits
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import FromShard, FromVectors, Source, draw_sample, feature_rows
 from genius_search.index.store import (
@@ -48,7 +49,6 @@ from genius_search.index.store import (
     IndexManifest,
     ItemArrays,
     StoredEmbeddings,
-    check_bits,
 )
 from genius_search.index.writer import PICTURES, Batch, Writer, one_writer, remove_work
 from genius_search.model import Genius

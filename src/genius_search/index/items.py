@@ -173,16 +173,9 @@ class ItemStore:
             for item_id, modality, *rest in entries:
                 yield Item(item_id, _MODALITIES[modality], *rest)
 
-    def images(self) -> Iterator[str]:
-        """Yield the path of every image."""
-        yield from (path for (path,) in self._query("SELECT image FROM items WHERE image IS NOT NULL"))
-
-    def images_below(self, folder: str) -> Iterator[tuple[int, str]]:
-        """Yield row and path of the images whose path begins with a folder's name."""
-        end = f"{folder}{chr(ord('/') + 1)}"
-        yield from self._query(
-            "SELECT row, image FROM items WHERE image >= ? AND image < ?", (f"{folder}/", end)
-        )
+    def images(self) -> list[tuple[int, str]]:
+        """Return row and path of every image."""
+        return self._query("SELECT row, image FROM items WHERE image IS NOT NULL")
 
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""

@@ -79,7 +79,7 @@ def check_images(folder: Path) -> None:
         An image is not stored in the index.
     """
     for segment in Snapshot.open(folder).segments:
-        for path in segment.items.images():
+        for _, path in segment.items.images():
             if not _STORED.fullmatch(path):
                 raise ArtifactMismatch(
                     f"{folder}: the picture of an item is {path!r} on the machine that published it, "

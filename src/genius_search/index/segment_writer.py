@@ -8,7 +8,6 @@ import math
 import os
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from genius_search.artifact import fingerprint_of
-from genius_search.errors import BadData
+from genius_search.errors import BadData, UsageError
 from genius_search.index.filters import number_of, stored_truth
 from genius_search.index.items import (
     FIELD_NAMES,
@@ -41,10 +40,11 @@ from genius_search.index.store import (
     IndexManifest,
     ItemArrays,
     Segment,
+    StoredEmbeddings,
 )
 from genius_search.records import Modality
 from genius_search.search.table import IdTable
-from genius_search.search.vectors import EmbeddingBits, quantize
+from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.writing import write_atomically
 
 ROWS_AT_ONCE: Final = 8192
@@ -166,6 +166,17 @@ class ArraysWriter:
             self._scales.append(scales)
 
 
+def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:
+    """Raise :class:`UsageError` unless embeddings of this kind can have so many bits a number."""
+    if bits not in (None, 1, 2, 4, 8, 16):
+        raise UsageError(f"embeddings have 1, 2, 4, 8 or 16 bits a number, not {bits}")
+    if bits is not None and is_residual(bits) and embeddings == "raw":
+        raise UsageError(
+            f"raw embeddings have 16 bits a number, not {bits}, since codes do not approximate them; store "
+            "fused ones instead"
+        )
+
+
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     """Make this the state of the index, in one step.
 
@@ -202,7 +213,6 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
-    counts: Counter[str] = Counter()
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
             for setting in SETTINGS:
@@ -210,10 +220,21 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             database.execute("BEGIN")
             database.execute(ITEMS)
             database.execute(MODALITIES)
-            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", _entries(items, counts))
-            database.executemany("INSERT INTO modalities VALUES (?, ?)", counts.items())
+            database.executemany(
+                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    (row, item.id, item.modality.mbeir, item.text, item.image, item.source, item.stamp)
+                    for row, item in enumerate(items)
+                ),
+            )
+            database.execute("INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality")
             database.execute("COMMIT")
-            _index_ids(database)
+            try:
+                database.execute(ITEM_IDS)
+            except sqlite3.IntegrityError:
+                query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
+                twice = database.execute(query).fetchone()[0]
+                raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
             try:
                 for statement in FULL_TEXT:
                     database.execute(statement)
@@ -221,26 +242,11 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
                 if "no such module" not in str(error):
                     raise
             _index_fields(database)
+            return int(database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities").fetchone()[0])
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         raise
-    return counts.total()
-
-
-def _entries(items: Iterable[Item], counts: Counter[str]) -> Iterator[tuple[int | str | None, ...]]:
-    for row, item in enumerate(items):
-        counts[item.modality.mbeir] += 1
-        yield row, item.id, item.modality.mbeir, item.text, item.image, item.source, item.stamp
-
-
-def _index_ids(database: sqlite3.Connection) -> None:
-    try:
-        database.execute(ITEM_IDS)
-    except sqlite3.IntegrityError:
-        query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
-        twice = database.execute(query).fetchone()[0]
-        raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
 
 
 def _index_fields(database: sqlite3.Connection) -> None:

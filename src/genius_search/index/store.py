@@ -187,17 +187,6 @@ NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Error numbers of impossible paths: below a file, too long, or a loop of links."""
 
 
-def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:
-    """Raise :class:`UsageError` unless embeddings of this kind can have so many bits a number."""
-    if bits not in (None, 1, 2, 4, 8, 16):
-        raise UsageError(f"embeddings have 1, 2, 4, 8 or 16 bits a number, not {bits}")
-    if bits is not None and is_residual(bits) and embeddings == "raw":
-        raise UsageError(
-            f"raw embeddings have 16 bits a number, not {bits}, since codes do not approximate them; store "
-            "fused ones instead"
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
     """A logistic regression from scores to probabilities, with its measurements on other queries."""

@@ -176,7 +176,11 @@ def stored_pictures(folder: Path, segments: Sequence[Segment]) -> set[Path]:
     if (folder / PICTURES).is_dir():  # a published index has none
         for segment in segments:
             dead = set(segment.dead.tolist())
-            found |= {folder / name for row, name in segment.items.images_below(PICTURES) if row not in dead}
+            found |= {
+                folder / name
+                for row, name in segment.items.images()
+                if row not in dead and name.startswith(f"{PICTURES}/")
+            }
     return found
 
 
@@ -364,7 +368,7 @@ class Writer:
                 entries.append(entry)
             elif len(rows) < segment.num_alive:
                 dead = np.union1d(segment.dead, rows)
-                path = self.folder / DELETED / f"{_numbered(generation)}-{segment.name}.npy"
+                path = self.folder / DELETED / f"{generation:06d}-{segment.name}.npy"
                 path.parent.mkdir(exist_ok=True)
                 save_array(path, dead)
                 sync(path, path.parent)
@@ -380,7 +384,7 @@ def _write_segment(
 ) -> SegmentEntry:
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
-    place = folder / SEGMENTS / _numbered(manifest.generation + 1)
+    place = folder / SEGMENTS / f"{manifest.generation + 1:06d}"
     remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
     try:
         make_folder(draft)
@@ -422,7 +426,3 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
         kept -= 1
         count += segments[kept].num_alive
     return kept
-
-
-def _numbered(generation: int) -> str:
-    return f"{generation:06d}"
