@@ -173,10 +173,6 @@ class ItemStore:
             for item_id, modality, *rest in entries:
                 yield Item(item_id, _MODALITIES[modality], *rest)
 
-    def images(self) -> list[tuple[int, str]]:
-        """Return row and path of every image."""
-        return self._query("SELECT row, image FROM items WHERE image IS NOT NULL")
-
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""
         return {name: row for name, row, _ in self.find(item_ids)}

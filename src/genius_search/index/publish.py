@@ -79,10 +79,10 @@ def check_images(folder: Path) -> None:
         An image is not stored in the index.
     """
     for segment in Snapshot.open(folder).segments:
-        for _, path in segment.items.images():
-            if not _STORED.fullmatch(path):
+        for item in segment.items.all():
+            if item.image is not None and not _STORED.fullmatch(item.image):
                 raise ArtifactMismatch(
-                    f"{folder}: the picture of an item is {path!r} on the machine that published it, "
+                    f"{folder}: the picture of an item is {item.image!r} on the machine that published it, "
                     "expected none; have it published again"
                 )
 

@@ -95,10 +95,7 @@ class Segment(NamedTuple):
 
     def is_dead(self, rows: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
         """Return whether items are deleted."""
-        if not len(self.dead):
-            return np.zeros(len(rows), dtype=bool)
-        place = np.searchsorted(self.dead, rows)
-        return np.asarray(self.dead[np.minimum(place, len(self.dead) - 1)] == rows)
+        return np.isin(rows, self.dead)
 
     def vectors(self, ranker: CodeRanker | None = None) -> StoredVectors:
         """Return the stored embeddings of items.

@@ -170,18 +170,12 @@ def store_picture(folder: Path, data: bytes) -> str:
     return name
 
 
-def stored_pictures(folder: Path, segments: Sequence[Segment]) -> set[Path]:
+def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
     """Return the stored pictures of the items that are not deleted."""
-    found = set()
-    if (folder / PICTURES).is_dir():  # a published index has none
-        for segment in segments:
-            dead = set(segment.dead.tolist())
-            found |= {
-                folder / name
-                for row, name in segment.items.images()
-                if row not in dead and name.startswith(f"{PICTURES}/")
-            }
-    return found
+    if not (folder / PICTURES).is_dir():  # a published index has none
+        return set()
+    items = itertools.chain.from_iterable(map(alive_items, segments))
+    return {folder / item.image for item in items if item.image and item.image.startswith(f"{PICTURES}/")}
 
 
 def alive_items(segment: Segment) -> Iterator[Item]:
@@ -221,7 +215,8 @@ class Writer:
         """
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
-        return self._add(Snapshot(manifest, ()), batches)
+        self._snapshot = Snapshot(manifest, ())
+        return self.add(batches)
 
     def add(self, batches: Iterable[Batch]) -> Changed:
         """Add items as one segment; an item replaces the one with the same id.
@@ -238,7 +233,38 @@ class Writer:
         ArtifactMissing, ArtifactMismatch
             A segment to merge with is damaged; nothing is changed.
         """
-        return self._add(self.snapshot, batches)
+        snapshot = self.snapshot
+        segments = snapshot.segments
+        ids: list[str] = []
+        gone: dict[str, Rows] = {}
+        kept = len(segments)
+
+        filled = (batch for batch in batches if len(batch[1].codes))
+        first = next(filled, None)
+        if first is None:
+            if snapshot.manifest.generation == 0:
+                self._change(snapshot, kept=0)
+            return Changed(0, 0)
+
+        def all_items(writer: ArraysWriter) -> Iterator[Item]:
+            nonlocal kept
+            for items, arrays in itertools.chain([first], filled):
+                writer.append(arrays)
+                for item in items:
+                    yield item
+                    ids.append(item.id)
+            kept = _num_kept(segments, len(ids))
+            self._check_contents(snapshot.manifest.segments[kept:])
+            gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
+            rest = [
+                segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
+                for segment in segments[kept:]
+            ]
+            yield from _merge(writer, rest)
+
+        new = _write_segment(self.folder, snapshot.manifest, all_items)
+        self._change(snapshot, kept=kept, gone=gone, new=new)
+        return Changed(len(ids), sum(map(len, gone.values())))
 
     def rewrite(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Snapshot:
         """Write all items anew, with the model and settings of a manifest; return that state.
@@ -310,40 +336,6 @@ class Writer:
             new.append(_write_segment(folder, manifest, lambda arrays: map(change, _merge(arrays, segments))))
         copied = manifest.replace(generation=manifest.generation + 1, segments=tuple(new))
         Writer(folder).commit(copied)
-
-    def _add(self, snapshot: Snapshot, batches: Iterable[Batch]) -> Changed:
-        """Add items; delete those with the same ids."""
-        segments = snapshot.segments
-        ids: list[str] = []
-        gone: dict[str, Rows] = {}
-        kept = len(segments)
-
-        filled = (batch for batch in batches if len(batch[1].codes))
-        first = next(filled, None)
-        if first is None:
-            if snapshot.manifest.generation == 0:
-                self._change(snapshot, kept=0)
-            return Changed(0, 0)
-
-        def all_items(writer: ArraysWriter) -> Iterator[Item]:
-            nonlocal kept
-            for items, arrays in itertools.chain([first], filled):
-                writer.append(arrays)
-                for item in items:
-                    yield item
-                    ids.append(item.id)
-            kept = _num_kept(segments, len(ids))
-            self._check_contents(snapshot.manifest.segments[kept:])
-            gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
-            rest = [
-                segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
-                for segment in segments[kept:]
-            ]
-            yield from _merge(writer, rest)
-
-        new = _write_segment(self.folder, snapshot.manifest, all_items)
-        self._change(snapshot, kept=kept, gone=gone, new=new)
-        return Changed(len(ids), sum(map(len, gone.values())))
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
