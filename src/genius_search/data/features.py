@@ -93,16 +93,6 @@ def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[Left
         (temporary / LEFT_OUT).write_text(json.dumps(left_out))
 
 
-def has_shard(folder: Path, number: int) -> bool:
-    """Return whether a shard is finished."""
-    return (folder / f"shard-{number:06d}").is_dir()
-
-
-def num_rows(folder: Path) -> int:
-    """Return the number of rows in a folder's finished shards."""
-    return sum(len(np.load(path, mmap_mode="r")) for path in folder.glob("shard-*/ids.npy"))
-
-
 class Features:
     """Memory-mapped features of a finished folder.
 

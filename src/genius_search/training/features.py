@@ -26,9 +26,7 @@ from genius_search.data.features import (
     Features,
     LeftOut,
     Shard,
-    has_shard,
     look_up,
-    num_rows,
     write_shard,
 )
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -257,9 +255,9 @@ def write_features(
     if writer.finished() is not None:
         return Features.open(folder)
     for number, part in enumerate(parts):
-        if not has_shard(writer.path, number):
+        if not (writer.path / f"shard-{number:06d}").is_dir():
             write_shard(writer.path, number, *make(part))
-    rows = num_rows(writer.path)
+    rows = sum(len(np.load(path, mmap_mode="r")) for path in writer.path.glob("shard-*/ids.npy"))
     if rows == 0:
         raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
     # Shards without any image (or text) have width 0 there, so take the maximum.
@@ -325,18 +323,13 @@ def choose_instruction(
 
     Deviation 25: UniIR draws it at random.
     """
-    offered = instructions_for(instructions, query, wanted)
+    offered = instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
     if choice == "none" or not offered:
         return None
     if choice == "first":
         return offered[0]
     digest = hashlib.sha256(f"{seed} {query.qid}".encode()).digest()
     return offered[int.from_bytes(digest[:8], "big") % len(offered)]
-
-
-def instructions_for(instructions: Instructions, query: Query, wanted: Modality) -> tuple[str, ...]:
-    """Return all instructions for a query and its target modality."""
-    return instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
 
 
 def count_lines(files: Sequence[Path]) -> int:
@@ -464,8 +457,8 @@ class TrainingRecords:
                 )
             for code in np.unique(candidates.modality[rows]).tolist():
                 wanted = modalities[code]
-                offered = instructions_for(self.data.instructions, query, wanted) or (None,)
-                for variant, instruction in enumerate(offered):
+                offered = self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
+                for variant, instruction in enumerate(offered or (None,)):
                     yield query_row(self.data, query, wanted, instruction, variant)
 
     def num_rows(self) -> int:
