@@ -99,19 +99,6 @@ def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data
         step = generator.advance(state, new)
 
 
-@settings(max_examples=20)
-@given(plan=PLANS, beams=st.integers(1, 3))
-def test_queries_dropped_before_the_start_and_several_ids_of_one_query(plan, beams):
-    generator = make(*plan)
-    queries, _ = written(generator, 4)
-    kept = torch.tensor([3, 1])
-    state = generator.start(queries).select(kept, kept[:, None])
-    _, codes = written(generator, 2 * beams)
-    step = generator.advance(state, codes[:, :-1])
-    for level in range(len(generator.sizes)):
-        agree(generator, step.hidden[:, level], level, queries[kept.repeat_interleave(beams)], codes)
-
-
 @pytest.mark.parametrize("scores", ["level", "vocabulary"])
 @torch.no_grad()
 def test_levels_that_share_their_codes_share_their_rows(scores):

@@ -27,25 +27,6 @@ def rows_that_begin_with(ids: list[tuple[int, ...]], prefix: tuple[int, ...]) ->
     return [row for row, id_ in enumerate(ids) if id_[: len(prefix)] == prefix]
 
 
-@given(coded_items())
-def test_the_children_of_every_prefix_equal_a_brute_force(drawn):
-    codes, code_cosine = drawn
-    table = IdTable.build(codes, code_cosine)
-    ids = sorted({tuple(row) for row in codes.tolist()})
-    for level in range(codes.shape[1]):
-        prefixes = sorted({id_[:level] for id_ in ids})
-        ranges = [rows_that_begin_with(ids, prefix) for prefix in prefixes]
-        expected = []
-        for place, prefix in enumerate(prefixes):
-            for code in sorted({id_[level] for id_ in ids if id_[:level] == prefix}):
-                below = rows_that_begin_with(ids, (*prefix, code))
-                expected.append((place, code, below[0], below[-1] + 1))
-        low = np.array([rows[0] for rows in ranges])
-        high = np.array([rows[-1] + 1 for rows in ranges])
-        children = table.children(level, low, high)
-        assert list(zip(*(segment.tolist() for segment in children), strict=True)) == expected
-
-
 @given(coded_items(), st.data())
 def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(drawn, data):
     codes, code_cosine = drawn

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from research.results import ResultRow, averages, published_tables, task_tables, to_json
+from research.results import ResultRow, averages, published_tables, to_json
 
 ROW = ResultRow(
     name="catalogue_task0",
@@ -90,17 +90,3 @@ def test_averages_weigh_every_task_the_same():
     assert generative.measures["R@5"] == pytest.approx(0.45)
     assert generative.bytes_per_item == 12.25
     assert [row["of_exact"] for row in to_json(rows)["averages"]] == [1.0, pytest.approx(0.75)]
-
-
-def test_each_task_and_their_average_have_a_table_with_a_line_for_each_method():
-    tables = task_tables([ROW, GENERATIVE, other_task(ROW, 0.4), other_task(GENERATIVE, 0.2)])
-    assert [table.title for table in tables] == [
-        "text -> image, global catalogue, 500 queries",
-        "image -> text, global catalogue, 500 queries",
-        "average, global 2 tasks, 1,000 queries",
-    ]
-    assert tables[0].headings[:4] == ("method", "R@1", "R@5", "R@10")
-    exact, generative = tables[0].cells()
-    assert exact[:7] == ["exact-fused", "0.600", "0.800", "0.900", "1.000", "3,072", "12,000"]
-    assert generative[4:] == ["0.750", "12.250", "61", "–", "–"]
-    assert tables[2].cells()[0][2] == "0.600"

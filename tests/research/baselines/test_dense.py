@@ -9,7 +9,7 @@ import pytest
 from genius_search.data.mbeir import MBeir
 from genius_search.model import Genius
 from genius_search.progress import Silent
-from research.baselines.dense import DenseConfig, evaluate_dense, factory_string
+from research.baselines.dense import DenseConfig, evaluate_dense
 from research.evaluate import evaluate
 from research.settings import EvaluationConfig
 
@@ -58,20 +58,3 @@ def test_approximate_search_compares_fewer_and_keeps_most(kind, searched):
         assert 0 < row.candidates_touched < best.candidates_touched
     mean = sum(row.measures["R@10"] for row in found.rows) / len(found.rows)
     assert mean > 0.5 * sum(row.measures["R@10"] for row in exact.rows) / len(exact.rows)
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_items", "num_training", "factory"),
-    [
-        ("exact", 99, 99, "SQfp16"),
-        ("hnsw", 99, 99, "HNSW32_SQfp16"),
-        ("ivf-pq", 10_400, 9_000, "IVF325,PQ16x8np"),  # 16 divides 128, 14 does not
-        ("ivf-rq", 10_400, 9_000, "IVF325,RQ13x8_Nqint8"),  # a byte is the norm's
-        ("ivf-rq", 10**6, 9_000, "IVF1024,RQ13x8_Nqint8"),
-        ("ivf-rq", 100, 9_000, "IVF3,RQ13x6_Nqint8"),
-        ("ivf-pq", 10_400, 70, "IVF70,PQ16x6np"),  # no more is learned than there are vectors to learn from
-    ],
-)
-def test_lists_and_codes_follow_from_the_pool_and_the_bytes(kind, num_items, num_training, factory):
-    sizes = {"num_items": num_items, "num_training": num_training, "dim": 128, "code_bytes": 14}
-    assert factory_string(kind, **sizes) == factory

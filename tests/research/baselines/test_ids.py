@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius_search.data.features import Batch
@@ -12,7 +14,7 @@ from genius_search.errors import UsageError
 from genius_search.progress import Silent
 from genius_search.recipe import TrainingConfig
 from genius_search.search.table import IdTable
-from research.baselines.ids import SCHEMES, Candidates, TrainingSet
+from research.baselines.ids import SCHEMES, Candidates, ClusterTree, RetrievalTokenizer, TrainingSet
 
 DIM = 8
 OTHERS = list(SCHEMES)
@@ -102,3 +104,67 @@ def test_an_item_without_a_text_takes_the_words_of_the_nearest_query(tmp_path):
     product = items.embeddings[0] @ items.embeddings.half()[[0, 2]].float().T
     words = ["a dog", "a red cat"][int(product.argmax())].split()
     assert [scheme.words[code] for code in scheme.assign(items)[0, : len(words)]] == words
+
+
+def draw(items, seed=0, dim=6):
+    return torch.randn(items, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def build(items, *, branches=3, leaf=4, seed=0):
+    return ClusterTree.build(
+        items, branches=branches, leaf=leaf, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+@settings(max_examples=30)
+@given(
+    items=st.integers(1, 120), branches=st.integers(2, 6), leaf=st.integers(1, 8), seed=st.integers(0, 1000)
+)
+def test_each_item_has_a_path_of_its_own_and_none_begins_another(items, branches, leaf, seed):
+    _, paths = build(draw(items, seed), branches=branches, leaf=leaf)
+    distinct = set(paths)
+    assert len(distinct) == items
+    assert not any(path[:length] in distinct for path in distinct for length in range(len(path)))
+    assert max(max(path[:-1], default=0) for path in paths) < branches
+    assert max(path[-1] for path in paths) < leaf
+
+
+@settings(max_examples=30)
+@given(items=st.integers(1, 120), seed=st.integers(0, 1000))
+def test_going_down_to_the_nearest_centroid_finds_the_paths_again(items, seed):
+    vectors = draw(items, seed)
+    tree, paths = build(vectors)
+    assert tree.paths(vectors) == paths
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def started(items=300, seed=0):
+    torch.manual_seed(seed)
+    vectors = F.normalize(torch.randn(items, 12, generator=seeded(seed)), dim=1)
+    tokenizer = RetrievalTokenizer(12, levels=3, codes=16)
+    tokenizer.start(vectors, generator=seeded(seed))
+    return tokenizer, vectors
+
+
+def test_each_level_takes_the_nearest_of_what_is_left():
+    tokenizer, vectors = started()
+    codes = tokenizer.encode(vectors)
+    left = vectors
+    for level, table in enumerate(tokenizer.tables()):
+        assert torch.equal(torch.cdist(left, table).argmin(dim=1), codes[:, level])
+        left = left - table[codes[:, level]]
+    torch.testing.assert_close(tokenizer.prefixes(vectors).sums[-1], vectors - left)
+
+
+def test_every_prefix_of_the_codes_is_supervised():
+    tokenizer, vectors = started()
+    none = torch.zeros(20, 20, dtype=torch.bool)
+    loss, found = tokenizer.loss(vectors[:20] + 0.1 * vectors[20:40], vectors[:20], none)
+    loss.backward()
+    assert float(tokenizer.down.weight.grad.norm()) > 0
+    sums = found.sums.detach()
+    closer = (sums[1:] - vectors[:20]).norm(dim=2).mean(dim=1)
+    assert (closer < (sums[:-1] - vectors[:20]).norm(dim=2).mean(dim=1)).all()

@@ -155,18 +155,6 @@ def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
         read(query_vectors=None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"shares": (50.0, 0.0)}, "shares"),
-        ({"timed": 0}, "timed"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(changes, problem):
-    with pytest.raises(UsageError, match=problem):
-        SearchSettings(**changes).resolved()
-
-
 def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_path):
     model = Genius.open(trained.model)
     items = normalize(np.random.default_rng(0).standard_normal((20, model.dim)).astype(np.float32))

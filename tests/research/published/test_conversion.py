@@ -73,24 +73,6 @@ def test_missing_unknown_and_misshapen_tensors_are_listed():
         assert part in str(refused.value)
 
 
-MIXER = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "relative_attention_num_buckets": 32}
-
-
-def shapes_of(*, dim=768):
-    attention, dense = "t5_layers.block.{}.layer.0.", "t5_layers.block.{}.layer.1."
-    shapes = {"t5_layers.final_layer_norm.weight": (768,)}
-    for layer in (0, 1):
-        shapes |= {f"{attention}SelfAttention.{name}.weight".format(layer): (768, 768) for name in "qkvo"}
-        shapes |= {f"{part}layer_norm.weight".format(layer): (768,) for part in (attention, dense)}
-        shapes |= {
-            f"{dense}DenseReluDense.wi.weight".format(layer): (2048, 768),
-            f"{dense}DenseReluDense.wo.weight".format(layer): (768, 2048),
-        }
-    shapes[f"{attention}SelfAttention.relative_attention_bias.weight".format(0)] = (32, 12)
-    clip = {n: s for n, s in names_and_shapes(dim=dim).items() if not n.endswith("text_projection")}
-    return clip | shapes
-
-
 LARGE = {
     "projection_dim": 768,
     "text_config": {

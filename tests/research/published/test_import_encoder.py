@@ -14,13 +14,6 @@ from research.published.encoders import checkpoint_shapes, import_encoder, main,
 TOWER = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_hidden_layers": 12}
 PICTURES = {**TOWER, "image_size": 224, "patch_size": 56}
 TEXTS = {**TOWER, "vocab_size": 49408, "max_position_embeddings": 77}
-BERT = {
-    **TOWER,
-    "encoder_hidden_size": 64,
-    "vocab_size": 9,
-    "max_position_embeddings": 100,
-    "is_decoder": True,
-}
 
 
 def shapes_of(kind, **config):
@@ -30,8 +23,6 @@ def shapes_of(kind, **config):
 SHAPES = shapes_of(
     "clip-sf", projection_dim=32, text_config=TEXTS, vision_config={**PICTURES, "num_hidden_layers": 24}
 )
-BLIP = shapes_of("blip-ff", text_config=BERT, vision_config=PICTURES)
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "kite"]
 
 
 def save(path, shapes, **extra):
@@ -47,19 +38,6 @@ def save(path, shapes, **extra):
 @pytest.fixture(scope="module")
 def clip_file(tmp_path_factory):
     return save(tmp_path_factory.mktemp("clip") / "clip_sf_large.pth", SHAPES)
-
-
-@pytest.fixture(scope="module")
-def blip_file(tmp_path_factory):
-    shapes = BLIP | {"visual_encoder_m.cls_token": (1, 1, 64), "temp": ()}
-    return save(tmp_path_factory.mktemp("blip") / "blip_ff_large.pth", shapes)
-
-
-@pytest.fixture
-def vocabulary(tmp_path):
-    (tmp_path / "bert").mkdir()
-    (tmp_path / "bert" / "vocab.txt").write_text("\n".join(WORDS))
-    return tmp_path / "bert"
 
 
 def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):

@@ -163,11 +163,3 @@ def test_errors_are_one_line_on_stderr_and_an_exit_status(
     assert out == ""
     assert err.startswith("genius: ")
     assert err.count("\n") == 1
-
-
-def test_a_pool_of_damaged_pictures_is_refused(index, tmp_path, capsys):
-    (tmp_path / "torn.png").write_bytes(b"torn")
-    (tmp_path / "empty.png").touch()
-    _, err = run(capsys, "index", "add", index, tmp_path, status=6)
-    assert "left out 2 files" in err
-    assert all(f"{tmp_path / name}: " in err for name in ("torn.png", "empty.png"))

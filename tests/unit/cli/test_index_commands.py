@@ -86,16 +86,6 @@ def test_verify_reports_what_it_read(index, capsys):
     }
 
 
-def test_verify_names_a_damaged_file_and_leaves_with_status_4(index, capsys):
-    (path,) = index.rglob("ids.npy")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    out, err = run(capsys, "index", "info", index, "--verify", status=4)
-    assert out == ""
-    assert path.name in err
-    assert err.count("\n") == 1
-
-
 def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
     flags = ("--where", "price>=20", "--where", "colour=red", "--match", '"red leather"')
     assert found_by(capsys, whole, *flags) == {"1:3"}

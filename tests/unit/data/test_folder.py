@@ -89,16 +89,6 @@ def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):
     assert [candidate.text for candidate in read_folder(tmp_path).candidates] == ["txt", "json", "list"]
 
 
-def test_captions_can_be_left_unread(tmp_path):
-    picture(tmp_path / "a.png")
-    (tmp_path / "a.txt").write_text("A red square.")
-    (tmp_path / "notes.md").write_text("Notes.")
-    (tmp_path / "metadata.jsonl").write_text("{broken")
-    scan = read_folder(tmp_path, captions=False)
-    assert [candidate.modality for candidate in scan.candidates] == [Modality.IMAGE, Modality.TEXT]
-    assert scan.problems == ()
-
-
 def test_texts_of_their_own_are_candidates_too(tmp_path):
     (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / "b.txt").write_text("Words.")

@@ -18,7 +18,6 @@ from genius_search.data.mbeir import (
 )
 from genius_search.errors import BadData, BadRecord
 from genius_search.records import Modality
-from research.mbeir_files import InstructionRow, write_instructions
 
 TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
 
@@ -282,17 +281,3 @@ def test_a_bad_instruction_row_is_named(tmp_path, row):
     with pytest.raises(BadRecord) as caught:
         Instructions.read(lines(tmp_path / "i.tsv", HEADER, row))
     assert caught.value.line == 2
-
-
-def test_instructions_survive_writing(tmp_path):
-    path = tmp_path / "i.tsv"
-    rows = [
-        InstructionRow(TEXT, IMAGE, "mine", 30, ("One, with comma", 'Two "quoted"')),
-        InstructionRow(BOTH, TEXT, "mine", 30, ("Three",)),
-    ]
-    write_instructions(path, rows)
-    read = Instructions.read(path)
-    assert read.lookup(30, TEXT, IMAGE) == ("One, with comma", 'Two "quoted"')
-    assert read.lookup(30, BOTH, TEXT) == ("Three",)
-    with pytest.raises(BadData, match="tab"):
-        write_instructions(path, [InstructionRow(TEXT, IMAGE, "mine", 30, ("a\tb",))])

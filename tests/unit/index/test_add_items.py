@@ -96,12 +96,6 @@ def test_items_with_one_id_are_told_apart_as_if_they_came_one_by_one(index):
     assert "other" not in by_id(index)
 
 
-def test_items_from_memory_leave_no_saved_work_behind(index, monkeypatch):
-    monkeypatch.setattr(build, "MIN_SAVED", 1)
-    index.add_items([NewItem("one", "a kite")])
-    assert not (index.folder / ".work").exists()
-
-
 @pytest.mark.parametrize(
     ("item", "why"),
     [
@@ -248,6 +242,7 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     model, files, tmp_path, monkeypatch, embeddings
 ):
     monkeypatch.setattr(build, "CHUNK", 4)  # so that there are several
+    monkeypatch.setattr(build, "MIN_SAVED", 1)
     of_files, _ = Index.create(tmp_path / "files", model=model, pool=files, embeddings=embeddings)
     index, _ = Index.create(tmp_path / "memory", model=model, pool=files, embeddings=embeddings)
     expected = contents(of_files)

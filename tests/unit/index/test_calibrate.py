@@ -95,13 +95,6 @@ def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_st
     assert chosen.recalls[f"{USUAL:g}"] == 0.5
 
 
-def test_the_numbers_of_hits():
-    found = hit_numbers(np.array([0.9, 0.5, 0.1], dtype=np.float32))
-    assert found == pytest.approx(np.array([[0.9, 0.4, 0], [0.5, 0, -0.4], [0.1, 0, -0.8]]), abs=1e-6)
-    assert hit_numbers(np.array([0.2], dtype=np.float32)) == pytest.approx(np.array([[0.2, 0, 0]]))
-    assert len(CALIBRATION.probabilities(np.zeros(0, dtype=np.float32))) == 0
-
-
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
 def test_probabilities_are_bounded_and_never_rise_down_the_list(scores):
     found = CALIBRATION.probabilities(np.array(sorted(scores, reverse=True), dtype=np.float32))

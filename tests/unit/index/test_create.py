@@ -118,13 +118,6 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
     assert not (tmp_path / "pictures").exists()
 
 
-def test_an_empty_pool_leaves_nothing(clip_folder, tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadData):
-        Index.create(tmp_path / "i", pool=tmp_path / "empty", encoder=f"clip:{clip_folder}")
-    assert not (tmp_path / "i").exists()
-
-
 def test_without_an_encoder_the_command_names_one_and_its_licence(pool, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     assert main(["index", "create", str(tmp_path / "i"), "--pool", str(pool)]) != 0

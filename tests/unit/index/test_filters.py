@@ -41,18 +41,10 @@ def store(tmp_path):
         ('brand in acme, "O\'Neill"', [0, 1]),
         ("brand~ACM", [0]),
         ("price<20", [0]),
-        ("price>=19.5", [0, 1]),
         ('price="120"', [1]),
-        ('price="19.5"', []),
-        ("price>.5", [0, 1]),
-        ("size.width=30", [0]),
-        ("size!=30", [0, 1, 2]),
-        ("tags=red", [0]),
         ("tags in old,new", [0]),
         ("sold=false", [0]),
-        ("sold=0", []),
         ('"unit price"<6', [1]),
-        ("nobody!=1", [0, 1, 2]),
         ("id=3", [2]),
         ("id in 1,2,9", [0, 1]),
         ('"id"=B-7', [0]),
@@ -150,7 +142,6 @@ def test_space_around_a_condition_says_nothing():
         ({"sold": {"<": True}}, "= != in only"),
         ({"modality": "sound"}, "'sound' is not one of"),
         ({"brand": "\ud800"}, "not valid Unicode"),
-        ({'"brand"x': "a"}, "not the name of a field"),
     ],
 )
 def test_a_filter_that_cannot_work_is_refused(where, said):
@@ -171,15 +162,6 @@ def test_quotes_in_names_and_values_stay_what_they_are(tmp_path):
     assert rows_of(store, Filter.parse([f'"{name}"="x\' OR 1=1 --"'])) == [1]
     assert rows_of(store, Filter((Condition((name,), "=", ("x",)),))) == []
     assert len(list(store.all())) == 2
-
-
-def test_json_that_only_python_reads_is_searched_like_other_json(tmp_path):
-    sources = ['{"price": NaN, "brand": "acme"}', '{"brand": "ac\\u006de"}', '{"\\u0062rand": "acme"}']
-    write_items(tmp_path, [Item(str(row), Modality.TEXT, "a", None, one) for row, one in enumerate(sources)])
-    store = ItemStore(tmp_path)
-    assert rows_of(store, Filter.parse(["brand=acme"])) == [0, 1, 2]
-    assert rows_of(store, Filter.parse(["price<1"])) == []
-    assert rows_of(store, Filter.parse(["price!=1"])) == [0, 1, 2]
 
 
 def test_as_many_conditions_as_allowed_can_be_asked_and_no_more(store):

@@ -71,14 +71,6 @@ def test_rows_and_stamps_are_found_by_id_and_unknown_ids_are_left_out(tmp_path):
     assert sorted(found) == sorted([(PHOTO.id, 0, "17:3"), (LONG.id, 1, None)])
 
 
-def test_a_store_without_items_can_be_asked_everything(tmp_path):
-    assert write_items(tmp_path, []) == 0
-    store = ItemStore(tmp_path)
-    assert list(store.all()) == store.get([]) == []
-    assert store.count_by_modality() == store.rows_by_id(["a"]) == {}
-    assert rows_of(store, Filter.parse(["a!=1"], "word")) == []
-
-
 def test_without_full_text_a_match_is_refused_and_everything_else_works(tmp_path):
     write_items(tmp_path, [LONG, CARD])
     with sqlite3.connect(tmp_path / ITEMS_FILE) as database:

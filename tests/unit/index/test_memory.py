@@ -14,7 +14,7 @@ from PIL import Image
 
 from genius_search import Index, NewItem
 from genius_search.data.images import open_image, read_image
-from genius_search.errors import BadData, BadImage, UsageError
+from genius_search.errors import BadImage, UsageError
 
 BLUE = (0, 0, 255)
 
@@ -172,11 +172,6 @@ def test_a_broken_picture_is_left_out_and_nothing_of_it_is_kept(tmp_path, clip_f
     assert said in outcome.reason
     index.compact()
     assert not list((tmp_path / "i").glob("pictures/*/*"))
-
-
-def test_a_pool_of_broken_pictures_alone_is_refused(tmp_path, clip_folder):
-    with pytest.raises(BadData):
-        create(tmp_path, clip_folder, [b"no picture"])
 
 
 def test_a_list_that_fails_half_way_leaves_nothing(tmp_path, clip_folder):

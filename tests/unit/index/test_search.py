@@ -20,7 +20,6 @@ from genius_search.index.query import SearchResult, merge
 from genius_search.index.request import SearchRequest
 from genius_search.records import Modality
 
-WIDE = SearchConfig(beam=500)
 COLOURS = ("red", "green", "blue", "white", "black")
 THINGS = ("kite", "boat", "leather bag", "clock", "star", "umbrella")
 
@@ -111,12 +110,6 @@ def test_a_narrow_beam_loses_nothing_of_what_a_filter_leaves(index):
     assert sorted(ids(found)) == ["1:11", "1:12", "1:13", "1:14"]
 
 
-def test_what_was_deleted_is_not_found_by_its_fields_either(index):
-    assert index.search("a red leather bag", where=["price=2"], k=9) != []
-    assert ids(index.search("a red leather bag", where=["price=2"], k=9)) == ["3:3"]
-    assert index.search("anything", where=["id=1:9"]) == []
-
-
 def test_an_unknown_field_is_an_error_that_names_the_known_ones(index):
     with pytest.raises(UsageError, match=r"'prize'; the fields are .*price"):
         index.search("a kite", where=["prize<20"])
@@ -204,14 +197,6 @@ def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_pa
         assert 0 < np.abs(wide - narrow).max() < error
 
 
-def test_a_shortlist_of_raw_embeddings_is_made_by_the_codes_as_they_rank(model, pool, tmp_path):
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
-    query = {"text": "a red kite", "instruction": "Find it.", "k": 6}
-    by_codes = made.search(**query, config=SearchConfig(beam=500, rerank="codes"))
-    config = SearchConfig(beam=500, rerank="embeddings", shortlist=6)
-    assert {hit.id for hit in made.search(**query, config=config)} == set(ids(by_codes))
-
-
 @pytest.mark.parametrize("kind", ["fused", "raw"])
 def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, pool, tmp_path, kind):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
@@ -253,17 +238,6 @@ def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):
     )
     assert short == long
     assert len(short) == 20
-
-
-def test_items_that_are_added_later_keep_the_kind_of_embeddings(model, pool, tmp_path):
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw", embedding_bits=16)
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "a.txt").write_text("a red kite")
-    made.add(tmp_path / "more")
-    assert made.info().embeddings == "raw, 16 bits a number"
-    best = made.search("a red kite", k=1, config=SearchConfig(beam=500, rerank="embeddings"))
-    assert len(best) == 1
-    assert {segment.embeddings.values.dtype.name for segment in made.snapshot.segments} == {"float16"}
 
 
 def test_without_modality_and_instruction_each_modality_is_searched(model, pool, tmp_path):

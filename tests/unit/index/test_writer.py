@@ -109,21 +109,6 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
     assert present_names(folder) == expected_names(folder)
 
 
-def test_an_index_may_be_empty_and_filled_again(tmp_path):
-    make(tmp_path, {})
-    assert found(tmp_path) == {}
-    assert verify(tmp_path).segments == 0
-    with one_writer(tmp_path) as writer:
-        writer.add([given_items({"a": 1, "b": 2})])
-        assert writer.delete(["a", "b", "a"]) == (2, [])
-        assert writer.snapshot.segments == ()
-        writer.compact()
-    assert found(tmp_path) == {}
-    with one_writer(tmp_path) as writer:
-        writer.add([given_items({"a": 3})])
-    assert found(tmp_path) == {"a": 3}
-
-
 def test_an_index_is_not_created_over_another(tmp_path):
     make(tmp_path, {"a": 1})
     with pytest.raises(UsageError, match="genius index add"):
