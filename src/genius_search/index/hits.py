@@ -51,6 +51,9 @@ class SearchHit:
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
+    standard_score: float | None = None
+    """By how many standard deviations the score exceeds the mean of the items of its modality, which is how
+    modalities are merged; None if one was searched, or it has too few items to tell."""
 
     def _repr_html_(self) -> str:
         return draw_hits([self])

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from genius_search.config import SearchConfig, usual_search
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointInput, TextInput
@@ -46,6 +46,11 @@ WORD_WEIGHT: Final = 0.3
 Chosen on names and captions: more finds more names and fewer captions."""
 KNOWN_WORDS: Final = 10_000
 """Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
+SAMPLED: Final = 256
+"""Most items of a modality that scores are compared with before modalities are merged."""
+ENOUGH: Final = 50
+"""Fewer items of a modality do not tell by how much a score stands out: one in n is at most √n deviations
+above the mean of all."""
 KEY: Final = ItemKey("query", "")
 
 Place: TypeAlias = tuple[int, int]
@@ -120,6 +125,7 @@ class SnapshotSearcher:
         self._splits = model.level0_is_exact
         self._num_levels = model.num_levels
         self._level0: dict[Modality, frozenset[int]] = {}
+        self._samples: dict[frozenset[int], tuple[Float32[np.ndarray, "items dim"], float]] = {}
 
     @cached_property
     def _evidence(self) -> Evidence:
@@ -295,10 +301,12 @@ class SnapshotSearcher:
             own, among = iter(found[: len(queries)]), iter(found[len(queries) :])
             results = []
             for _, group in groupby(queries, key=attrgetter("number")):
-                several = []
-                for query in group:
-                    several.append(self._make_hits(query, next(own), next(among) if query.rare else None))
-                results.append(merge(several, query.k))
+                several = [*group]
+                parts = []
+                for query in several:
+                    rare = next(among) if query.rare else None
+                    parts.append(self._make_hits(query, next(own), rare, is_part=len(several) > 1))
+                results.append(merge(parts, query.k))
             return results
 
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Found]:
@@ -330,7 +338,9 @@ class SnapshotSearcher:
             masks[segment][row] = allowed is None or allowed.items[row]
         return query._replace(restriction=self.snapshot.restrict(masks))
 
-    def _make_hits(self, query: EncodedQuery, own: Found, among_rare: Found | None) -> SearchResult:
+    def _make_hits(
+        self, query: EncodedQuery, own: Found, among_rare: Found | None, *, is_part: bool
+    ) -> SearchResult:
         ranking, log_probabilities = own
         scores = ranking.scores
         weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
@@ -344,6 +354,7 @@ class SnapshotSearcher:
         probabilities: list[float | None] = [None] * len(scores)
         if self._calibration is not None and query.has_probability:
             probabilities = [*self._calibration.probabilities(ranking.scores).tolist()]
+        standard = self._standardize(query, scores) if is_part else [None] * len(scores)
         hits = []
         order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
         segments, items, rows = ranking.segments[order], ranking.items[order], ranking.rows[order]
@@ -366,9 +377,48 @@ class SnapshotSearcher:
                     log_probabilities=tuple(one for one in decoded if not math.isnan(one)),
                     # A calibration knows scores of vectors alone.
                     probability=None if is_first[place] else probabilities[place],
+                    standard_score=standard[place],
                 )
             )
         return SearchResult(hits, ranking.touched, int(is_first[order].sum()))
+
+    def _standardize(self, query: EncodedQuery, scores: Float[np.ndarray, " hits"]) -> Sequence[float | None]:
+        """Return by how many standard deviations scores exceed those of a sample of the query's modality.
+
+        Scores of the generator, or by the encoder's own vectors, cannot be compared with such a sample, and
+        neither can those of less than :data:`ENOUGH` items; then they are None.
+        """
+        if self.config.rerank == "none" or self._is_raw:
+            return [None] * len(scores)
+        if query.level0 not in self._samples:
+            self._samples[query.level0] = self._sample(query.level0)
+        vectors, cost = self._samples[query.level0]
+        products = vectors @ query.evidence
+        deviation = float(products.std()) if len(products) >= ENOUGH else 0.0
+        if not deviation:
+            return [None] * len(scores)
+        return [*((scores - products.mean()) / deviation + cost).tolist()]
+
+    def _sample(self, level0: frozenset[int]) -> tuple[Float32[np.ndarray, "items dim"], float]:
+        """Return the vectors of drawn IDs with these first codes, and the mean of their costs.
+
+        Costs are subtracted from the products of a query that is scaled such that its products spread as
+        those of an item (:mod:`genius_search.nn.spread`); this one is in units of that spread.
+        """
+        random, ids = np.random.default_rng(0), []
+        for segment in self.snapshot.segments:
+            rows = np.flatnonzero(np.isin(segment.table.ids[:, 0], list(level0)))
+            ids.append(segment.table.ids[rows])
+        every = np.concatenate(ids)
+        drawn = every[random.permutation(len(every))[:SAMPLED]]
+        ranker = self.model.ranker
+        among = ranker.spread.among(level0)
+        density_cost = self.config.density_weight * among.density_unit
+        if self.config.rerank == "codes":
+            costs = ranker.costs(drawn, density_cost=density_cost)
+        else:
+            costs = density_cost * ranker.densities(drawn)
+        return ranker.vectors(drawn), float(costs.mean()) / among.items if among.items else 0.0
 
 
 def features_of(
@@ -469,8 +519,8 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     """Merge the hits of several modalities into one list of ``k``.
 
     Those come first that are the first of their modality because of their words. The others are ordered by
-    probability if the index is calibrated, otherwise by reciprocal rank: the first hit of each modality, the
-    second of each, and so on, in the order of their scores.
+    probability if the index is calibrated, otherwise by how far they stand out from the items of their
+    modality. Where that is not known, the first hit of each modality comes first, then the second of each.
     """
     if len(results) == 1:
         return results[0]
@@ -479,11 +529,13 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     for result in results:
         hits += result.hits
         first.update(map(id, result.hits[: result.num_first]))
-    is_calibrated = None not in map(attrgetter("probability"), hits)
+    known = ""
+    for name in ("standard_score", "probability"):
+        if None not in map(attrgetter(name), hits):
+            known = name
 
     def order(hit: SearchHit) -> tuple[bool, float, int, float]:
-        by_probability = -(hit.probability or 0.0) if is_calibrated else 0.0
-        return id(hit) not in first, by_probability, hit.rank, -hit.score
+        return id(hit) not in first, -getattr(hit, known) if known else 0.0, hit.rank, -hit.score
 
     return _number(sorted(hits, key=order)[:k], results)
 

@@ -71,7 +71,7 @@ class SearchRequest:
     modality: Modality | str | None = None
     """Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the instruction
     decides. Without one too, each modality is searched, and the hits are merged by probability if the index
-    is calibrated, otherwise by rank: the best of each modality come first."""
+    is calibrated, otherwise by how far they stand out from the items of their modality."""
     where: Filter | Sequence[str] | Mapping[str, object] = ()
     """Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
     ``{"brand": "acme"}``; see :meth:`Filter.parse`."""

@@ -62,6 +62,26 @@ def test_a_vector_finds_itself_whatever_its_length(made):
     assert hit.text == "number 7"
 
 
+def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path):
+    # As CLIP's: texts and images lie in two cones, so any two texts are nearer than a text and its image.
+    random = np.random.default_rng(0)
+    meanings = random.standard_normal((500, 32)) / 32**0.5
+    images = np.hstack([meanings[:400], np.tile([3.0, 0.0], (400, 1))])
+    texts = np.hstack([meanings[400:], np.tile([0.0, 3.0], (100, 1))])
+    mixed, _ = Index.create(
+        tmp_path / "mixed.index",
+        vectors=np.vstack([images, texts]).astype(np.float32),
+        modalities=["image"] * 400 + ["text"] * 100,
+    )
+    asked = np.hstack([meanings[:50], np.tile([0.0, 3.0], (50, 1))])
+    found = mixed.search_vectors(asked, k=5)
+    assert np.mean([hits[0].id == str(row) for row, hits in enumerate(found)]) > 0.9
+    scores = [hit.standard_score for hit in found[0]]
+    assert scores == sorted(scores, reverse=True)
+    alone = mixed.search_vectors(asked[:1], k=5, modality="image")
+    assert {hit.standard_score for hit in alone[0]} == {None}
+
+
 def test_filters_words_and_parts_go_with_vectors(made):
     query = draw(1, seed=2)[0]
     assert all(hit.fields["price"] < 9 for hit in made.search(vector=query, where=["price<9"], k=5))

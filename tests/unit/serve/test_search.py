@@ -139,7 +139,7 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
         ({"text": "x" * (10_000 + 1)}, "text: "),
         ({"text": "x", "modality": "sound"}, "modality: "),
-        ({"text": "x", "where": ["price"]}, "expected an operator"),
+        ({"text": "x", "where": ["price"]}, "expected a field and an operator"),
         ({"text": "x", "where": ["price<1"] * (50 + 1)}, "where: "),
         ({"text": "x", "where": ["price in " + ",".join(["1"] * 1001)]}, "where.0"),
         ({"text": "x", "where": ["image~/home"]}, "where: "),
