@@ -69,6 +69,10 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     levels: OptionalInt = None
     """Codes in an ID, without a model: bytes of an item. More rank closer to exact search. Default: 12."""
 
+    query_vectors: OptionalFile = None
+    """Without a model: a .npy file with the encoder's vectors of at least a hundred typical queries, whose
+    meaning codes then keep more of."""
+
     no_captions: bool = False
     """Ignore texts beside pictures (.txt, .json, metadata lists)."""
 
@@ -91,6 +95,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 embeddings=self.embeddings,
                 embedding_bits=self.embedding_bits,
                 levels=self.levels,
+                query_vectors=read_vectors(self.query_vectors),
                 captions=not self.no_captions,
                 device=self.device,
                 download=download,
@@ -162,10 +167,17 @@ class Refit(WaitOption, OpenIndexOptions):
     levels: OptionalInt = None
     """Codes in an ID: bytes of an item. Default: as many as now."""
 
+    query_vectors: OptionalFile = None
+    """A .npy file with the encoder's vectors of at least a hundred typical queries, as in `index create`.
+    Default: those of before."""
+
     def run(self) -> None:
         with TerminalProgress() as progress:
             index = self.open_index()
-            index.refit(levels=self.levels, progress=progress, wait_seconds=self.wait)
+            query_vectors = read_vectors(self.query_vectors)
+            index.refit(
+                levels=self.levels, query_vectors=query_vectors, progress=progress, wait_seconds=self.wait
+            )
             progress.say(f"new IDs for {plural(index.snapshot.num_alive, 'item')}")
 
 

@@ -18,7 +18,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int8
+from jaxtyping import Float, Int8, Shaped
+from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
@@ -56,7 +57,7 @@ from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits, is_residual
-from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks
+from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
 from genius_search.training.features import SHARD_ROWS, embed, encode_shard
 from genius_search.training.fit import absolute_spec
 
@@ -243,6 +244,7 @@ def create_index(
     embeddings: StoredEmbeddings | None,
     embedding_bits: EmbeddingBits | None,
     levels: int | None,
+    query_vectors: Shaped[np.ndarray, ...] | None,
     captions: bool,
     device: str,
     download: bool,
@@ -250,8 +252,8 @@ def create_index(
 ) -> tuple[Genius, Added]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
-    if model is not None and levels is not None:
-        raise UsageError("a trained model has its levels; give levels with an encoder only")
+    if model is not None and not (levels is None and query_vectors is None):
+        raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
     levels = LEVELS if levels is None else check_levels(levels)
     opened: Genius | Encoder
     if (model is None) is not (encoder is None):
@@ -269,7 +271,10 @@ def create_index(
             if isinstance(opened, Genius):
                 manifest = first_manifest(opened, embeddings or "none", embedding_bits or 16)
                 return opened, add_pool(writer, opened, given, create=manifest, progress=progress)
-            return _create_with_encoder(writer, opened, given, embeddings, embedding_bits, levels, progress)
+            metric = None if query_vectors is None else query_metric(query_vectors, opened.dim)
+            return _create_with_encoder(
+                writer, opened, given, embeddings, embedding_bits, levels, metric, progress
+            )
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
                 shutil.rmtree(folder / PICTURES, ignore_errors=True)
@@ -285,6 +290,7 @@ def _create_with_encoder(
     embeddings: StoredEmbeddings | None,
     embedding_bits: EmbeddingBits | None,
     levels: int,
+    metric: Float[Tensor, "dim dim"] | None,
     progress: Progress,
 ) -> tuple[Genius, Added]:
     """Create an index with a model of its own: an encoder, and codebooks fitted to the pool."""
@@ -299,6 +305,7 @@ def _create_with_encoder(
         items=count,
         fingerprint=fingerprint_of(changes.stamps),
         levels=levels,
+        metric=metric,
         progress=progress,
     )
     bits = embedding_bits or (16 if embeddings == "raw" else usual_bits(count))
@@ -337,6 +344,7 @@ def fit_model(
     items: int,
     fingerprint: str,
     levels: int = LEVELS,
+    metric: Float[Tensor, "dim dim"] | None = None,
     progress: Progress,
 ) -> Genius:
     """Fit codebooks to features of a pool of so many ``items``, or of a sample; return a model with them.
@@ -351,6 +359,7 @@ def fit_model(
         folder / "quantizer",
         items=items,
         inputs={"items": fingerprint},
+        metric=metric,
         levels=levels,
         progress=progress,
     )

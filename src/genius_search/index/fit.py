@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Shaped
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
@@ -41,7 +41,7 @@ from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
-from genius_search.training.codebooks import FITTED, check_levels, fit_codebooks
+from genius_search.training.codebooks import FITTED, check_levels, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
@@ -188,7 +188,14 @@ def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     return fitted is not None and snapshot.num_alive > GROWTH * int(fitted)
 
 
-def refit_index(writer: Writer, model: Genius, *, levels: int | None = None, progress: Progress) -> None:
+def refit_index(
+    writer: Writer,
+    model: Genius,
+    *,
+    levels: int | None = None,
+    query_vectors: Shaped[np.ndarray, ...] | None = None,
+    progress: Progress,
+) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
     Nothing is encoded. Generator and calibration, which belong to the old IDs, are removed.
@@ -208,6 +215,9 @@ def refit_index(writer: Writer, model: Genius, *, levels: int | None = None, pro
         )
     if not snapshot.num_alive:
         raise UsageError(f"{writer.folder} has no items to fit codebooks to")
+    metric = model.quantizer.metric
+    if query_vectors is not None:
+        metric = query_metric(query_vectors, model.dim)
     features = StoredFeatures(snapshot, model)
     rows = draw_sample(features)
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
@@ -220,6 +230,7 @@ def refit_index(writer: Writer, model: Genius, *, levels: int | None = None, pro
         items=len(features),
         inputs={"quantizer": model.quantizer_manifest.fingerprint},
         fused_by=model.quantizer,
+        metric=metric,
         levels=levels,
         progress=progress,
     )

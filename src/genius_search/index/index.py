@@ -86,6 +86,7 @@ class Index:
         embeddings: StoredEmbeddings | None = None,
         embedding_bits: EmbeddingBits | None = None,
         levels: int | None = None,
+        query_vectors: Vectors | None = None,
         captions: bool = True,
         device: str = "cpu",
         download: bool = False,
@@ -128,6 +129,10 @@ class Index:
         levels
             Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,
             ranking by codes comes closer to exact search and takes longer. By default 12.
+        query_vectors
+            Without a trained model, the encoder's vectors of at least a hundred typical queries, of shape
+            (queries, dim). Codes then keep more of what such queries ask for; it helps where queries are
+            unlike the items, as words that look for pictures, and items are ranked by codes alone.
         device, download
             For opening the model or encoder: where it runs, and whether it may be downloaded.
 
@@ -156,6 +161,7 @@ class Index:
             embeddings=embeddings,
             embedding_bits=embedding_bits,
             levels=levels,
+            query_vectors=query_vectors,
             captions=captions,
             device=device,
             download=download,
@@ -373,7 +379,12 @@ class Index:
             writer.compact()
 
     def refit(
-        self, *, levels: int | None = None, progress: Progress | None = None, wait_seconds: float = 0.0
+        self,
+        *,
+        levels: int | None = None,
+        query_vectors: Vectors | None = None,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
     ) -> None:
         """Fit the codebooks anew, after an index that was created with an encoder has grown.
 
@@ -384,6 +395,8 @@ class Index:
         ----------
         levels
             Number of codes in an ID beside the modality's; by default it does not change.
+        query_vectors
+            Typical queries, as in :meth:`create`, in the place of earlier ones.
 
         Raises
         ------
@@ -394,7 +407,9 @@ class Index:
 
         with self._one_writer(wait_seconds) as writer:
             model = self._model_for(writer.snapshot)
-            refit_index(writer, model, levels=levels, progress=progress or Silent())
+            refit_index(
+                writer, model, levels=levels, query_vectors=query_vectors, progress=progress or Silent()
+            )
         self.current()
 
     def fit(

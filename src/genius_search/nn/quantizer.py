@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 POOL_SAMPLE: Final = "pool_sample"
 """Name of the pool sample in the weights file; only those that were fitted to a pool have one."""
+METRIC: Final = "metric"
+"""Name of the metric in the weights file, if there is one."""
 CHUNK: Final = 16_384
 """Items per block when assigning centroids, to bound memory."""
 FUSE_BATCH: Final = 4096
@@ -291,6 +293,10 @@ class Quantizer(nn.Module):
         self.register_buffer("constant", torch.zeros(MOST_CONSTANT, dim))
         # Not a buffer, since its length varies; on the CPU even if the weights are on "meta" to read a file.
         self.pool_sample = torch.empty(0, self.num_levels, dtype=torch.int16, device="cpu")
+        self.metric: Float[Tensor, "dim dim"] | None = None
+        """Symmetric matrix A: codes are chosen by the length of A times what they leave of an item. None for
+        the identity. With :func:`genius_search.training.codebooks.query_metric` that is the error of queries'
+        products."""
         self._norm_and_density: NormAndDensity | None = None
 
     @property
@@ -466,7 +472,10 @@ class Quantizer(nn.Module):
         if not self.has_modality_level:
             return nearest_sums(embeddings, tables, beam=beam)
         first = self._choose(0, embeddings, embeddings, modalities)
-        semantic = nearest_sums(embeddings - tables[0][first], tables[1:], beam=beam)
+        residuals, tables = embeddings - tables[0][first], tables[1:]
+        if self.metric is not None:
+            residuals, tables = residuals @ self.metric, [table @ self.metric for table in tables]
+        semantic = nearest_sums(residuals, tables, beam=beam)
         return torch.cat([first[:, None], semantic], dim=1)
 
     def _choose(self, level: int, embeddings: Tensor, residual: Tensor, modalities: Tensor | None) -> Tensor:
@@ -484,6 +493,8 @@ def write_quantizer(writer: ArtifactWriter, quantizer: Quantizer, health: Health
     tensors = dict(quantizer.state_dict())
     if len(quantizer.pool_sample):
         tensors[POOL_SAMPLE] = quantizer.pool_sample
+    if quantizer.metric is not None:
+        tensors[METRIC] = quantizer.metric
     write_weights(writer.path / WEIGHTS, tensors)
     facts = {"dim": quantizer.dim, "health": None if health is None else dataclasses.asdict(health)}
     return StoredQuantizer(writer.finish(facts=facts).folder, device=str(quantizer.device))
@@ -493,12 +504,13 @@ def load_quantizer(folder: Path, *, device: str = "cpu") -> Quantizer:
     """Load a quantizer from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
     make = partial(Quantizer, dim_of(manifest), settings_of(QuantizerConfig, manifest))
-    return load_weights(folder / WEIGHTS, make, change=_take_sample).to(device).eval()
+    return load_weights(folder / WEIGHTS, make, change=_take_optional).to(device).eval()
 
 
-def _take_sample(quantizer: Quantizer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give a quantizer its pool sample, and return the other tensors."""
+def _take_optional(quantizer: Quantizer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give a quantizer its pool sample and metric, and return the other tensors."""
     quantizer.set_pool_sample(tensors.pop(POOL_SAMPLE, quantizer.pool_sample))
+    quantizer.metric = tensors.pop(METRIC, None)
     return tensors
 
 

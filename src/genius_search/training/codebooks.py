@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,17 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Int8, Int64
+from jaxtyping import Float, Float32, Int, Int8, Int64, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
-from genius_search.nn.codebooks import KIND, StoredQuantizer, as_floats
+from genius_search.nn.codebooks import KIND, StoredQuantizer, as_floats, normalize
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
+    METRIC,
     Codebook,
     Quantizer,
     nearest_sums,
@@ -59,6 +61,11 @@ ENOUGH: Final = 2
 CONSTANT: Final = 1e-6
 """Share of the mean variance below which a direction does not differ between items."""
 TINY: Final = 1e-30
+POWER: Final = 0.5
+EVENLY: Final = 0.3
+"""Of :func:`query_metric`. Codes alone then find .79 to .82 of exact search's first ten with CLIP, .86 to .88
+with trained adapters; 1 and more powers of the covariance find no more."""
+FEWEST_QUERIES: Final = 100
 FITTED: Final = "fitted_items"
 """Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
 
@@ -84,6 +91,7 @@ def fit_codebooks(
     items: int,
     inputs: Mapping[str, str],
     fused_by: Quantizer | None = None,
+    metric: Float[Tensor, "dim dim"] | None = None,
     levels: int = LEVELS,
     seed: int = 0,
     progress: Progress,
@@ -107,6 +115,8 @@ def fit_codebooks(
         fingerprints of what the embeddings depend on.
     fused_by
         the quantizer whose fusion gave the embeddings, and which the new one gets; by default a sum.
+    metric
+        by which errors of codes are measured (:func:`query_metric`); by default all directions count alike.
     levels
         number of codes beside the modality's, each a byte of an ID.
     """
@@ -125,13 +135,19 @@ def fit_codebooks(
         folder,
         kind=KIND,
         config=to_json(final),
-        inputs={**inputs, FITTED: str(items), "seed": str(seed)},
+        inputs={**inputs, FITTED: str(items), "seed": str(seed), **_metric_input(metric)},
     )
     if writer.finished() is not None:
         return StoredQuantizer(folder)
     quantizer = Quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
     codes = torch.from_numpy(modalities.astype(np.int64))
-    _fit(quantizer, embeddings, codes, seed, progress)
+    if metric is None:
+        _fit(quantizer, embeddings, codes, seed, progress)
+    else:
+        _fit(quantizer, embeddings @ metric, codes, seed, progress)
+        for book in quantizer.books:  # back to where products with queries are what they were
+            book.start(torch.linalg.solve(metric, book.embed.T).T, book.cluster_size)
+        quantizer.metric = metric
     drawn = np.random.default_rng(seed).permutation(len(embeddings))
     per_modality = [drawn[modalities[drawn] == modality][:SAMPLED_IDS] for modality in range(NUM_MODALITIES)]
     sampled = torch.from_numpy(np.concatenate(per_modality))
@@ -151,9 +167,41 @@ def fit_codebooks(
     return write_quantizer(writer, quantizer, health)
 
 
+def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float[Tensor, "dim dim"]:
+    """Return a matrix that makes errors of codes count by how much queries notice them.
+
+    The error of a query's product with an item is q·e, and E[(q·e)²] = eᵀΣe with Σ the covariance of queries.
+    The matrix is (Σ / s + λ)^(a/2) with s the mean variance, λ = :data:`EVENLY` and a = :data:`POWER`, so
+    that directions that these queries do not know still count. What is the same for all queries, such as the
+    cone that a CLIP model's texts lie in, does not.
+
+    Deviation 31: the paper's codes know nothing of queries (compare LeanVec-OOD, arXiv:2312.16335).
+
+    Raises
+    ------
+    UsageError
+        There are fewer than :data:`FEWEST_QUERIES` queries, or not ``dim`` finite numbers in each.
+    """
+    if queries.ndim != 2 or queries.shape[1] != dim or len(queries) < FEWEST_QUERIES:
+        raise UsageError(
+            f"the query vectors are of shape {queries.shape}; expected {dim} numbers in each row, and at "
+            f"least {FEWEST_QUERIES} rows, for fewer say too little of what is asked"
+        )
+    if not np.isfinite(queries).all():
+        raise UsageError("the query vectors have a number that is not finite")
+    units = normalize(queries.astype(np.float64))
+    variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
+    factors = (variances.clip(min=0) / max(variances.mean(), TINY) + EVENLY) ** (POWER / 2)
+    return torch.from_numpy(((directions * factors) @ directions.T).astype(np.float32))
+
+
 def draw_sample(features: Features, *, seed: int = 0) -> Int64[np.ndarray, " rows"]:
     """Return the rows of all items, or of :data:`MAX_SAMPLE` drawn ones, ascending."""
     return np.sort(np.random.default_rng(seed).permutation(len(features))[:MAX_SAMPLE])
+
+
+def _metric_input(metric: Float[Tensor, "dim dim"] | None) -> dict[str, str]:
+    return {} if metric is None else {METRIC: hashlib.sha256(metric.numpy().tobytes()).hexdigest()}
 
 
 @torch.no_grad()

@@ -180,3 +180,29 @@ def test_the_command_line_takes_files(tmp_path, capsys):
     (tmp_path / "bad.npy").write_text("no array")
     assert main(["index", "add", place, "--vectors", str(tmp_path / "bad.npy"), *words[2:]]) == 6
     assert "cannot be read as a .npy file" in capsys.readouterr().err
+
+
+def test_codes_keep_what_queries_ask_for(tmp_path):
+    # Queries ask about a few of the directions in which items differ.
+    random = np.random.default_rng(0)
+    scales = np.where(np.arange(32) < 6, 1.0, 0.1)
+    items, asked = random.standard_normal((600, 32)), random.standard_normal((300, 32)) * scales
+    exact = (asked[200:] @ (items / np.linalg.norm(items, axis=1)[:, None]).T).argsort(axis=1)[:, ::-1][
+        :, :10
+    ]
+
+    def share(index: Index) -> float:
+        config = dataclasses.replace(index.settings, rerank="codes", density_weight=0.0)
+        found = index.search_vectors(asked[200:], k=10, config=config)
+        pairs = zip(found, exact.tolist(), strict=True)
+        return np.mean([len({int(hit.id) for hit in hits} & {*rows}) / 10 for hits, rows in pairs])
+
+    plain, _ = Index.create(tmp_path / "plain.index", vectors=items, levels=4)
+    aware, _ = Index.create(tmp_path / "aware.index", vectors=items, levels=4, query_vectors=asked[:200])
+    assert share(aware) > share(plain) + 0.1
+    aware.refit(levels=5)  # keeps what is known of queries
+    plain.refit(levels=5, query_vectors=asked[:200])
+    assert share(aware) == pytest.approx(share(plain), abs=0.05)
+    for bad in (asked[:9], asked[:, :5], asked.ravel()):
+        with pytest.raises(UsageError, match=r"expected 32 numbers in each row, and at least 100 rows"):
+            plain.refit(query_vectors=bad)
