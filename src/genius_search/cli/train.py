@@ -74,7 +74,7 @@ class Fit(DeviceOptions, WaitOption):
     """Folder of an index, to train on instead of writing a model."""
 
     force: bool = False
-    """With --index, replace the model even if the new one finds no more."""
+    """With --index, replace the model even if the new one does not clearly find more."""
 
     preset: Annotated[Literal["tiny", "small", "paper"] | None, optional("{tiny,small,paper}")] = None
     """Settings to start from: tiny for tests, small for laptops (the default), paper."""
@@ -145,7 +145,8 @@ class Fit(DeviceOptions, WaitOption):
             print(f"{folder} has the new model.")
         else:
             print(
-                "The new model finds no more, so the index is as it was; --force replaces its model anyway."
+                "The new model does not find more by over a standard error, so the index is as it was; "
+                "--force replaces its model anyway."
             )
 
 

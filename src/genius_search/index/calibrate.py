@@ -55,15 +55,23 @@ def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]], data: 
         whether the first :data:`FIRST` hits of each query have a right answer, by weight; the same queries
         for each of :data:`WEIGHTS`.
     """
-    usual = is_found[USUAL].astype(float)
+    usual = is_found[USUAL]
     best, most = USUAL, 0.0
     for weight, found in is_found.items():
-        gains = found - usual
-        gain, error = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
-        if gain > max(most, error):
+        if (gain := clear_gain(found, usual)) > most:
             best, most = weight, gain
     recalls = {f"{weight:g}": float(found.mean()) for weight, found in is_found.items()}
     return Hubness(weight=best, recalls=recalls, queries=len(usual), data=data)
+
+
+def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"]) -> float:
+    """Return how many more of the same queries are answered, as a share; 0 if that may be chance.
+
+    A gain counts if it exceeds a standard error of the difference. That of a single query is as large.
+    """
+    gains = found.astype(float) - before
+    gain, error = float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
+    return gain if gain > error * (1 + 1e-6) else 0.0
 
 
 def calibrate(

@@ -26,7 +26,7 @@ from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
-from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight
+from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_gain
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
@@ -79,6 +79,11 @@ class Recall(NamedTuple):
     at_1: float
     at_5: float
 
+    @staticmethod
+    def of(is_right: Bool[np.ndarray, "queries hits"]) -> Recall:
+        """Return the recall of queries, from which of their first five hits are right."""
+        return Recall(float(is_right[:, 0].mean()), float(is_right.any(axis=1).mean()))
+
 
 class Fitted(NamedTuple):
     """The result of training on an index."""
@@ -107,9 +112,9 @@ def fit_index(
     """Train on pairs and replace the model of an index, and all IDs, in one step.
 
     Fusion is trained first; then codebooks are fitted to the items as it fuses them, and the generator is
-    trained on their codes. A tenth of the pairs is held out. If the new model finds no more of their answers
-    than the old one, nothing changes, unless ``force``. Run again after an interruption, finished stages are
-    not repeated.
+    trained on their codes. A tenth of the pairs is held out. Nothing changes, unless ``force``, if the new
+    model does not find more of their answers among its first five hits than the old one, by more than a
+    standard error. Run again after an interruption, finished stages are not repeated.
 
     Parameters
     ----------
@@ -158,11 +163,11 @@ def fit_index(
     trained = _train(Pairs(lines, queries, features), features, model, work, config, device, progress)
     rows = [row for row, number in enumerate(queries.ids.tolist()) if number in measured]
     held_out = _HeldOut(queries, rows, known)
-    before = held_out.recall(model, snapshot)
+    before = held_out.find(model, snapshot, default_settings(model, snapshot))
     name = f"{OWN_MODEL}-{manifest.generation + 1}"
     written = _write_replacement(writer, name, trained, features, progress)
-    after = held_out.recall(trained, written)
-    kept = force or (after.at_5, after.at_1) > (before.at_5, before.at_1)
+    after = held_out.find(trained, written, default_settings(trained, written))
+    kept = force or clear_gain(np.asarray(after.any(axis=1)), np.asarray(before.any(axis=1))) > 0
     if kept:
         place = writer.folder / name
         shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
@@ -179,7 +184,7 @@ def fit_index(
         remove_work(writer.folder)
     else:
         remove_leftovers(writer.folder, manifest.segments)
-    return Fitted(kept, len(known), left_out, len(held_out.rows), before, after)
+    return Fitted(kept, len(known), left_out, len(held_out.rows), Recall.of(before), Recall.of(after))
 
 
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
@@ -420,11 +425,6 @@ class _HeldOut:
         self._features = queries.gather(self.rows)
         self._wanted = [list(Modality)[code] for code in queries.wanted[self.rows]]
         self._right = [set(pairs[number].items) for number in queries.ids[self.rows].tolist()]
-
-    def recall(self, model: Genius, snapshot: Snapshot) -> Recall:
-        """Return the recall with the settings that searches have by default."""
-        found = self.find(model, snapshot, default_settings(model, snapshot))
-        return Recall(float(found[:, 0].mean()), float(found.any(1).mean()))
 
     def find(
         self, model: Genius, snapshot: Snapshot, config: SearchConfig
