@@ -425,8 +425,8 @@ class Index:
         """Train fusion and a generator on an index that was created with an encoder, and replace its model.
 
         Items keep their ids and fields, and get new IDs; a calibration is removed. Searches go on meanwhile.
-        A tenth of the pairs is held out: unless the new model clearly finds more of their answers than the old one,
-        nothing changes. The weight of densities is measured with them, too.
+        A tenth of the pairs is held out: unless the new model finds more of their answers than the old one by
+        more than a standard error, nothing changes. The weight of densities is measured with them, too.
 
         Parameters
         ----------
