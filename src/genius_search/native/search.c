@@ -21,7 +21,7 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, BUCKETS = 512, SMALL = 24, FEW = 4, SOME = 32, TOGETHER = 128 };
+enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 4, SOME = 32, TOGETHER = 128 };
 enum { RANK_ALL = 2 }; /* as in config.py */
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
@@ -116,8 +116,7 @@ typedef struct {
   float total;
 } Child;
 
-typedef struct {
-  uint64_t key; /* smaller is better; equal scores keep their order */
+typedef struct { /* an ID under a beam */
   int32_t part, row, beam;
   float score;
 } Leaf;
@@ -142,7 +141,7 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer parents;                   /* the token before each of them */
   Buffer hidden, normed, inner;     /* the generator's: one row for each of the frontier */
   Buffer children, spans, buckets;  /* spans: [children][parts][2] */
-  Buffer keys, kept, leaves, best;
+  Buffer keys, kept, best;
   Buffer products;                  /* of the query and code vectors: [levels][CODES] */
   Buffer rough;                     /* the same, rounded */
   Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
@@ -203,7 +202,7 @@ static void product(const float *weights, int64_t in, int64_t out, const float *
 
 static inline int64_t padded(int64_t size) { return (size + BLOCK - 1) / BLOCK * BLOCK; }
 
-/* Inner products with rows of numbers: four rows at a time share what is read of the other side. */
+/* Inner products with rows of numbers */
 
 static inline float sum_lanes(vec x) {
 #ifdef __AVX512F__
@@ -213,17 +212,6 @@ static inline float sum_lanes(vec x) {
   for (int lane = 0; lane < LANES; lane++) sum += x[lane];
   return sum;
 #endif
-}
-
-static float dot(const float *x, const float *y, int64_t n) {
-  vec sums[4] = {0};
-  int64_t i = 0;
-  for (; i + 4 * LANES <= n; i += 4 * LANES)
-    for (int j = 0; j < 4; j++) sums[j] += *(const vec *)(x + i + j * LANES) * *(const vec *)(y + i + j * LANES);
-  for (; i + LANES <= n; i += LANES) sums[0] += *(const vec *)(x + i) * *(const vec *)(y + i);
-  float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
-  for (; i < n; i++) sum += x[i] * y[i];
-  return sum;
 }
 
 /* Numbers in half precision; infinity becomes 65536. */
@@ -244,21 +232,29 @@ static inline vec widen_some(const uint16_t *halves) { /* as many as there are l
   return (vec)((words)__builtin_convertvector(narrow, ints) << 13 & 0x8fffffff) * 0x1p112f;
 }
 
-static float dot_halves(const uint16_t *x, const float *y, int64_t n) {
+static inline __attribute__((always_inline)) float multiply_row(const void *row, const float *y, int64_t n,
+                                                                const int is_half) {
+  const uint16_t *halves = row;
+  const float *x = row;
   vec sums[4] = {0};
   int64_t i = 0;
   for (; i + 4 * LANES <= n; i += 4 * LANES)
-    for (int j = 0; j < 4; j++) sums[j] += widen_some(x + i + j * LANES) * *(const vec *)(y + i + j * LANES);
-  for (; i + LANES <= n; i += LANES) sums[0] += widen_some(x + i) * *(const vec *)(y + i);
+    for (int j = 0, at = (int)i; j < 4; j++, at += LANES)
+      sums[j] += (is_half ? widen_some(halves + at) : *(const vec *)(x + at)) * *(const vec *)(y + at);
+  for (; i + LANES <= n; i += LANES)
+    sums[0] += (is_half ? widen_some(halves + i) : *(const vec *)(x + i)) * *(const vec *)(y + i);
   float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
-  for (; i < n; i++) sum += widen(x[i]) * y[i];
+  for (; i < n; i++) sum += (is_half ? widen(halves[i]) : x[i]) * y[i];
   return sum;
 }
+
+static float dot(const float *x, const float *y, int64_t n) { return multiply_row(x, y, n, 0); }
 
 static void add_scaled(float *x, float scale, const float *y, int64_t n) {
   for (int64_t i = 0; i < n; i++) x[i] += scale * y[i];
 }
 
+/* Four rows at a time share what is read of the other side. */
 static void multiply_rows(const float *rows, int64_t n, int64_t dim, const float *x, float *y) {
   int64_t r = 0;
   for (; r + 4 <= n; r += 4, rows += 4 * dim) {
@@ -582,17 +578,28 @@ static inline uint64_t make_key(float score, int64_t order) { /* ascending keys:
   return (uint64_t)bits << 32 | (uint32_t)order;
 }
 
-static int compare_keys(const void *one, const void *other) {
-  uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
-  return (a > b) - (a < b);
-}
-
-static void sort_keys(uint64_t *keys, int64_t count) {
-  if (count > SMALL) {
-    qsort(keys, (size_t)count, sizeof *keys, compare_keys);
-    return;
+/* Sort keys such that at least the first ``needed`` are in their places. */
+static void sort_keys(uint64_t *keys, int64_t n, int64_t needed) {
+  while (n > SMALL && needed > 0) {
+    uint64_t a = keys[0], b = keys[n / 2], c = keys[n - 1], low = a < b ? a : b, high = a < b ? b : a;
+    uint64_t pivot = c < low ? low : c > high ? high : c;
+    int64_t smaller = 0;
+    for (int64_t i = 0; i < n; i++) { /* without branches, which would be guessed wrong */
+      uint64_t key = keys[i];
+      keys[i] = keys[smaller];
+      keys[smaller] = key;
+      smaller += key < pivot;
+    }
+    int64_t left = n - smaller;
+    if (smaller < left) { /* the shorter side first, so that few calls are nested */
+      sort_keys(keys, smaller, needed);
+      keys += smaller, n = left, needed -= smaller;
+    } else {
+      sort_keys(keys + smaller, left, needed - smaller);
+      n = smaller;
+    }
   }
-  for (int64_t i = 1; i < count; i++) {
+  for (int64_t i = 1; i < n && needed > 0; i++) {
     uint64_t key = keys[i];
     int64_t j = i;
     for (; j > 0 && keys[j - 1] > key; j--) keys[j] = keys[j - 1];
@@ -600,68 +607,20 @@ static void sort_keys(uint64_t *keys, int64_t count) {
   }
 }
 
-typedef struct { /* children by score: the best are in bucket 0 */
-  float best, scale;
-  int64_t last; /* the children up to this bucket certainly suffice; BUCKETS: all are needed */
-  int32_t numbers[BUCKETS];
-} Histogram;
-
-static inline int find_bucket(const Histogram *histogram, float total) { /* -1: impossible */
-  float place = (histogram->best - total) * histogram->scale;
-  return total > -INFINITY ? place < BUCKETS - 1 ? (int)place : BUCKETS - 1 : -1;
-}
-
-/* Find how good children must be to be among as many as the beam is wide, or more if all IDs below fit the budget. */
-static void count_children(const Child *children, int64_t n, int64_t width, int64_t budget, Histogram *histogram) {
-  int64_t weights[BUCKETS] = {0}, possible = 0, number = 0, weight = 0, last = 0;
-  float best = -INFINITY;
-  double sum = 0;
-  for (int64_t i = 0; i < n; i++) {
-    float total = children[i].total;
-    if (!(total > -INFINITY)) continue;
-    if (total > best) best = total;
-    sum += total;
-    possible++;
-  }
-  float spread = (float)(best - sum / (double)possible);
-  *histogram = (Histogram){best, spread > 0 ? BUCKETS / (2 * spread) : 0, 0, {0}};
-  for (int64_t i = 0; i < n; i++) {
-    int bucket = find_bucket(histogram, children[i].total);
-    if (bucket < 0) continue;
-    histogram->numbers[bucket]++;
-    weights[bucket] += children[i].count;
-  }
-  for (; last < BUCKETS; last++) {
-    number += histogram->numbers[last];
-    weight += weights[last];
-    if (number >= width && weight > budget) break;
-  }
-  histogram->last = last;
-}
-
-/* Sort the best children into keys: as many as the beam is wide, or more if all IDs below them fit the budget. Only
-   what certainly suffices is sorted. Returns the number of IDs below. */
+/* Sort the best possible children into keys: as many as the beam is wide, or more if all IDs below them fit the
+   budget. Only what may be chosen is sorted. Returns the number of IDs below. */
 static int64_t choose(Work *w, const Request *request, int64_t budget) {
   const Child *children = w->children.at;
-  int64_t n = w->num_children;
-  Histogram histogram;
-  int32_t begins[BUCKETS], number = 0;
-  count_children(children, n, request->width, budget, &histogram);
-  if (!reserve(&w->keys, n, sizeof(uint64_t))) return NO_MEMORY;
+  int64_t possible = 0, below = 0, chosen = 0, sorted = 0;
+  if (!reserve(&w->keys, w->num_children, sizeof(uint64_t))) return NO_MEMORY;
   uint64_t *keys = w->keys.at;
-  for (int64_t bucket = 0; bucket <= histogram.last && bucket < BUCKETS; bucket++) {
-    begins[bucket] = number;
-    number += histogram.numbers[bucket];
+  for (int64_t i = 0; i < w->num_children; i++) {
+    keys[possible] = make_key(children[i].total, i);
+    possible += children[i].total > -INFINITY;
   }
-  for (int64_t i = 0; i < n; i++) {
-    int bucket = find_bucket(&histogram, children[i].total);
-    if (bucket >= 0 && bucket <= histogram.last) keys[begins[bucket]++] = make_key(children[i].total, i);
-  }
-  int64_t below = 0, chosen = 0, sorted = 0;
-  for (int64_t bucket = 0; bucket <= histogram.last && bucket < BUCKETS; bucket++) {
-    sort_keys(keys + sorted, histogram.numbers[bucket]);
-    sorted += histogram.numbers[bucket];
-    for (; chosen < sorted; chosen++) {
+  for (int64_t more = request->width; sorted < possible; more = sorted) { /* twice as many each time */
+    sort_keys(keys + sorted, possible - sorted, more);
+    for (sorted = sorted + more < possible ? sorted + more : possible; chosen < sorted; chosen++) {
       int64_t count = children[(uint32_t)keys[chosen]].count;
       if (chosen >= request->width && below + count > budget) goto done;
       below += count;
@@ -809,48 +768,6 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
 }
 
 /* Ranking of the IDs under the beams */
-
-static void sift_down(Leaf *leaves, int64_t count, int64_t place) { /* the worst leaf is on top */
-  Leaf leaf = leaves[place];
-  for (int64_t child; (child = 2 * place + 1) < count; place = child) {
-    if (child + 1 < count && leaves[child + 1].key > leaves[child].key) child++;
-    if (leaves[child].key <= leaf.key) break;
-    leaves[place] = leaves[child];
-  }
-  leaves[place] = leaf;
-}
-
-typedef struct {
-  Leaf *leaves;
-  int64_t k, count, seen;
-  float limit; /* once there are k: the lowest score; an equal one that is seen later does not belong to them */
-} Best;
-
-static inline __attribute__((always_inline)) void offer(Best *best, float score, int64_t part, int64_t row, int64_t beam) {
-  int64_t order = best->seen++;
-  if (score <= best->limit) return;
-  Leaf leaf = {make_key(score, order), (int32_t)part, (int32_t)row, (int32_t)beam, score};
-  if (best->count < best->k) {
-    best->leaves[best->count++] = leaf;
-    if (best->count < best->k) return;
-    for (int64_t i = best->k / 2; i-- > 0;) sift_down(best->leaves, best->k, i);
-  } else {
-    best->leaves[0] = leaf;
-    sift_down(best->leaves, best->k, 0);
-  }
-  best->limit = best->leaves[0].score;
-}
-
-static void sort_best(Best *best) { /* best first */
-  if (best->count < best->k)
-    for (int64_t i = best->count / 2; i-- > 0;) sift_down(best->leaves, best->count, i);
-  for (int64_t left = best->count; left-- > 1;) {
-    Leaf worst = best->leaves[0];
-    best->leaves[0] = best->leaves[left];
-    best->leaves[left] = worst;
-    sift_down(best->leaves, left, 0);
-  }
-}
 
 static int add_items(const Part *part, int64_t number, const Leaf *leaf, int64_t limit, Work *w) {
   const Table *table = part->table;
@@ -1067,7 +984,7 @@ static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part 
   }
   Work *w = scan->work;
   if (!reserve(&w->kept, w->num_kept + 1, sizeof(Leaf))) return NO_MEMORY;
-  ((Leaf *)w->kept.at)[w->num_kept++] = (Leaf){0, (int32_t)number, (int32_t)row, (int32_t)beam, score};
+  ((Leaf *)w->kept.at)[w->num_kept++] = (Leaf){(int32_t)number, (int32_t)row, (int32_t)beam, score};
   return 1;
 }
 
@@ -1201,37 +1118,10 @@ static inline __attribute__((always_inline)) int32_t multiply_packed(const uint8
     }
   }
   sum = ((uint32_t)_mm512_reduce_add_epi32(high) << 8) + (uint32_t)_mm512_reduce_add_epi32(low);
-#elif defined(__AVX2__)
-  __m256i high = _mm256_setzero_si256(), low = high, mask = _mm256_set1_epi8((char)largest), ones = _mm256_set1_epi16(1);
-  for (int64_t i = 0; i < p->width; i += 32) {
-    uint8_t tail[32] = {0};
-    if (p->width - i < 32) memcpy(tail, row + i, (size_t)(p->width - i));
-    __m256i bytes = _mm256_loadu_si256((const __m256i *)(p->width - i < 32 ? tail : row + i));
-    if (bits == 8) { /* pairs of products with bytes would not fit into 16 bits */
-      for (int half = 0; half < 2; half++) {
-        __m128i narrow = half ? _mm256_extracti128_si256(bytes, 1) : _mm256_castsi256_si128(bytes);
-        __m256i x = _mm256_loadu_si256((const __m256i *)(p->query + i + half * 16));
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_cvtepu8_epi16(narrow), x));
-      }
-      continue;
-    }
-    const int8_t *upper = p->upper + i, *lower = p->lower + i;
-    for (int shift = 0; shift < 8; shift += bits, upper += p->stride, lower += p->stride) {
-      __m256i numbers = _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift)), mask);
-      __m256i x = _mm256_maddubs_epi16(numbers, _mm256_loadu_si256((const __m256i *)upper));
-      __m256i y = _mm256_maddubs_epi16(numbers, _mm256_loadu_si256((const __m256i *)lower));
-      high = _mm256_add_epi32(high, _mm256_madd_epi16(x, ones));
-      low = _mm256_add_epi32(low, _mm256_madd_epi16(y, ones));
-    }
-  }
-  int32_t sums[16];
-  _mm256_storeu_si256((__m256i *)sums, high);
-  _mm256_storeu_si256((__m256i *)(sums + 8), low);
-  for (int lane = 0; lane < 8; lane++) sum += ((uint32_t)sums[lane] << 8) + (uint32_t)sums[8 + lane];
 #else
   const int16_t *query = p->query;
   for (int shift = 0; shift < 8; shift += bits, query += p->stride)
-    for (int64_t i = 0; i < p->width; i++) sum += (uint32_t)((row[i] >> shift & largest) * query[i]);
+    for (int64_t i = 0; i < p->width; i++) sum += (uint32_t)((int16_t)(row[i] >> shift & largest) * query[i]);
 #endif
   return (int32_t)(2 * sum + (uint32_t)p->offset);
 }
@@ -1291,7 +1181,7 @@ static void score_embeddings(const Model *m, const Request *request, const float
       const Hit *hit = hits + i + j;
       const Part *part = w->parts + hit->part;
       float score = bits < 16 ? (float)sums[j] * step * widen(part->scales[hit->item])
-                              : dot_halves((const uint16_t *)rows[j], query, m->dim) * factor;
+                              : multiply_row(rows[j], query, m->dim, 1) * factor;
       int64_t columns = part->table->columns;
       if (part->densities) score -= request->compared_density_step * part->densities[hit->item];
       else if (columns > m->levels)
@@ -1325,7 +1215,7 @@ static int add_ids(const Model *m, const float *query, const Hit *hits, int64_t 
 static int compare(const Model *m, const Request *request, const float *query, const float *compared, float factor,
                    int64_t first, Work *w) {
   int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
-  if (!reserve(&w->leaves, k, sizeof(Leaf)) || !reserve(&w->chosen, k, sizeof(Hit)) ||
+  if (!reserve(&w->keys, n, sizeof(uint64_t)) || !reserve(&w->chosen, k, sizeof(Hit)) ||
       !reserve(&w->scores, n, sizeof(float)) || !reserve(&w->packed_query, m->dim + 8 * BLOCK, 2 * sizeof(int16_t)))
     return NO_MEMORY;
   Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
@@ -1336,15 +1226,15 @@ static int compare(const Model *m, const Request *request, const float *query, c
     int status = add_ids(m, query, hits, n, k, scores, w);
     if (status < 0) return status;
   }
-  Best best = {w->leaves.at, k, 0, 0, -INFINITY};
-  for (int64_t i = 0; i < n; i++) offer(&best, scores[i], 0, i, 0);
-  sort_best(&best);
-  for (int64_t i = 0; i < best.count; i++) {
-    chosen[i] = hits[best.leaves[i].row];
-    chosen[i].score = best.leaves[i].score;
+  uint64_t *keys = w->keys.at;
+  for (int64_t i = 0; i < n; i++) keys[i] = make_key(scores[i], i);
+  sort_keys(keys, n, k);
+  for (int64_t i = 0; i < k; i++) {
+    chosen[i] = hits[(uint32_t)keys[i]];
+    chosen[i].score = scores[(uint32_t)keys[i]];
   }
-  memcpy(hits, chosen, (size_t)best.count * sizeof(Hit));
-  w->num_hits = first + best.count;
+  memcpy(hits, chosen, (size_t)k * sizeof(Hit));
+  w->num_hits = first + k;
   return 1;
 }
 
@@ -1352,8 +1242,7 @@ static int compare(const Model *m, const Request *request, const float *query, c
 static int rank(const Model *m, const Request *request, int64_t decoded, const float *query, Work *w) {
   int64_t levels = m->levels, shared = decoded ? decoded : 1, codes = 0;
   w->num_kept = 0;
-  if (!reserve(&w->leaves, request->k, sizeof(Leaf)) || !reserve(&w->best, SOME + 2 * request->k, sizeof(float)))
-    return NO_MEMORY;
+  if (!reserve(&w->best, SOME + 2 * request->k, sizeof(float))) return NO_MEMORY;
   Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
   int needs_products = request->k || (request->compared_k && request->compared_bits < 16);
@@ -1408,7 +1297,9 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   }
   if (!request->k || w->num_hits == limit_of_hits) return 1;
   multiply_marked(m, w, query, shared);
-  Best best = {w->leaves.at, limit_of_hits - w->num_hits, 0, 0, -INFINITY};
+  if (!reserve(&w->keys, w->num_kept, sizeof(uint64_t))) return NO_MEMORY;
+  uint64_t *keys = w->keys.at;
+  int64_t n = 0;
   for (int64_t i = 0; i < w->num_kept; i++) {
     if (kept[i].score < above || kept[i].score > up_to) continue;
     const Table *table = w->parts[kept[i].part].table;
@@ -1416,11 +1307,13 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
     float score = ((float *)w->total.at)[kept[i].beam];
     for (int64_t l = shared; l < levels; l++) score += products[l * CODES + id[l]];
     if (table->columns > levels) score -= find_costs(request, id + levels);
-    offer(&best, score, kept[i].part, kept[i].row, kept[i].beam);
+    kept[i].score = score;
+    keys[n++] = make_key(score, i);
   }
-  sort_best(&best);
-  for (int64_t i = 0; i < best.count && w->num_hits < limit_of_hits; i++) {
-    int status = add_items(w->parts + best.leaves[i].part, best.leaves[i].part, best.leaves + i, limit_of_hits, w);
+  sort_keys(keys, n, limit_of_hits - w->num_hits);
+  for (int64_t i = 0; i < n && w->num_hits < limit_of_hits; i++) {
+    Leaf *leaf = kept + (uint32_t)keys[i];
+    int status = add_items(w->parts + leaf->part, leaf->part, leaf, limit_of_hits, w);
     if (status < 0) return status;
   }
   return 1;
