@@ -127,7 +127,7 @@ class EvaluationPools:
         numbers = np.fromiter(
             (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])), dtype=np.int64
         )
-        rows, exists = look_up(features.ids, np.argsort(features.ids, kind="stable"), numbers)
+        rows, exists = look_up(features.ids, numbers)
         absent = numbers[~exists]
         if len(absent):
             raise BadData(

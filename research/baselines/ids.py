@@ -44,7 +44,7 @@ def find_rows(
     """
     if not len(numbers):
         return np.full(len(wanted), -1)
-    found, exists = look_up(numbers, np.argsort(numbers, kind="stable"), wanted)
+    found, exists = look_up(numbers, wanted)
     return np.where(exists, found, -1)
 
 

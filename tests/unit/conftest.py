@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from genius_search.data.features import ABSENT, Features, Pairs, Shard, write_shard
+from genius_search.data.features import ABSENT, ROW, Features, Pairs, Shard, half, write_shard
 from genius_search.model import Genius
 from genius_search.records import Modality, Query, candidate_number, query_number
 from genius_search.writing import ArtifactWriter
@@ -69,22 +69,21 @@ def make_features(tmp_path_factory):
             ]
         for number, start in enumerate(range(0, size, shard_rows)):
             rows = slice(start, min(size, start + shard_rows))
-            write_shard(
-                writer.path,
-                number,
-                Shard(
-                    ids=np.array(ids[rows], dtype=np.int64),
-                    variant=np.array((variant or [ABSENT] * size)[rows], dtype=np.int16),
-                    modality=np.array(modality[rows], dtype=np.int8),
-                    wanted=np.array((wanted or [ABSENT] * size)[rows], dtype=np.int8),
-                    image_index=_places(image[rows]),
-                    text_index=_places(text[rows]),
-                    image=_packed(image[rows], dim),
-                    text=_packed(text[rows], dim),
-                ),
-                [],
+            columns = (
+                ids[rows],
+                _places(image[rows]),
+                _places(text[rows]),
+                (variant or [ABSENT] * size)[rows],
+                modality[rows],
+                (wanted or [ABSENT] * size)[rows],
             )
-        writer.finish(facts={"rows": size, "image_dim": dim, "text_dim": dim, "encoder": "made up"})
+            shard = Shard(
+                np.array(list(zip(*columns, strict=True)), ROW),
+                half(_packed(image[rows], dim)),
+                half(_packed(text[rows], dim)),
+            )
+            write_shard(writer.path, number, shard)
+        writer.finish(facts={"rows": size})
         return Features.open(folder)
 
     return make
@@ -126,7 +125,7 @@ def world(make_features) -> World:
 
 def _places(rows):
     present = np.array([row is not None for row in rows])
-    return np.where(present, np.cumsum(present) - 1, ABSENT).astype(np.int64)
+    return np.where(present, np.cumsum(present) - 1, ABSENT).tolist()
 
 
 def _packed(rows, dim):

@@ -5,41 +5,52 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int8, Int16, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from genius_search.artifact import Manifest, open_artifact
 from genius_search.errors import ArtifactMismatch, BadData
-from genius_search.records import NUM_MODALITIES, Query, candidate_number, query_number
+from genius_search.records import NUM_MODALITIES, Query, candidate_number, did_of, query_number
 from genius_search.writing import new_folder
 
 KIND: Final = "features"
 ABSENT: Final = -1
 LEFT_OUT: Final = "left_out.json"
 
+ROW: Final = np.dtype(
+    [
+        ("id", np.int64),  # UniIR's hash of M-BEIR ids, otherwise the row number
+        ("image", np.int32),  # row of the shard's image features; -1 if absent
+        ("text", np.int32),
+        ("variant", np.int16),  # index of a query's instruction; -1 for none
+        ("modality", np.int8),  # code of the record's modality
+        ("wanted", np.int8),  # code of the modality that a query asks for; -1 for candidates
+    ]
+)
+"""A query or candidate; M-BEIR's 5.6 million candidates take 112 MB."""
+
+
+class LeftOut(NamedTuple):
+    """A record that was left out because its image cannot be read."""
+
+    id: int
+    file: str
+    reason: str
+
 
 class Shard(NamedTuple):
     """Rows that are written together, and their features without gaps for absent modalities."""
 
-    ids: Int64[np.ndarray, " rows"]
-    """Integer id: UniIR's hash of M-BEIR ids, otherwise the row number."""
-    variant: Int16[np.ndarray, " rows"]
-    """Index of a query's instruction; −1 for none."""
-    modality: Int8[np.ndarray, " rows"]
-    """Modality code of the record."""
-    wanted: Int8[np.ndarray, " rows"]
-    """Target modality code of a query; −1 for candidates."""
-    image_index: Int64[np.ndarray, " rows"]
-    """Row of ``image``; −1 if absent."""
-    text_index: Int64[np.ndarray, " rows"]
-    """Row of ``text``; −1 if absent."""
+    rows: Shaped[np.ndarray, " rows"]
+    """Of type :data:`ROW`."""
     image: Shaped[np.ndarray, "images image_dim"]
-    """Stored as 16-bit floats (deviation 21); integers (tokens) are stored unchanged."""
+    """16-bit floats (deviation 21), or integers (tokens)."""
     text: Shaped[np.ndarray, "texts text_dim"]
+    left_out: Sequence[LeftOut] = ()
 
 
 class FeatureBatch(NamedTuple):
@@ -54,85 +65,95 @@ class FeatureBatch(NamedTuple):
         """Return the unnormalised sum of image and text features (score fusion, UniIR's CLIP-SF)."""
         return self.image + self.text
 
-    @staticmethod
-    def of_shard(shard: Shard) -> FeatureBatch:
-        """Return a shard's rows, rounded as on disk; raises like :func:`write_shard`."""
-        image, text = (_stored(shard, name) for name in ("image", "text"))
-        return FeatureBatch(
-            _gather([image], shard.image_index, np.zeros_like(shard.image_index), image.shape[1]),
-            _gather([text], shard.text_index, np.zeros_like(shard.text_index), text.shape[1]),
-            torch.from_numpy(shard.image_index != ABSENT),
-            torch.from_numpy(shard.text_index != ABSENT),
-        )
 
-
-class LeftOut(NamedTuple):
-    """A record that was left out because its image cannot be read."""
-
-    id: int
-    file: str
-    reason: str
-
-
-def write_shard(folder: Path, number: int, shard: Shard, left_out: Sequence[LeftOut]) -> None:
-    """Write a shard atomically.
+def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items dim"]:
+    """Return features as 16-bit floats, but integers (tokens) unchanged.
 
     Raises
     ------
     BadData
-        Features are not finite.
+        Features are not finite, or too large for 16 bits.
+    """
+    if not np.issubdtype(features.dtype, np.floating):
+        return features
+    # torch converts ten times as fast as numpy, and a sum is checked much faster than every element.
+    rounded = torch.from_numpy(np.require(features, requirements="W")).half()
+    if not rounded.sum(dtype=torch.float64).isfinite():
+        raise BadData("features are not finite or too large for 16 bits; check the encoder's output")
+    stored: np.ndarray = rounded.numpy()
+    return stored
+
+
+def write_shard(folder: Path, number: int, shard: Shard) -> None:
+    """Write a shard atomically.
+
+    Raises
+    ------
     ArtifactMismatch
         The folder has been removed. It is not created again, because earlier shards would be missing.
     """
-    shard = shard._replace(image=_stored(shard, "image"), text=_stored(shard, "text"))
     if not folder.is_dir():
         raise ArtifactMismatch(f"{folder} was moved or removed by another process; run the command again")
     with new_folder(folder / f"shard-{number:06d}") as temporary:
-        for name, array in shard._asdict().items():
-            np.save(temporary / f"{name}.npy", array)
-        (temporary / LEFT_OUT).write_text(json.dumps(left_out))
+        for name in ("rows", "image", "text"):
+            np.save(temporary / f"{name}.npy", getattr(shard, name))
+        (temporary / LEFT_OUT).write_text(json.dumps(shard.left_out))
+
+
+def read_shards(folder: Path) -> Iterator[Shard]:
+    """Yield the shards of a folder, with mapped features."""
+    for path in sorted(path for path in folder.glob("shard-*") if path.is_dir()):
+        left_out = [LeftOut(*fields) for fields in json.loads((path / LEFT_OUT).read_text())]
+        # As plain arrays, because indexing a memmap creates another memmap, which is slow.
+        image, text = (
+            np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in ("image", "text")
+        )
+        yield Shard(np.load(path / "rows.npy"), image, text, left_out)
 
 
 class Features:
-    """Memory-mapped features of a finished folder.
+    """Features of queries or candidates, in shards: memory-mapped ones of a finished folder, or given ones.
 
     >>> features = Features.open(Path("features/candidates"))  # doctest: +SKIP
     >>> features.gather(np.array([0, 5])).total().shape  # doctest: +SKIP
     torch.Size([2, 768])
     """
 
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.image_dim = int(manifest.facts["image_dim"])
-        self.text_dim = int(manifest.facts["text_dim"])
-        paths = sorted(path for path in manifest.folder.glob("shard-*") if path.is_dir())
-        # As plain arrays, because indexing a memmap creates another memmap, which is slow.
-        self._image, self._text = (
-            [np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for path in paths]
-            for name in ("image", "text")
-        )
-        ids = [np.load(path / "ids.npy") for path in paths]
-        self._starts = np.cumsum([0, *(len(part) for part in ids)], dtype=np.int64)
-        self.ids = np.concatenate([np.zeros(0, np.int64), *ids])
-        self.variant = _joined(paths, "variant", np.int16)
-        self.modality = _joined(paths, "modality", np.int8)
-        self.wanted = _joined(paths, "wanted", np.int8)
-        # Positions within a shard fit into 32 bits; for 5.6 million rows, all of this takes 110 MB.
-        self._image_index = _joined(paths, "image_index", np.int32)
-        self._text_index = _joined(paths, "text_index", np.int32)
-        self.left_out = [
-            LeftOut(*fields) for path in paths for fields in json.loads((path / LEFT_OUT).read_text())
-        ]
+    manifest: Manifest
+    """Of the folder; given shards have none."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self._image: list[np.ndarray] = []
+        self._text: list[np.ndarray] = []
+        self.left_out: list[LeftOut] = []
         """Records that were skipped, with the reason."""
-        if len(self.ids) != manifest.facts["rows"]:
-            raise ArtifactMismatch(
-                f"{manifest.folder} holds {len(self.ids)} rows, its manifest says {manifest.facts['rows']}"
-            )
+        parts = [np.zeros(0, ROW)]
+        for shard in shards:
+            parts.append(shard.rows)
+            self._image.append(shard.image)
+            self._text.append(shard.text)
+            self.left_out += shard.left_out
+        self._starts = np.cumsum([len(part) for part in parts])
+        self._rows = np.concatenate(parts)
+        self.ids, self.variant, self.modality, self.wanted = (
+            self._rows[name].copy() for name in ("id", "variant", "modality", "wanted")
+        )
+        # Shards without any image (or text) may have width 0 there, so take the maximum.
+        self.image_dim, self.text_dim = (
+            max((array.shape[1] for array in arrays), default=0) for arrays in (self._image, self._text)
+        )
 
     @staticmethod
     def open(folder: Path) -> Features:
         """Open a finished folder of features."""
-        return Features(open_artifact(folder, kind=KIND))
+        manifest = open_artifact(folder, kind=KIND)
+        features = Features(read_shards(manifest.folder))
+        features.manifest = manifest
+        if len(features) != manifest.facts["rows"]:
+            raise ArtifactMismatch(
+                f"{manifest.folder} holds {len(features)} rows, its manifest says {manifest.facts['rows']}"
+            )
+        return features
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -150,18 +171,13 @@ class Features:
     def gather(self, rows: Int64[np.ndarray, " items"]) -> FeatureBatch:
         """Return the features of rows as float32."""
         shards = np.searchsorted(self._starts, rows, side="right") - 1
-        image, text = self._image_index[rows], self._text_index[rows]
+        image, text = self._rows["image"][rows], self._rows["text"][rows]
         return FeatureBatch(
             _gather(self._image, image, shards, self.image_dim),
             _gather(self._text, text, shards, self.text_dim),
             torch.from_numpy(image != ABSENT),
             torch.from_numpy(text != ABSENT),
         )
-
-    def shards(self) -> Iterator[Shard]:
-        """Yield the shards as they were written."""
-        for path in sorted(self.manifest.folder.glob("shard-*")):
-            yield Shard(*(np.load(path / f"{name}.npy", mmap_mode="r") for name in Shard._fields))
 
     def batches(self, size: int) -> Iterator[tuple[slice, FeatureBatch]]:
         """Yield all rows in order, ``size`` at a time."""
@@ -185,23 +201,6 @@ def _gather(
     return output
 
 
-def _stored(shard: Shard, name: Literal["image", "text"]) -> np.ndarray:
-    """Convert features to their stored type, floats to 16 bits; torch does it ten times as fast as numpy."""
-    features: np.ndarray = getattr(shard, name)
-    if not np.issubdtype(features.dtype, np.floating):
-        return features
-    half = torch.from_numpy(np.require(features, requirements="W")).half()
-    # Checking whether the sum is finite is much faster than checking every element.
-    if not half.sum(dtype=torch.float64).isfinite():
-        raise BadData(f"{name} features are not finite or too large for 16 bits; check the encoder's output")
-    stored: np.ndarray = half.numpy()
-    return stored
-
-
-def _joined(paths: list[Path], name: str, kind: type[np.generic]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, kind), *(np.load(path / f"{name}.npy") for path in paths)], dtype=kind)
-
-
 class Batch(NamedTuple):
     """Rows of queries and their positives, in pairs."""
 
@@ -222,38 +221,15 @@ class Pairs:
     def __init__(self, lines: Iterable[Query], queries: Features, candidates: Features) -> None:
         self.queries = queries
         self.candidates = candidates
-        numbers: list[int] = []
-        positives: list[int] = []
-        counts: list[int] = []
-        for query in lines:
-            if not query.positives:
-                raise BadData(f"training query {query.qid} has no positive; leave it out or name one")
-            numbers.append(query_number(query.qid))
-            positives.extend(candidate_number(did) for did in query.positives)
-            counts.append(len(query.positives))
-        if not numbers:
+        lines = list(lines)
+        if not lines:
             raise BadData("there are no training queries; give a query file that has some")
-        order = np.argsort(candidates.ids, kind="stable")
-        self._positives, exists = look_up(candidates.ids, order, np.array(positives, dtype=np.int64))
-        if not exists.all():
-            missing = int((~exists).sum())
-            example = positives[int(np.flatnonzero(~exists)[0])]
-            raise BadData(
-                f"{missing} positives of the training queries are not in the training pool, the first has "
-                f"number {example}; run `genius data check` on the data set"
-            )
-        self._counts = np.array(counts, dtype=np.int64)
-        self._starts = np.concatenate([[0], np.cumsum(self._counts)[:-1]]).astype(np.int64)
+        self._positives, self._counts = find_positives(lines, candidates)
+        self._starts = np.cumsum(self._counts) - self._counts
         self._modality = candidates.modality
         self._epoch: tuple[int, int] | None = None
-        self._first, self._variants = _variants(queries, np.array(numbers, dtype=np.int64))
-        owner = np.repeat(np.arange(len(counts)), counts)
-        lacking = owner[self._variants[owner, self._modality[self._positives]] == 0]
-        if len(lacking):
-            raise BadData(
-                f"{len(np.unique(lacking))} training queries have no features for the modality of a "
-                f"positive, the first has number {numbers[lacking[0]]}; embed them again"
-            )
+        numbers = np.array([query_number(query.qid) for query in lines])
+        self._first, self._variants = _variants(queries, numbers)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -311,10 +287,38 @@ class Pairs:
         return torch.from_numpy(mask)
 
 
-def look_up(ids: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of wanted ids, and a mask of those that exist; ``order`` sorts ``ids``."""
-    place = np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))
-    rows = order[place]
+def find_positives(
+    lines: Sequence[Query], candidates: Features
+) -> tuple[Int64[np.ndarray, " positives"], Int64[np.ndarray, " queries"]]:
+    """Return the rows of queries' positives, one query's after another's, and how many each query has.
+
+    Raises
+    ------
+    BadData
+        a query has no positive, or one that is not among the candidates.
+    """
+    counts = np.array([len(query.positives) for query in lines], dtype=np.int64)
+    if not counts.all():
+        qid = lines[int(np.argmin(counts))].qid
+        raise BadData(f"training query {qid} has no positive; leave it out or name one")
+    numbers = np.array([candidate_number(did) for query in lines for did in query.positives], dtype=np.int64)
+    rows, exists = look_up(candidates.ids, numbers)
+    if not exists.all():
+        place = int(np.argmin(exists))
+        query = lines[int(np.searchsorted(np.cumsum(counts), place, side="right"))]
+        raise BadData(
+            f"training query {query.qid} has the positive {did_of(int(numbers[place]))}, which is not in the "
+            f"training pool, and {int((~exists).sum()) - 1} others are not; run `genius data check`"
+        )
+    return rows, counts
+
+
+def look_up(
+    ids: Int64[np.ndarray, " rows"], wanted: Int64[np.ndarray, "*wanted"]
+) -> tuple[Int64[np.ndarray, "*wanted"], Bool[np.ndarray, "*wanted"]]:
+    """Return the rows of wanted ids, and a mask of those that exist."""
+    order = np.argsort(ids, kind="stable")
+    rows = order[np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))]
     return rows, ids[rows] == wanted
 
 
@@ -324,15 +328,8 @@ def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.n
     The rows of one query and target modality, one for each instruction, are adjacent.
     """
     key = features.ids * NUM_MODALITIES + features.wanted
-    starts = (
-        np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
-    )
-    counts = np.diff(np.concatenate([starts, [len(key)]]))
-    order = np.argsort(key[starts], kind="stable")
-    first = np.zeros((len(numbers), NUM_MODALITIES), dtype=np.int64)
-    variants = np.zeros((len(numbers), NUM_MODALITIES), dtype=np.int64)
-    for modality in range(NUM_MODALITIES):
-        place, found = look_up(key[starts], order, numbers * NUM_MODALITIES + modality)
-        first[:, modality] = np.where(found, starts[place], 0)
-        variants[:, modality] = np.where(found, counts[place], 0)
-    return first, variants
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    counts = np.diff(starts, append=len(key))
+    wanted = numbers[:, None] * NUM_MODALITIES + np.arange(NUM_MODALITIES)
+    place, found = look_up(key[starts], wanted)
+    return np.where(found, starts[place], 0), np.where(found, counts[place], 0)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.data.features import FeatureBatch, LeftOut
+from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.encoders.base import Encoder, VectorEncoder, load_encoder, reads_images
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.index.items import Item
@@ -38,7 +38,7 @@ from genius_search.index.pool import (
 )
 from genius_search.index.segment_writer import check_bits
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import FromShard, FromVectors, Source, draw_sample, feature_rows
+from genius_search.index.source import FromVectors, Source, draw_sample, feature_rows
 from genius_search.index.store import (
     CURRENT,
     DELETED,
@@ -155,7 +155,7 @@ def read_changes(
     every = zip(pool.items(), stamps, strict=False)
     rows = feature_rows((item for item, stamp in every if stamp is not None), folder)
     if len(changed) < MIN_SAVED:
-        return Changes(pool, stamps, FromShard(encode_shard(list(rows), encoder, skip_bad_images=True)))
+        return Changes(pool, stamps, Features([encode_shard(list(rows), encoder, skip_bad_images=True)]))
     features = embed(
         rows,
         encoder,

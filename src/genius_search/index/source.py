@@ -19,21 +19,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.records import Modality, format_text
 from genius_search.training.codebooks import MAX_SAMPLE
-from genius_search.training.features import EncodedShard, FeatureRow
-
-
-class FromShard:
-    """Features of a few items, rounded as on disk."""
-
-    def __init__(self, encoded: EncodedShard) -> None:
-        self.ids = encoded.shard.ids
-        self.modality = encoded.shard.modality
-        self.left_out = encoded.left_out
-        self._batch = FeatureBatch.of_shard(encoded.shard)
-
-    def gather(self, rows: Int64[np.ndarray, " some"]) -> FeatureBatch:
-        """Return the features of some rows."""
-        return FeatureBatch(*(part[torch.from_numpy(rows)] for part in self._batch))
+from genius_search.training.features import FeatureRow
 
 
 class FromVectors:
@@ -67,13 +53,13 @@ class StoredFeatures(Features):
         self.image_dim = self.text_dim = model.dim
         self.left_out = []
         self._vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
-        self._rows = [segment.alive_rows() for segment in snapshot.segments]
-        self._starts = np.cumsum([0, *map(len, self._rows)])
+        self._alive = [segment.alive_rows() for segment in snapshot.segments]
+        self._starts = np.cumsum([0, *map(len, self._alive)])
         self.ids = np.arange(self._starts[-1])
         # The first code of an ID is the item's modality.
         firsts = [
             segment.table.ids[segment.table.rows()[rows], 0]
-            for segment, rows in zip(snapshot.segments, self._rows, strict=True)
+            for segment, rows in zip(snapshot.segments, self._alive, strict=True)
         ]
         self.modality = np.concatenate([np.zeros(0), *firsts]).astype(np.int8)
 
@@ -83,11 +69,11 @@ class StoredFeatures(Features):
         segments = np.searchsorted(self._starts, rows, side="right") - 1
         for number, vectors in enumerate(self._vectors):
             inside = segments == number
-            found[inside] = vectors(self._rows[number][rows[inside] - self._starts[number]])
+            found[inside] = vectors(self._alive[number][rows[inside] - self._starts[number]])
         return _one_each(found, self.modality[rows])
 
 
-Source: TypeAlias = Features | FromShard | FromVectors
+Source: TypeAlias = Features | FromVectors
 """Features of items. ``ids`` are the numbers of the items, ascending; those that cannot be read have none."""
 
 

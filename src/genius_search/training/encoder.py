@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import checked, to_json
-from genius_search.data.features import FeatureBatch, Pairs, Shard
+from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import ImageInput, TextInput
 from genius_search.encoders.small import PADDING, SmallEncoder, SmallNetwork, create_small, load_small
@@ -25,7 +26,6 @@ from genius_search.recipe import EncoderConfig
 from genius_search.records import Modality, format_text
 from genius_search.training.features import (
     Embedded,
-    EncodedShard,
     TrainingRecords,
     embed_training,
     fingerprint_of_files,
@@ -106,8 +106,8 @@ def train_encoder(
         queries, candidates = (
             write_features(
                 features / source.manifest.folder.name,
-                source.shards(),
-                lambda shard: EncodedShard(embed_shard(encoder, shard), []),
+                read_shards(source.manifest.folder),
+                partial(embed_shard, encoder),
                 encoder,
                 inputs={"records": source.manifest.inputs["records"]},
             )
@@ -285,7 +285,7 @@ def embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:
     def apply(forward: Callable[[Tensor], Tensor], prepared: np.ndarray) -> np.ndarray:
         rows = torch.from_numpy(prepared.astype(np.float32)).split(FORWARD_BATCH)
         parts = [forward(part.to(network.device)).cpu() for part in rows if len(part)]
-        return torch.cat([torch.zeros(0, encoder.dim, dtype=torch.float16), *parts]).numpy()
+        return half(torch.cat([torch.zeros(0, encoder.dim), *parts]).numpy())
 
     return shard._replace(
         image=apply(network.image, shard.image),

@@ -22,11 +22,13 @@ from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.data.features import (
     ABSENT,
     KIND,
+    ROW,
     FeatureBatch,
     Features,
     LeftOut,
     Shard,
-    look_up,
+    find_positives,
+    half,
     write_shard,
 )
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -35,7 +37,6 @@ from genius_search.encoders.base import (
     Encoder,
     ImageInput,
     ItemKey,
-    JointEncoder,
     JointInput,
     TextInput,
     is_joint,
@@ -78,13 +79,6 @@ class FeatureRow(NamedTuple):
     wanted: Modality | None = None
 
 
-class EncodedShard(NamedTuple):
-    """A shard, and the rows that were left out of it."""
-
-    shard: Shard
-    left_out: list[LeftOut]
-
-
 _Batch = list[tuple[FeatureRow, Image.Image | None]]
 
 
@@ -95,20 +89,22 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield chunk
 
 
-def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> EncodedShard:
+def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> Shard:
     """Encode rows into a shard, leaving out those with unreadable images.
 
     Raises
     ------
     BadImage
         An image cannot be read, and ``skip_bad_images`` is false.
+    BadData
+        Features are not finite.
     """
     has_pixels = encoder.needs_pixels
     bad: dict[Path | None, BadImage] = {}
 
     def encode(
         keys: Sequence[Hashable], run: Callable[[_Batch], AnyArray], *, decode: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, list[int]]:
         """Encode a row of each key but None; return the features and the place of each row's."""
         distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
         parts = [np.zeros((0, encoder.dim), dtype=np.float16)]
@@ -120,8 +116,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
             places.update((batch[place][0], number) for number, place in enumerate(good, len(places)))
             if good:
                 parts.append(as_array(run([(own[place], pictures[place]) for place in good])))
-        found = np.array([places.get(key, ABSENT) for key in keys], dtype=np.int64)
-        return np.concatenate(parts[1:] or parts), found
+        return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
 
     def image_features(batch: _Batch) -> AnyArray:
         return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
@@ -129,41 +124,30 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     def text_features(batch: _Batch) -> AnyArray:
         return encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch])
 
+    def joint_features(batch: _Batch) -> AnyArray:
+        return encoder.joint_features(  # type: ignore[attr-defined,no-any-return]
+            [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
+        )
+
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
     if is_joint(encoder):
-        image, image_index = encode([None] * len(rows), image_features)
-        text, text_index = encode(
-            [(row.image, row.text or "") if has_pixels else row.key for row in rows],
-            partial(_joint_features, encoder),
-            decode=has_pixels,
-        )
+        image, image_places = encode([None] * len(rows), image_features)
+        both = [(row.image, row.text or "") if has_pixels else row.key for row in rows]
+        text, text_places = encode(both, joint_features, decode=has_pixels)
     else:
         images = [(row.image if has_pixels else row.key) if row.image else None for row in rows]
         texts = [(row.text if has_pixels else row.key) if row.text else None for row in rows]
-        image, image_index = encode(images, image_features, decode=has_pixels)
-        text, text_index = encode(texts, text_features)
-    kept = [place for place, row in enumerate(rows) if row.image not in bad]
-    wanted = [ABSENT if row.wanted is None else row.wanted.code for row in rows]
-    shard = Shard(
-        ids=np.array([row.id for row in rows], dtype=np.int64)[kept],
-        variant=np.array([row.variant for row in rows], dtype=np.int16)[kept],
-        modality=np.array([row.modality.code for row in rows], dtype=np.int8)[kept],
-        wanted=np.array(wanted, dtype=np.int8)[kept],
-        image_index=image_index[kept],
-        text_index=text_index[kept],
-        image=image,
-        text=text,
-    )
+        image, image_places = encode(images, image_features, decode=has_pixels)
+        text, text_places = encode(texts, text_features)
+    kept = [
+        (row.id, *places, row.variant, row.modality.code, ABSENT if row.wanted is None else row.wanted.code)
+        for row, *places in zip(rows, image_places, text_places, strict=True)
+        if row.image not in bad
+    ]
     left_out = [
         LeftOut(row.id, str(error.file), error.reason) for row in rows if (error := bad.get(row.image))
     ]
-    return EncodedShard(shard, left_out)
-
-
-def _joint_features(encoder: JointEncoder, batch: _Batch) -> AnyArray:
-    return encoder.joint_features(
-        [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
-    )
+    return Shard(np.array(kept, ROW), image, text, left_out)
 
 
 def _open_images(
@@ -230,16 +214,14 @@ def embed(
             progress.advance(min(expected - 1, done), {})
         progress.advance(expected, {})
 
-    def encode(chunk: list[FeatureRow]) -> EncodedShard:
-        return encode_shard(chunk, encoder, skip_bad_images=skip_bad_images)
-
+    encode = partial(encode_shard, encoder=encoder, skip_bad_images=skip_bad_images)
     return write_features(folder, read(), encode, encoder, inputs=inputs, shard_rows=shard_rows)
 
 
 def write_features(
     folder: Path,
     parts: Iterable[Item],
-    make: Callable[[Item], EncodedShard],
+    make: Callable[[Item], Shard],
     encoder: Encoder,
     *,
     inputs: Mapping[str, str],
@@ -252,22 +234,14 @@ def write_features(
         config={"shard_rows": shard_rows},
         inputs={**inputs, "encoder": encoder.fingerprint},
     )
-    if writer.finished() is not None:
-        return Features.open(folder)
-    for number, part in enumerate(parts):
-        if not (writer.path / f"shard-{number:06d}").is_dir():
-            write_shard(writer.path, number, *make(part))
-    rows = sum(len(np.load(path, mmap_mode="r")) for path in writer.path.glob("shard-*/ids.npy"))
-    if rows == 0:
-        raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
-    # Shards without any image (or text) have width 0 there, so take the maximum.
-    widths = {
-        f"{name}_dim": max(
-            np.load(path, mmap_mode="r").shape[1] for path in writer.path.glob(f"shard-*/{name}.npy")
-        )
-        for name in ("image", "text")
-    }
-    writer.finish(facts={"rows": rows, **widths})
+    if writer.finished() is None:
+        for number, part in enumerate(parts):
+            if not (writer.path / f"shard-{number:06d}").is_dir():
+                write_shard(writer.path, number, make(part))
+        rows = sum(len(np.load(path, mmap_mode="r")) for path in writer.path.glob("shard-*/rows.npy"))
+        if rows == 0:
+            raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
+        writer.finish(facts={"rows": rows})
     return Features.open(folder)
 
 
@@ -442,19 +416,13 @@ class TrainingRecords:
         Raises
         ------
         BadData
-            a positive is not among the candidates.
+            a query has no positive, or one that is not among the candidates.
         """
-        order = np.argsort(candidates.ids, kind="stable")
+        queries = list(self.queries.values())
+        positives, counts = find_positives(queries, candidates)
         modalities = list(Modality)
-        for query in self.queries.values():
-            numbers = np.array([candidate_number(did) for did in query.positives], dtype=np.int64)
-            rows, exists = look_up(candidates.ids, order, numbers)
-            if not exists.all():
-                absent = query.positives[int(np.flatnonzero(~exists)[0])]
-                raise BadData(
-                    f"{self.data.root}: query {query.qid} has the positive {absent}, which is not in the "
-                    "training pool; run `genius data check` on the data set"
-                )
+        for query, end, count in zip(queries, np.cumsum(counts), counts, strict=True):
+            rows = positives[end - count : end]
             for code in np.unique(candidates.modality[rows]).tolist():
                 wanted = modalities[code]
                 offered = self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)

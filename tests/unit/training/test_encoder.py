@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
-from genius_search.data.features import ABSENT, Pairs, Shard
+from genius_search.data.features import ROW, Pairs, Shard
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
 from genius_search.progress import Silent
@@ -124,17 +124,9 @@ def test_single_words_are_learned_from_whole_captions(make_features):
 
 def test_a_shard_of_texts_only_is_embedded():
     encoder = create_small(SETTINGS.network, ["a red kite", "a blue anchor"], seed=0)
-    absent = np.full(2, ABSENT)
-    shard = Shard(
-        ids=np.arange(2),
-        variant=absent.astype(np.int16),
-        modality=np.full(2, Modality.TEXT.code, dtype=np.int8),
-        wanted=absent.astype(np.int8),
-        image_index=absent,
-        text_index=np.arange(2),
-        image=np.zeros((0, 0), dtype=np.float16),
-        text=encoder.prepare_texts(["a red kite", "a blue anchor"]).numpy(),
-    )
+    rows = np.array([(row, -1, row, -1, Modality.TEXT.code, -1) for row in range(2)], ROW)
+    tokens = encoder.prepare_texts(["a red kite", "a blue anchor"]).numpy()
+    shard = Shard(rows, np.zeros((0, 0), dtype=np.float16), tokens)
     with torch.no_grad():
         embedded = embed_shard(encoder, shard)
     assert embedded.image.shape == (0, encoder.dim)
