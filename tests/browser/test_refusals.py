@@ -67,7 +67,7 @@ def test_a_busy_server_is_asked_again_when_it_said(page):
 
 def test_a_mistake_in_the_search_is_answered_in_the_servers_words(page, server):
     page.goto(f"{server.address}/?q=leaf&where=price")
-    expect(page.get_by_role("alert")).to_contain_text("expected an operator")
+    expect(page.get_by_role("alert")).to_contain_text("expected a field and an operator")
     search(page)
     expect(page.get_by_role("alert")).to_be_visible()
     page.get_by_role("button", name="Filters").click()

@@ -27,6 +27,7 @@ from genius_search.index.store import (
     with_hint,
 )
 from genius_search.index.writer import stored_pictures
+from genius_search.nn.codebooks import KIND, METRIC
 from genius_search.search.table import IdTable
 
 
@@ -123,6 +124,8 @@ class IndexInfo:
     """On disk, by the name of the file."""
     embeddings: str
     """The stored embeddings and their type."""
+    knows_queries: bool
+    """Whether codebooks were fitted with vectors of queries; see :meth:`genius_search.Index.create`."""
     hubness: Hubness | None
     """The weight of densities and how it was measured; None if it is the default."""
     segments: list[SegmentInfo]
@@ -154,6 +157,8 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             collision_rate=float(buckets[buckets > 1].sum() / max(1, count)),
             bytes_per_item={name: size / max(1, count) for name, size in sizes.items()},
             embeddings=f"{manifest.embeddings}{bits}",
+            knows_queries=manifest.has_own_model
+            and METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs,
             hubness=manifest.hubness,
             segments=[
                 SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))

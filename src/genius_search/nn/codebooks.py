@@ -28,6 +28,8 @@ else:
 
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
+METRIC: Final = "metric"
+"""Name of the quantizer's metric, among its weights and in the inputs of its manifest."""
 
 
 def as_array(values: AnyArray) -> Shaped[np.ndarray, ...]:

@@ -23,7 +23,7 @@ from genius_search.artifact import open_artifact
 from genius_search.data.features import Features
 from genius_search.native.library import CODES, NO_MEMORY, open_library
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND, WEIGHTS, Codebooks, StoredQuantizer, as_array, as_floats
+from genius_search.nn.codebooks import KIND, METRIC, WEIGHTS, Codebooks, StoredQuantizer, as_array, as_floats
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.fusion import make_fusion
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Spread
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 POOL_SAMPLE: Final = "pool_sample"
 """Name of the pool sample in the weights file; only those that were fitted to a pool have one."""
-METRIC: Final = "metric"
-"""Name of the metric in the weights file, if there is one."""
 CHUNK: Final = 16_384
 """Items per block when assigning centroids, to bound memory."""
 FUSE_BATCH: Final = 4096

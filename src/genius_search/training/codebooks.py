@@ -17,10 +17,9 @@ from torch.nn import functional as F
 from genius_search.config import FusionConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
-from genius_search.nn.codebooks import KIND, StoredQuantizer, as_floats, normalize
+from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer, as_floats, normalize
 from genius_search.nn.health import examine
 from genius_search.nn.quantizer import (
-    METRIC,
     Codebook,
     Quantizer,
     nearest_sums,

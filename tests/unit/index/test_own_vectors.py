@@ -200,6 +200,7 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
     plain, _ = Index.create(tmp_path / "plain.index", vectors=items, levels=4)
     aware, _ = Index.create(tmp_path / "aware.index", vectors=items, levels=4, query_vectors=asked[:200])
     assert share(aware) > share(plain) + 0.1
+    assert (aware.info().knows_queries, plain.info().knows_queries) == (True, False)
     aware.refit(levels=5)  # keeps what is known of queries
     plain.refit(levels=5, query_vectors=asked[:200])
     assert share(aware) == pytest.approx(share(plain), abs=0.05)
