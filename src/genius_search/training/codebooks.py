@@ -174,7 +174,7 @@ def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float[Tensor, "d
     that directions that these queries do not know still count. What is the same for all queries, such as the
     cone that a CLIP model's texts lie in, does not.
 
-    Deviation 31: the paper's codes know nothing of queries (compare LeanVec-OOD, arXiv:2312.16335).
+    Deviation 33: the paper's codes know nothing of queries (compare LeanVec-OOD, arXiv:2312.16335).
 
     Raises
     ------
