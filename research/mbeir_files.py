@@ -34,7 +34,7 @@ def write_queries(path: Path, queries: Iterable[Query]) -> int:
                 "query_modality": query.modality.mbeir,
                 "query_src_content": query.source,
                 "pos_cand_list": list(query.positives),
-                "neg_cand_list": list(query.negatives),
+                "neg_cand_list": [],
                 "task_id": query.task_id,
             }
             for query in queries

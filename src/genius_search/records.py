@@ -84,8 +84,6 @@ class Query:
     """Path relative to the data set's root."""
     positives: tuple[str, ...] = ()
     """Ids of relevant candidates, those of the query's own data set first."""
-    negatives: tuple[str, ...] = ()
-    """Ids of candidates known to be irrelevant."""
     task_id: int | None = None
     source: str | None = None
     """M-BEIR's ``query_src_content``, verbatim."""

@@ -29,7 +29,7 @@ def queries(draw):
     some_ids = st.lists(ids, max_size=4, unique=True).map(tuple)
     source = draw(st.none() | st.text(max_size=10))
     task_id = draw(st.sampled_from(sorted(TASKS)))
-    return draw(ids), modality, text, image, draw(some_ids), draw(some_ids), task_id, source
+    return draw(ids), modality, text, image, draw(some_ids), task_id, source
 
 
 @st.composite

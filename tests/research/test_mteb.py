@@ -16,7 +16,7 @@ from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.progress import Silent
-from genius_search.records import Modality, instructed
+from genius_search.records import Modality, instructed, parse_id
 from research.evaluate import evaluate
 from research.mteb import MtebModel
 from research.settings import EvaluationConfig
@@ -110,7 +110,7 @@ def world_task(mteb, data: MBeir, row):
             update={
                 "name": "World",
                 "category": f"{LETTERS[asked]}2{LETTERS[wanted]}",
-                "prompt": {"query": data.instructions.lookup(row.dataset_id, asked, wanted)[0]},
+                "prompt": {"query": data.instructions.lookup(parse_id(queries[0].qid)[0], asked, wanted)[0]},
             }
         )
 

@@ -1,6 +1,6 @@
 """Validation of a data set before training: unusable lines and pictures, ids that lead nowhere.
 
-Files are read line by line; in memory are a byte for each id and pool, and the names of images.
+Files are read line by line; in memory are two bytes for each id and pool, and the names of images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.data.mbeir import IdColumn, MBeir, read_candidates, read_qrels, read_queries
-from genius_search.errors import BadData, BadRecord
+from genius_search.errors import BadData
 from genius_search.records import Modality, Query, parse_id
 
 NUM_EXAMPLES: Final = 5
@@ -67,7 +67,7 @@ def check(root: Path, *, images: bool = True) -> CheckReport:
     for path in [*data.local_pools(), *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl"))]:
         run.check_pool(path)
     for split in sorted(path.name for path in (root / "query").iterdir() if path.is_dir()):
-        for path in data.query_files(split):
+        for path in data.query_files(split).values():
             run.check_queries(path, split)
     if data.instructions.file is None:
         run.add("no-instructions", f"{data.instructions_file} is missing: queries are read without one")
@@ -101,7 +101,7 @@ class _Check:
 
     def check_pool(self, path: Path) -> None:
         members = self._pools[path] = IdColumn()
-        for candidate in read_candidates(path, on_bad=self._add_line):
+        for candidate in read_candidates(path, on_bad=lambda bad: self.add("bad-line", str(bad))):
             self._count(path, candidate.image)
             if members[candidate.did]:
                 self.add("duplicate-id", f"{path}: did {candidate.did} occurs again")
@@ -121,7 +121,7 @@ class _Check:
                     qrels = read_qrels(row.qrels)
             except BadData as error:
                 self.add("layout", str(error))
-        for query in read_queries(path, on_bad=self._add_line):
+        for query in read_queries(path, on_bad=lambda bad: self.add("bad-line", str(bad))):
             where = f"{path}: qid {query.qid}"
             self._count(path, query.image)
             if not query.positives:
@@ -145,31 +145,27 @@ class _Check:
         """Look for the instruction that a query needs for its first positive that is in any pool."""
         code = next((code for did in query.positives if (code := self._modalities[did])), 0)
         if code:
+            wanted = list(Modality)[code - 1]
             try:
-                self.data.instructions.lookup(
-                    parse_id(query.qid)[0], query.modality, list(Modality)[code - 1]
-                )
+                self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
             except BadData as error:
                 self.add("missing-instruction", f"{where}: {error}")
 
     def check_images(self) -> None:
         """Decode all images."""
+
+        def problem_of(relative: str) -> str | None:
+            try:
+                open_image(self.data.image_path(relative), shortest_side=SHORTEST_SIDE)
+            except BadData as error:
+                return str(error)
+            return None
+
         names = sorted(self.images)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for start in range(0, len(names), _IMAGES_AT_ONCE):
-                for problem in threads.map(self._image_problem, names[start : start + _IMAGES_AT_ONCE]):
-                    if problem is not None:
-                        self.add("bad-image", problem)
-
-    def _image_problem(self, relative: str) -> str | None:
-        try:
-            open_image(self.data.image_path(relative), shortest_side=SHORTEST_SIDE)
-        except BadData as error:
-            return str(error)
-        return None
-
-    def _add_line(self, bad: BadRecord) -> None:
-        self.add("bad-line", str(bad))
+                for problem in filter(None, threads.map(problem_of, names[start : start + _IMAGES_AT_ONCE])):
+                    self.add("bad-image", problem)
 
     def _count(self, path: Path, image: str | None) -> None:
         self.records[path.relative_to(self.data.root).as_posix()] += 1

@@ -84,11 +84,20 @@ def is_image_file(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int | None = None) -> Image.Image:
+def open_image(
+    given: Path | bytes | Image.Image,
+    *,
+    name: str = "the image",
+    formats: tuple[str, ...] = FORMATS,
+    max_pixels: int = MAX_PIXELS,
+    shortest_side: int | None = None,
+) -> Image.Image:
     """Read an image as upright RGB, with transparency on white; of an animation, the first frame.
 
     Parameters
     ----------
+    given
+        the file; or its bytes or a Pillow image, which errors refer to by ``name``.
     max_pixels
         refuse images that would decode to more pixels. Pillow's limit (178 million pixels in the file)
         applies as well.
@@ -103,24 +112,10 @@ def open_image(path: Path, *, max_pixels: int = MAX_PIXELS, shortest_side: int |
     BadImage
         The file is missing, empty, damaged, too large, or not an image.
     """
-    require_file(path)
-    with _errors_about(path), path.open("rb") as file, _opened(file) as opened:
-        return _decode(path, opened, max_pixels, shortest_side)
-
-
-def read_image(
-    data: bytes,
-    *,
-    name: str,
-    formats: tuple[str, ...] = FORMATS,
-    max_pixels: int = MAX_PIXELS,
-    shortest_side: int | None = None,
-) -> Image.Image:
-    """Read an image from bytes like :func:`open_image`; errors refer to it by ``name``."""
-    path = Path(name)
-    if not data:
+    path = given if isinstance(given, Path) else Path(name)
+    if given == b"":
         raise BadImage(path, "is empty (0 bytes)")
-    with _errors_about(path, formats), _opened(io.BytesIO(data), formats) as opened:
+    with _opened(given, path, formats) as opened:
         return _decode(path, opened, max_pixels, shortest_side)
 
 
@@ -140,20 +135,19 @@ def as_image(given: object, *, shortest_side: int | None = None) -> Image.Image:
     """
     match given:
         case Image.Image():
-            with _errors_about(_GIVEN):
-                return _decode(_GIVEN, given, MAX_PIXELS, None)
-        case bytes():
-            return read_image(given, name=_GIVEN.name, shortest_side=shortest_side)
+            return open_image(given)
+        case bytes() | Path():
+            return open_image(given, shortest_side=shortest_side)
         case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
             raise BadImage(_GIVEN, f"is a URL, {given[:80]}; download it, and give its bytes or its path")
-        case str() | Path():
+        case str():
             return open_image(Path(given), shortest_side=shortest_side)
         case np.ndarray():
             channels = given.shape[2:]
             if given.dtype != np.uint8 or given.ndim not in (2, 3) or channels not in ((), (3,), (4,)):
                 found = f"{given.dtype} of shape {given.shape}"
                 raise BadImage(_GIVEN, f"is an array of {found}, expected uint8 of shape (height, width, 3)")
-            return as_image(Image.fromarray(given))
+            return open_image(Image.fromarray(given))
         case _:
             kind = f"{type(given).__module__}.{type(given).__qualname__}"
             raise BadImage(
@@ -169,10 +163,22 @@ def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
 
 
 @contextmanager
-def _errors_about(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[None]:
-    """Turn whatever decoders raise on damaged bytes, which is nearly anything, into :class:`BadImage`."""
+def _opened(
+    given: Path | bytes | Image.Image, path: Path, formats: tuple[str, ...] = FORMATS
+) -> Iterator[Image.Image]:
+    """Read the header of a picture; what decoders raise on damaged bytes, nearly anything, is BadImage."""
+    if isinstance(given, Path):
+        require_file(given)
     try:
-        yield
+        if isinstance(given, Image.Image):
+            yield given
+            return
+        with _quiet():
+            opened = Image.open(io.BytesIO(given) if isinstance(given, bytes) else given, formats=formats)
+        with opened:
+            if len(opened.info.get("exif") or b"") > MAX_EXIF_BYTES:
+                del opened.info["exif"]
+            yield opened
     except BadImage:
         raise
     except UnidentifiedImageError:
@@ -183,15 +189,6 @@ def _errors_about(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[No
     except Exception as error:  # noqa: BLE001  as said above
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadImage(path, f"is damaged or unreadable: {reason or type(error).__name__}") from None
-
-
-def _opened(file: io.BufferedReader | io.BytesIO, formats: tuple[str, ...] = FORMATS) -> ImageFile.ImageFile:
-    """Read the header of a picture."""
-    with _quiet():
-        opened = Image.open(file, formats=formats)
-    if len(opened.info.get("exif") or b"") > MAX_EXIF_BYTES:
-        del opened.info["exif"]
-    return opened
 
 
 def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None) -> Image.Image:
@@ -269,9 +266,8 @@ def image_type(path: Path) -> str:
     BadImage
         The file is missing or no picture.
     """
-    require_file(path)
-    with _errors_about(path), path.open("rb") as file, _opened(file) as opened:
-        return opened.get_format_mimetype() or "application/octet-stream"
+    with _opened(path, path) as opened:
+        return cast("ImageFile.ImageFile", opened).get_format_mimetype() or "application/octet-stream"
 
 
 def read_photo_fields(path: Path) -> dict[str, str | float]:
@@ -283,7 +279,7 @@ def read_photo_fields(path: Path) -> dict[str, str | float]:
     (degrees) that its EXIF data contain; nothing if they are damaged.
     """
     fields: dict[str, str | float | None] = {}
-    with contextlib.suppress(Exception), path.open("rb") as file, _opened(file) as opened:
+    with contextlib.suppress(Exception), _opened(path, path) as opened:
         if opened.format == "PNG" and "exif" not in opened.info:
             return {}  # Pillow would decode the picture to look behind it
         with _quiet():

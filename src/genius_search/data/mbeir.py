@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TextIO, TypeVar
+from typing import Any, Final, NamedTuple, TextIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -55,11 +55,10 @@ class IdColumn:
     """Mapping from ids to small non-negative integers; 0 by default.
 
     The ids of a data set are nearly contiguous, so an array takes a fortieth of what a dict or a set would:
-    5.6 million candidates fit into 6 MB (typecode ``B``).
+    5.6 million candidates fit into 12 MB.
     """
 
-    def __init__(self, typecode: Literal["B", "H"] = "B") -> None:
-        self._typecode = typecode
+    def __init__(self) -> None:
         self._arrays: dict[int, array[int]] = {}
 
     def __getitem__(self, id_: str) -> int:
@@ -69,7 +68,7 @@ class IdColumn:
 
     def __setitem__(self, id_: str, value: int) -> None:
         dataset, number = parse_id(id_)
-        values = self._arrays.setdefault(dataset, array(self._typecode))
+        values = self._arrays.setdefault(dataset, array("H"))
         if number >= len(values):
             values.frombytes(bytes(values.itemsize * (number + 1 - len(values))))
         values[number] = value
@@ -152,7 +151,6 @@ class _QueryRow(BaseModel):
     query_img_path: str | None = None
     query_src_content: Any = None
     pos_cand_list: list[str] | None = None
-    neg_cand_list: list[str] | None = None
     task_id: int | None = None
 
 
@@ -171,7 +169,7 @@ def read_pool(paths: Iterable[Path]) -> Iterator[Candidate]:
 
     An id that occurs twice in the same file is a bad line, because it is unclear which one is meant.
     """
-    last_file = IdColumn("H")
+    last_file = IdColumn()
     for number, path in enumerate(paths, start=1):
         for line, candidate in read_json_lines(path, _parse_candidate):
             earlier, last_file[candidate.did] = last_file[candidate.did], number
@@ -184,12 +182,12 @@ def read_pool(paths: Iterable[Path]) -> Iterator[Candidate]:
 def _parse_query(fields: Mapping[str, Any]) -> Query:
     row = _QueryRow.model_validate(fields)
     query_number(row.qid)
-    positives, negatives = tuple(row.pos_cand_list or ()), tuple(row.neg_cand_list or ())
-    for did in (*positives, *negatives):
+    positives = tuple(row.pos_cand_list or ())
+    for did in positives:
         candidate_number(did)
     modality, text, image = _content(row.query_modality, row.query_txt, row.query_img_path)
     source = _source(row.query_src_content)
-    return Query(row.qid, modality, text, image, positives, negatives, row.task_id, source)
+    return Query(row.qid, modality, text, image, positives, row.task_id, source)
 
 
 def _parse_candidate(fields: Mapping[str, Any]) -> Candidate:
@@ -321,7 +319,6 @@ class EvaluationRow:
     name: str
     """Name as in file names, for example ``mscoco_task0``."""
     dataset: str
-    dataset_id: int
     task_id: int
     split: str
     queries: Path
@@ -394,18 +391,18 @@ class MBeir(Layout):
 
     def local_pools_of(self, split: str) -> list[Path]:
         """Return the existing local pools of a split's rows."""
-        pools = (self._local_pool(_row_name(path, split), split) for path in self.query_files(split))
+        pools = (self._local_pool(name, split) for name in self.query_files(split))
         return list(dict.fromkeys(path for path in pools if path is not None))
 
     def global_pool(self, split: str) -> list[Path]:
         """Return a split's union pool, otherwise the local pools of its rows; for :func:`read_pool`."""
         return self._union_pool(split) or list(dict.fromkeys(row.local_pool for row in self.rows(split)))
 
-    def query_files(self, split: str) -> list[Path]:
-        """Return a split's query files in the order of the papers' tables, then any others."""
+    def query_files(self, split: str) -> dict[str, Path]:
+        """Return a split's query files by names of rows, in the order of the papers' tables, then others."""
         order = {name: place for place, name in enumerate(PAPER_ROWS)}
         files = {_row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")}
-        return [files[name] for name in sorted(files, key=lambda name: (order.get(name, len(order)), name))]
+        return dict(sorted(files.items(), key=lambda named: (order.get(named[0], len(order)), named[0])))
 
     def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
         """Return the rows of a split (all, or those named) in the order of the papers' tables.
@@ -417,7 +414,7 @@ class MBeir(Layout):
         UsageError
             There is no row with a given name.
         """
-        files = {_row_name(path, split): path for path in self.query_files(split)}
+        files = self.query_files(split)
         if not files:
             splits = sorted(path.name for path in (self.root / "query").iterdir())
             raise BadData(f"{self.root}: no queries for split {split!r}; there are: {', '.join(splits)}")
@@ -441,14 +438,10 @@ class MBeir(Layout):
                 f"{queries}: no local pool for it; expected {self.local_pool(name)} "
                 f"(or mbeir_{name}_{split}_cand_pool.jsonl)"
             )
-        first = next(read_queries(queries), None)
-        if first is None:
-            raise BadData(f"{queries}: has no queries")
         qrels = self.qrels(split, f"{name}_{split}")
         return EvaluationRow(
             name=name,
             dataset=parts["dataset"],
-            dataset_id=parse_id(first.qid)[0],
             task_id=int(parts["task"]),
             split=split,
             queries=queries,

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, ImageInput, TextInput
-from genius_search.encoders.batches import decoded_images, read_tokenizer
+from genius_search.encoders.batches import decoded_images, in_batches, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.weights import load_weights, write_weights
@@ -137,11 +137,6 @@ class SmallNetwork(nn.Module):
             outputs.append(features)
         return outputs[0], outputs[1]
 
-    def embedding(self, batch: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Return the sum of each item's features (score fusion)."""
-        image, text = self.towers(batch)
-        return image + text
-
 
 def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
     """Build layers whose output has the same scale for either modality, since features are summed."""
@@ -168,7 +163,7 @@ class SmallEncoder:
     """Features of images and of texts, by a network with the tokenizer and settings it was trained with.
 
     >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
-    >>> descriptors, tokens = encoder.prepare_images(images), encoder.prepare_texts(texts)  # doctest: +SKIP
+    >>> descriptors, tokens = describe(images), encoder.prepare_texts(texts)  # doctest: +SKIP
     >>> features = encoder.network.image(descriptors)  # doctest: +SKIP
     """
 
@@ -199,11 +194,6 @@ class SmallEncoder:
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
         (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
 
-    @torch.no_grad()
-    def prepare_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
-        """Describe images; this part never changes and can be cached between epochs."""
-        return describe(images)
-
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""
         most = self.config.max_tokens
@@ -219,7 +209,7 @@ class SmallEncoder:
     @torch.inference_mode()
     def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
-        described = self.prepare_images(decoded_images(images)).split(BATCH)
+        described = describe(decoded_images(images)).split(BATCH)
         features = [self.network.image(some.to(self.network.device)).cpu() for some in described]
         return torch.cat(features).numpy()
 
@@ -272,12 +262,10 @@ def load_small(folder: Path, *, device: str = "cpu") -> SmallEncoder:
 def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
     """Describe images by edges, outlines and colours; each part has a root mean square near 1.
 
-    Outlines are the edges of the blurred image: without its stripes and dots, the shape is clearer.
+    Outlines are the edges of the blurred image: without its stripes and dots, the shape is clearer. This part
+    of the encoder never changes, so its results can be kept between epochs.
     """
-    parts = [
-        _describe_batch(images[start : start + _DESCRIBED]) for start in range(0, len(images), _DESCRIBED)
-    ]
-    return torch.cat([torch.zeros(0, DESCRIPTOR_SIZE), *parts])
+    return in_batches(_describe_batch, images, size=_DESCRIBED, dim=DESCRIPTOR_SIZE)
 
 
 def _describe_batch(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:

@@ -22,7 +22,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from genius_search.config import SearchConfig
-from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, read_image
+from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
@@ -228,7 +228,7 @@ def decode(data: bytes) -> Image.Image:
     if len(data) > schemas.PICTURE_BYTES:
         raise Problem(413, f"image: it has more than {schemas.PICTURE_BYTES:,} bytes; send a smaller one")
     try:
-        return read_image(
+        return open_image(
             data,
             name="image",
             formats=SAFE_FORMATS,

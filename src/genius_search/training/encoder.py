@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +18,15 @@ from genius_search.config import checked, to_json
 from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import ImageInput, TextInput
-from genius_search.encoders.small import PADDING, SmallEncoder, SmallNetwork, create_small, load_small
+from genius_search.encoders.batches import decoded_images
+from genius_search.encoders.small import (
+    PADDING,
+    SmallEncoder,
+    SmallNetwork,
+    create_small,
+    describe,
+    load_small,
+)
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
@@ -151,34 +159,24 @@ class EncoderStep:
             return StepResult(contrastive, {})
         words, present = words_of_images(queries, candidates)
         images = F.normalize(torch.cat(pictures), dim=-1)
-        of_words, of_phrases = self._word_losses(images, words, present, step.generator)
-        measures = {"contrastive": contrastive, "words": of_words, "phrases": of_phrases}
-        loss = contrastive + config.word_weight * (of_words + PHRASE_SHARE * of_phrases)
-        return StepResult(loss, {name: value.detach() for name, value in measures.items()})
-
-    def _word_losses(
-        self,
-        images: Float[Tensor, "images dim"],
-        words: Int64[Tensor, " words"],
-        present: Bool[Tensor, "images words"],
-        generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss of predicting the words of images, and that of finding images by phrases."""
-        device = self.network.device
-        phrases, relevant = draw_phrases(present, generator)
+        phrases, relevant = draw_phrases(present, step.generator)
 
         def embed(tokens: Tensor) -> Tensor:
-            queries = self.word_queries.write(tokens, generator).to(device)
-            return F.normalize(self.network.text(queries), dim=-1)
+            rows = self.word_queries.write(tokens, step.generator).to(network.device)
+            return F.normalize(network.text(rows), dim=-1)
 
-        of_words = word_loss(images, embed(words[:, None]), present.to(device), temperature=WORD_TEMPERATURE)
+        of_words = word_loss(
+            images, embed(words[:, None]), present.to(network.device), temperature=WORD_TEMPERATURE
+        )
         of_phrases = phrase_loss(
             embed(F.pad(words, (0, 1), value=PADDING)[phrases]),
             images,
-            relevant.to(device),
-            temperature=self.config.temperature,
+            relevant.to(network.device),
+            temperature=config.temperature,
         )
-        return of_words, of_phrases
+        measures = {"contrastive": contrastive, "words": of_words, "phrases": of_phrases}
+        loss = contrastive + config.word_weight * (of_words + PHRASE_SHARE * of_phrases)
+        return StepResult(loss, {name: value.detach() for name, value in measures.items()})
 
 
 class WordQueries:
@@ -272,7 +270,7 @@ class _Preparation:
         self.fingerprint = fingerprint_of([encoder.config.max_tokens, encoder.tokenizer.to_str()])
 
     def image_features(self, images: Sequence[ImageInput]) -> Shaped[Tensor, "items pixels"]:
-        return self._encoder.prepare_images([item.image for item in images if item.image is not None])
+        return describe(decoded_images(images))
 
     def text_features(self, texts: Sequence[TextInput]) -> Shaped[Tensor, "items tokens"]:
         return self._encoder.prepare_texts([item.text for item in texts])

@@ -24,22 +24,24 @@ def problems_of(root):
     }
 
 
-def test_pictures_of_all_subfolders_come_by_name(tmp_path):
-    for name in ("b.png", "a/z.JPG", "a/b/c.webp"):
+def test_pictures_and_texts_of_all_subfolders_come_by_name_but_hidden_ones(tmp_path):
+    for name in ("b.png", "a/z.JPG", "a/b/c.webp", ".hidden.png", ".cache/a.png"):
         picture(tmp_path / name)
-    scan = read_folder(tmp_path)
-    assert [candidate.did for candidate in scan.candidates] == ["a/b/c.webp", "a/z.JPG", "b.png"]
-    assert all(candidate.image == candidate.did for candidate in scan.candidates)
-    assert {candidate.modality for candidate in scan.candidates} == {Modality.IMAGE}
-    assert scan.problems == ()
-
-
-def test_hidden_files_and_folders_are_left_out(tmp_path):
-    picture(tmp_path / ".hidden.png")
-    picture(tmp_path / ".cache" / "a.png")
+    (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / ".DS_Store").write_bytes(b"x")
+    (tmp_path / "again").symlink_to(tmp_path)
     scan = read_folder(tmp_path)
-    assert (scan.candidates, scan.problems) == ((), ())
+    *pictures, notes = scan.candidates
+    assert [candidate.did for candidate in pictures] == ["a/b/c.webp", "a/z.JPG", "b.png"]
+    assert all(candidate.image == candidate.did for candidate in pictures)
+    assert {candidate.modality for candidate in pictures} == {Modality.IMAGE}
+    assert (notes.did, notes.modality, notes.text, notes.image) == (
+        "notes.md",
+        Modality.TEXT,
+        "# Notes",
+        None,
+    )
+    assert scan.problems == ()
 
 
 def test_a_text_beside_a_picture_is_its_caption(tmp_path):
@@ -87,16 +89,6 @@ def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):
     (tmp_path / "a.json").write_text('{"caption": "json"}')
     (tmp_path / "b.json").write_text('{"caption": "json"}')
     assert [candidate.text for candidate in read_folder(tmp_path).candidates] == ["txt", "json", "list"]
-
-
-def test_texts_of_their_own_are_candidates_too(tmp_path):
-    (tmp_path / "notes.md").write_text("# Notes\n")
-    (tmp_path / "b.txt").write_text("Words.")
-    scan = read_folder(tmp_path)
-    assert [(c.did, c.modality, c.text, c.image) for c in scan.candidates] == [
-        ("b.txt", Modality.TEXT, "Words.", None),
-        ("notes.md", Modality.TEXT, "# Notes", None),
-    ]
 
 
 def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
@@ -152,12 +144,6 @@ def test_a_broken_caption_file_is_named_and_costs_only_the_caption(tmp_path, nam
     assert reason in problems_of(tmp_path)[name]
     [candidate] = read_folder(tmp_path).candidates
     assert candidate.modality is Modality.IMAGE
-
-
-def test_a_link_in_a_circle_ends(tmp_path):
-    picture(tmp_path / "a.png")
-    (tmp_path / "again").symlink_to(tmp_path)
-    assert [candidate.did for candidate in read_folder(tmp_path).candidates] == ["a.png"]
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "captions.jsonl"])

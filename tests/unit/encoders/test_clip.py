@@ -84,14 +84,3 @@ def test_without_the_wish_to_download_an_absent_model_is_refused_at_once(monkeyp
     monkeypatch.setattr("socket.socket.connect", touched)
     with pytest.raises(NetworkNeeded, match="genius pull"):
         load_encoder("clip:nobody/has-this-model")
-
-
-def test_a_cached_model_is_found_by_name(clip_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    cached = tmp_path / "models--somebody--tiny"
-    shutil.copytree(clip_folder, cached / "snapshots" / "0123")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("0123")
-    encoder = load_encoder("clip:somebody/tiny")
-    assert encoder.spec == "clip:somebody/tiny"
-    assert encoder.text_features(texts_of(TEXTS)).shape == (3, 12)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, load_encoder
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.encoders.base import Encoder, ItemKey, TextInput, load_encoder
+from genius_search.errors import ArtifactMismatch
 
-from .conftest import KEY, texts_of
+from .conftest import texts_of
 
 MODULES = "sentence_transformers.models"
 
@@ -71,11 +71,6 @@ def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(s
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     texts = [TextInput("a anchor", ItemKey(role, "9:1")) for role in ("query", "candidate")]
     torch.testing.assert_close(opened(folder).text_features(texts), plain)
-
-
-def test_pictures_are_refused(sentence_folder):
-    with pytest.raises(UsageError, match="reads texts only, and candidate 9:1 has an image"):
-        opened(sentence_folder).image_features([ImageInput(None, KEY)])
 
 
 def test_parts_that_would_run_programs_of_the_folder_are_refused(sentence_folder, tmp_path):

@@ -124,6 +124,8 @@ def test_clip_sf_has_the_features_of_openai_clip(clip, token_rows, photographs):
         images = model.clip_model.encode_image(torch.stack([crop(p) for p in photographs]))
     close(encoder.text_features(texts_of(TEXTS)), texts)
     close(encoder.image_features(images_of(photographs)), images)
+    assert isinstance(encoder, Encoder)
+    assert not isinstance(encoder, JointEncoder)
     assert encoder.dim == texts.shape[1] == 96
     assert texts.std(dim=0).min() > 0.05
 
@@ -181,6 +183,7 @@ def test_feature_fusion_reads_image_and_text_together_and_blanks_where_one_is_mi
     imported, token_rows, photographs, kind
 ):
     model, encoder, _ = imported[kind]
+    assert isinstance(encoder, JointEncoder)
     prepare, tokens = (crop, token_rows(list(BERT))) if kind == "clip-ff" else (squash, bert_rows())
     with torch.inference_mode():
         pixels = torch.stack([prepare(photographs[0]), BLANK, prepare(photographs[1])])
@@ -190,14 +193,3 @@ def test_feature_fusion_reads_image_and_text_together_and_blanks_where_one_is_mi
     assert found.shape == (3, encoder.dim) == (3, 64)
     close(encoder.text_features(texts_of([list(BERT)[1]])), found[1:2])
     close(encoder.image_features(images_of([photographs[1]])), found[2:])
-
-
-@pytest.mark.parametrize("kind", ["clip-sf", "clip-ff", "blip-ff"])
-def test_feature_fusion_is_joint_and_score_fusion_is_not(imported, kind):
-    _, encoder, folder = imported[kind]
-    assert isinstance(encoder, Encoder)
-    assert isinstance(encoder, JointEncoder) == kind.endswith("ff")
-    assert encoder.needs_pixels
-    assert encoder.spec.partition(":")[2] == str(folder)
-    assert len(encoder.fingerprint) == 64
-    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, encoder.dim)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from genius_search import Index, NewItem
-from genius_search.data.images import open_image, read_image
+from genius_search.data.images import open_image
 from genius_search.errors import BadImage, UsageError
 
 BLUE = (0, 0, 255)
@@ -111,7 +111,7 @@ def test_hits_show_their_pictures_and_escaped_texts_in_a_notebook(tmp_path, clip
     assert "&lt;b&gt;&amp;" in html
     assert "and 11 more" in html
     (data,) = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
-    assert read_image(base64.b64decode(data), name="").size == (40, 30)
+    assert open_image(base64.b64decode(data), name="").size == (40, 30)
     shown = next(hit for hit in hits if hit.image)
     assert data in shown._repr_html_()
     next((tmp_path / "i" / "pictures").glob("*/*")).unlink()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -30,41 +29,19 @@ TINY = preset("tiny").encoder
 SETTINGS = replace(
     TINY,
     network=replace(TINY.network, dim=16),
-    training=replace(TINY.training, max_steps=STEPS, batch_size=32, checkpoint_seconds=0.0),
+    training=replace(TINY.training, max_steps=STEPS, batch_size=32),
 )
 
 
-class Killer(Silent):
-    """Interrupts the training, not what prepares it."""
-
-    stage = ""
-
-    def begin(self, stage, total):
-        self.stage = stage
-
-    def advance(self, done, measures):
-        if self.stage == "train encoder" and done == 2:
-            raise KeyboardInterrupt
-
-
-@pytest.fixture(scope="module")
-def train(trained):
-    def run(folder, progress=None):
-        records = TrainingRecords(MBeir(trained.data))
-        return train_encoder(records, folder, SETTINGS, progress=progress or Silent())
-
-    return run
-
-
 def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_written(
-    train, trained, read_losses, tmp_path
+    trained, read_losses, tmp_path
 ):
-    result = train(tmp_path / "model")
+    records = TrainingRecords(MBeir(trained.data))
+    result = train_encoder(records, tmp_path / "model", SETTINGS, progress=Silent())
     losses = read_losses(tmp_path / "model" / "encoder")
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
     encoder = load_small(tmp_path / "model" / "encoder")
-    records = TrainingRecords(MBeir(trained.data))
     embedded = embed_training(records, encoder, tmp_path / "anew", progress=Silent())
     for written, anew in ((result.queries, embedded.queries), (result.candidates, embedded.candidates)):
         rows = np.arange(len(written))
@@ -72,14 +49,6 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
         assert torch.equal(found.has_image, expected.has_image)
         assert torch.equal(found.has_text, expected.has_text)
         torch.testing.assert_close(found.total(), expected.total(), atol=0.02, rtol=0.02)
-
-
-def test_a_killed_training_goes_on_to_the_same_losses_and_weights(train, read_losses, tmp_path):
-    whole = train(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "killed", Killer())
-    assert train(tmp_path / "killed").encoder.fingerprint == whole.encoder.fingerprint
-    assert read_losses(tmp_path / "killed" / "encoder") == read_losses(tmp_path / "whole" / "encoder")
 
 
 def test_single_words_are_learned_from_whole_captions(make_features):

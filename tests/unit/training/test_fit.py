@@ -10,7 +10,7 @@ import pytest
 
 import genius_search
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.recipe import preset
@@ -55,17 +55,9 @@ def one_step():
 def test_fitting_again_does_nothing_again(trained, copied):
     progress = Recorder()
     before = Genius.open(copied).fingerprint
-    model = fit(MBeir(trained.data), "small", copied, preset("tiny"), progress=progress)
+    model = genius_search.fit(str(trained.data), "small", str(copied), preset("tiny"), progress=progress)
     assert progress.begun == []
     assert model.fingerprint == before
-
-
-def test_fit_takes_names_of_folders(trained, copied, tmp_path):
-    model = genius_search.fit(str(trained.data), "small", str(copied), preset("tiny"))
-    assert model.fingerprint == Genius.open(copied).fingerprint
-    with pytest.raises(BadData, match="nowhere: there is no such folder"):
-        genius_search.fit("nowhere", "small", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, copied, monkeypatch):
