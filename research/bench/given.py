@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir, read_judgements
-from genius_search.encoders.precomputed import open_precomputed
+from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
@@ -157,7 +157,7 @@ def _read_mbeir(
     data: MBeir, settings: SearchSettings, model: Genius | None, folder: Path, *, progress: Progress
 ) -> Given:
     """Embed the global pool and the queries of all rows, by a model or from ``DATA/features``."""
-    encoder = open_precomputed(data.root / "features") if model is None else model.encoder
+    encoder = PrecomputedEncoder(data.root / "features") if model is None else model.encoder
 
     def embed(features: FeatureBatch) -> np.ndarray:
         vectors = F.normalize(features.total(), dim=-1) if model is None else model.embed(features)

@@ -21,6 +21,8 @@ from genius_search.config import (
 )
 from genius_search.errors import UsageError
 
+Momentum = Annotated[float, Ge(0), Lt(1)]
+
 
 @settings
 class TrainingConfig:
@@ -47,8 +49,11 @@ class TrainingConfig:
     weight_decay: NonNegative = 0.01
     """Weight decay of matrices; biases, norms and gains have none."""
 
-    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
-    """AdamW's beta2; its beta1 is 0.9."""
+    beta1: Momentum = 0.9
+    """AdamW's beta1."""
+
+    beta2: Momentum = 0.999
+    """AdamW's beta2."""
 
     epsilon: Positive = 1e-8
     """AdamW's epsilon."""

@@ -167,9 +167,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return ClipEncoder(f"clip:{place}", find_or_pull(place, download=download), device=device)
         case "precomputed":
-            from genius_search.encoders.precomputed import open_precomputed  # noqa: PLC0415
+            from genius_search.encoders.precomputed import PrecomputedEncoder  # noqa: PLC0415
 
-            return open_precomputed(folder)
+            return PrecomputedEncoder(folder)
         case "text":
             return _load_text(place, download=download, device=device)
         case "uniir":

@@ -12,10 +12,10 @@ PATH is a folder, or one of the files in it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -26,9 +26,6 @@ from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.records import candidate_number, parse_id, query_number
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
-
-ROLES: Final = ("query", "candidate")
-PARTS: Final = ("text", "image")
 
 
 class FeatureFile:
@@ -78,14 +75,41 @@ class FeatureFile:
 
 
 class PrecomputedEncoder:
-    """Image and text features looked up by id; nothing that is not in the files can be encoded."""
+    """Image and text features looked up by id; nothing that is not in the files can be encoded.
+
+    Parameters
+    ----------
+    path
+        a folder, or one of the files in it.
+
+    Raises
+    ------
+    ArtifactMissing
+        No features are at the path.
+    BadData
+        A file is not what it should be, or files do not fit together.
+    """
 
     needs_pixels: bool = False
 
-    def __init__(self, path: Path, files: Mapping[str, FeatureFile]) -> None:
+    def __init__(self, path: Path) -> None:
         self.spec = f"precomputed:{path}"
-        self._files = files
-        widths = {table.features.shape[1]: table.file for table in files.values()}
+        folder = path if path.is_dir() else path.parent
+        found = {
+            f"{role} {part}": file
+            for role in ("query", "candidate")
+            for part in ("text", "image")
+            for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
+            if (file := folder / name).is_file()
+        }
+        if not found or not (path.is_dir() or path in found.values()):
+            raise ArtifactMissing(
+                f"precomputed:{path} is neither a folder with text_features.npy or image_features.npy, nor "
+                "such a file"
+            )
+        opened = {file: FeatureFile(file) for file in dict.fromkeys(found.values())}
+        self._files = {held: opened[file] for held, file in found.items()}
+        widths = {table.features.shape[1]: file for file, table in opened.items()}
         if len(widths) > 1:
             listed = ", ".join(f"{file.name} has {width}" for width, file in sorted(widths.items()))
             raise BadData(f"the features in {path} must have one width: {listed}")
@@ -126,7 +150,7 @@ class PrecomputedEncoder:
                 "query or candidate. Use an encoder that reads texts and images, such as small or clip"
             )
         features = np.empty((len(keys), self.dim), dtype=np.float32)
-        for role in ROLES:
+        for role in ("query", "candidate"):
             places = [place for place, key in enumerate(keys) if key.role == role]
             if not places:
                 continue
@@ -147,33 +171,6 @@ class PrecomputedEncoder:
                 )
             features[places] = table.features[rows]
         return features
-
-
-def open_precomputed(path: Path) -> PrecomputedEncoder:
-    """Open the features of a folder, or of the folder of one of their files.
-
-    Raises
-    ------
-    ArtifactMissing
-        No features are at the path.
-    BadData
-        A file is not what it should be, or files do not fit together.
-    """
-    folder = path if path.is_dir() else path.parent
-    files = {
-        f"{role} {part}": file
-        for role in ROLES
-        for part in PARTS
-        for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
-        if (file := folder / name).is_file()
-    }
-    if not files or not (path.is_dir() or path in files.values()):
-        raise ArtifactMissing(
-            f"precomputed:{path} is neither a folder with text_features.npy or image_features.npy, nor such "
-            "a file"
-        )
-    opened = {file: FeatureFile(file) for file in dict.fromkeys(files.values())}
-    return PrecomputedEncoder(path, {held: opened[file] for held, file in files.items()})
 
 
 def _map(file: Path) -> Array:

@@ -103,7 +103,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     bad: dict[Path | None, BadImage] = {}
 
     def encode(
-        keys: Sequence[Hashable], run: Callable[[_Batch], AnyArray], *, decode: bool = False
+        keys: Sequence[Hashable], run: Callable[[_Batch], AnyArray], *, decode: bool
     ) -> tuple[np.ndarray, list[int]]:
         """Encode a row of each key but None; return the features and the place of each row's."""
         distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
@@ -118,27 +118,27 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
                 parts.append(as_array(run([(own[place], pictures[place]) for place in good])))
         return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
 
-    def image_features(batch: _Batch) -> AnyArray:
-        return encoder.image_features([ImageInput(picture, row.key) for row, picture in batch])
-
-    def text_features(batch: _Batch) -> AnyArray:
-        return encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch])
-
-    def joint_features(batch: _Batch) -> AnyArray:
-        return encoder.joint_features(  # type: ignore[attr-defined,no-any-return]
-            [JointInput(picture, row.text or "", row.key, row.image is not None) for row, picture in batch]
-        )
-
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
     if is_joint(encoder):
-        image, image_places = encode([None] * len(rows), image_features)
-        both = [(row.image, row.text or "") if has_pixels else row.key for row in rows]
-        text, text_places = encode(both, joint_features, decode=has_pixels)
+        image, image_places = np.zeros((0, encoder.dim), np.float16), [ABSENT] * len(rows)
+        text, text_places = encode(
+            [(row.image, row.text or "") if has_pixels else row.key for row in rows],
+            lambda batch: encoder.joint_features(
+                [JointInput(picture, row.text or "", row.key, bool(row.image)) for row, picture in batch]
+            ),
+            decode=has_pixels,
+        )
     else:
-        images = [(row.image if has_pixels else row.key) if row.image else None for row in rows]
-        texts = [(row.text if has_pixels else row.key) if row.text else None for row in rows]
-        image, image_places = encode(images, image_features, decode=has_pixels)
-        text, text_places = encode(texts, text_features)
+        image, image_places = encode(
+            [(row.image if has_pixels else row.key) if row.image else None for row in rows],
+            lambda batch: encoder.image_features([ImageInput(picture, row.key) for row, picture in batch]),
+            decode=has_pixels,
+        )
+        text, text_places = encode(
+            [(row.text if has_pixels else row.key) if row.text else None for row in rows],
+            lambda batch: encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch]),
+            decode=False,
+        )
     kept = [
         (row.id, *places, row.variant, row.modality.code, ABSENT if row.wanted is None else row.wanted.code)
         for row, *places in zip(rows, image_places, text_places, strict=True)

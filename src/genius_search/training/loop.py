@@ -160,7 +160,7 @@ def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
             {"params": others, "weight_decay": 0.0},
         ],
         lr=config.learning_rate,
-        betas=(0.9, config.beta2),
+        betas=(config.beta1, config.beta2),
         eps=config.epsilon,
         fused=True,
     )

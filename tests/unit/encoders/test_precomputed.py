@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
-from genius_search.encoders.precomputed import open_precomputed
+from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.records import candidate_number, query_number
 
@@ -23,7 +23,7 @@ def rows(count, *, dim=3, start=0.0, dtype=np.float16):
 
 def test_without_ids_row_r_is_number_r_plus_one_of_any_data_set(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(4))
-    encoder = open_precomputed(tmp_path / "text_features.npy")
+    encoder = PrecomputedEncoder(tmp_path / "text_features.npy")
     found = encoder.text_features(
         [text("query", "30:1"), text("candidate", "7:4"), text("candidate", "30:1")]
     )
@@ -39,7 +39,7 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "query_text_features.npy", rows(2, start=20))
     np.save(tmp_path / "candidate_image_features.npy", rows(2, start=40))
-    encoder = open_precomputed(tmp_path)
+    encoder = PrecomputedEncoder(tmp_path)
     assert encoder.text_features([text("query", "0:1"), text("candidate", "0:1")]).tolist() == [
         [20, 21, 22],
         [0, 1, 2],
@@ -53,7 +53,7 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
 def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
     np.save(tmp_path / "text_features.npy", rows(3, dtype=np.float32))
     np.save(tmp_path / name, np.array(["9:30", "9:7", "10:7"]))
-    encoder = open_precomputed(tmp_path)
+    encoder = PrecomputedEncoder(tmp_path)
     found = encoder.text_features(
         [text("candidate", "10:7"), text("query", "9:30"), text("candidate", "9:7")]
     )
@@ -68,7 +68,7 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
         tmp_path / "candidate_text_features_ids.npy",
         np.array([candidate_number("9:1"), candidate_number("0:0")]),
     )
-    encoder = open_precomputed(tmp_path)
+    encoder = PrecomputedEncoder(tmp_path)
     found = encoder.text_features([text("query", "9:1"), text("candidate", "9:1"), text("candidate", "0:0")])
     assert found.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
 
@@ -78,13 +78,13 @@ def test_an_id_that_is_not_listed_is_refused_by_id_and_file(tmp_path, identifier
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "ids.npy", np.array(["9:30", "9:7"]))
     with pytest.raises(BadData, match=rf"query {identifier} is not among the 2 ids of .*ids\.npy"):
-        open_precomputed(tmp_path).text_features([text("query", identifier)])
+        PrecomputedEncoder(tmp_path).text_features([text("query", identifier)])
 
 
 def test_new_content_cannot_be_embedded(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(3))
     with pytest.raises(UsageError, match="cannot embed new content"):
-        open_precomputed(tmp_path).text_features([text("query", "")])
+        PrecomputedEncoder(tmp_path).text_features([text("query", "")])
 
 
 def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):
@@ -94,7 +94,7 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):
         folder.mkdir()
         np.save(folder / "text_features.npy", rows(1, start=start))
         np.save(folder / "ids.npy", np.array([ids]))
-        prints.append(open_precomputed(folder).fingerprint)
+        prints.append(PrecomputedEncoder(folder).fingerprint)
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
 
@@ -115,11 +115,11 @@ def test_arrays_that_are_no_features_or_no_ids_of_them_are_refused(tmp_path, fea
     if ids is not None:
         np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(BadData, match=problem):
-        open_precomputed(tmp_path)
+        PrecomputedEncoder(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nothing", "", "features.npy"])
 def test_what_is_not_there_is_refused(tmp_path, name):
     np.save(tmp_path / "features.npy", rows(3))
     with pytest.raises(ArtifactMissing, match=r"neither a folder with text_features\.npy"):
-        open_precomputed(tmp_path / name)
+        PrecomputedEncoder(tmp_path / name)

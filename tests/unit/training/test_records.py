@@ -9,7 +9,7 @@ import pytest
 
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import MBeir, read_queries
-from genius_search.encoders.precomputed import open_precomputed
+from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData
 from genius_search.progress import Silent
 from genius_search.records import query_number
@@ -42,7 +42,7 @@ def data(tmp_path):
 @pytest.fixture
 def encoder(tmp_path):
     np.save(tmp_path / "text_features.npy", np.arange(9, dtype=np.float16).reshape(3, 3))
-    return open_precomputed(tmp_path / "text_features.npy")
+    return PrecomputedEncoder(tmp_path / "text_features.npy")
 
 
 def test_a_query_on_several_lines_is_embedded_once_and_drawn_as_often_as_it_is_there(data, encoder, tmp_path):
