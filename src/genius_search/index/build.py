@@ -38,7 +38,7 @@ from genius_search.index.pool import (
 )
 from genius_search.index.segment_writer import check_bits
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import FromVectors, Source, draw_sample, feature_rows
+from genius_search.index.source import draw_embeddings, feature_rows, given_features
 from genius_search.index.store import (
     CURRENT,
     DELETED,
@@ -103,7 +103,7 @@ class Changes(NamedTuple):
     pool: Pool
     stamps: list[str | None]
     """Of all items of the pool; None for those that have not changed."""
-    features: Source
+    features: Features
 
     def items(self) -> Iterator[Item]:
         """Yield the items that have features."""
@@ -132,12 +132,13 @@ def read_changes(
     UsageError
         The encoder does not read an item, or has features of another width than the vectors.
     """
-    if pool.vectors is not None and pool.vectors.vectors.shape[1] != encoder.dim:
+    if pool.vectors is not None and pool.vectors.shape[1] != encoder.dim:
         raise UsageError(
-            f"the vectors have {pool.vectors.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
+            f"the vectors have {pool.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
             "give vectors of its encoder"
         )
     stamps: list[str | None] = []
+    codes: list[int] = []
     items = pool.items()
     while chunk := list(islice(items, CHUNK)):
         known = {} if snapshot is None else snapshot.stamps([item.id for item in chunk])
@@ -149,13 +150,15 @@ def read_changes(
                 )
             stamp = stamp_of(item)
             stamps.append(None if known.get(item.id) == stamp else stamp)
-    changed = [number for number, stamp in enumerate(stamps) if stamp is not None]
+            codes.append(item.modality.code)
+    changed = np.flatnonzero([stamp is not None for stamp in stamps])
     if pool.vectors is not None:
-        return Changes(pool, stamps, FromVectors(pool.vectors, np.array(changed, dtype=np.int64)))
+        modality = np.array(codes, dtype=np.int8)[changed]
+        return Changes(pool, stamps, given_features(pool.vectors, changed, modality))
     every = zip(pool.items(), stamps, strict=False)
     rows = feature_rows((item for item, stamp in every if stamp is not None), folder)
     if len(changed) < MIN_SAVED:
-        return Changes(pool, stamps, Features([encode_shard(list(rows), encoder, skip_bad_images=True)]))
+        return Changes(pool, stamps, Features([encode_shard([*rows], encoder, skip_bad_images=True)]))
     features = embed(
         rows,
         encoder,
@@ -261,7 +264,7 @@ def create_index(
             model = Genius.open(model, device=device, download=download)
         opened = model or load_encoder(absolute_spec(encoder or ""), download=download, device=device)
     elif model is None and isinstance(pool, Pool) and pool.vectors is not None:
-        opened = VectorEncoder(str(pool.vectors.vectors.shape[1]))
+        opened = VectorEncoder(str(pool.vectors.shape[1]))
     else:
         raise UsageError("give either a model, or the encoder of an index that needs no training")
     check_place(folder)
@@ -339,7 +342,7 @@ def check_place(folder: Path) -> None:
 def fit_model(
     folder: Path,
     encoder: Encoder,
-    features: Source,
+    features: Features,
     *,
     items: int,
     fingerprint: str,
@@ -351,11 +354,8 @@ def fit_model(
 
     ``fingerprint`` is that of the items; an interrupted run with the same one goes on.
     """
-    rows = draw_sample(features)
-    sampled = features.gather(rows)
     quantizer = fit_codebooks(
-        SumFusion()(sampled.image, sampled.text),
-        features.modality[rows],
+        *draw_embeddings(features, SumFusion()),
         folder / "quantizer",
         items=items,
         inputs={"items": fingerprint},
@@ -367,7 +367,11 @@ def fit_model(
 
 
 def encode_items(
-    model: Genius, items: Iterable[Item], features: Source, manifest: IndexManifest, progress: Progress
+    model: Genius,
+    items: Iterable[Item],
+    features: Features,
+    manifest: IndexManifest,
+    progress: Progress,
 ) -> Iterator[Batch]:
     """Yield items with their IDs, from features of the same items in the same order.
 

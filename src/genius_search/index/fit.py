@@ -9,14 +9,13 @@ import dataclasses
 import random
 import shutil
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Shaped
-from torch.nn import functional as F
+from jaxtyping import Bool, Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import SearchConfig, checked
@@ -31,7 +30,7 @@ from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import Source, StoredFeatures, draw_sample, feature_rows
+from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
 from genius_search.model import Genius
@@ -161,30 +160,24 @@ def fit_index(
         if number not in measured
     ]
     trained = _train(Pairs(lines, queries, features), features, model, work, config, device, progress)
-    rows = [row for row, number in enumerate(queries.ids.tolist()) if number in measured]
-    held_out = _HeldOut(queries, rows, known)
-    before = held_out.find(model, snapshot, default_settings(model, snapshot))
-    name = f"{OWN_MODEL}-{manifest.generation + 1}"
-    written = _write_replacement(writer, name, trained, features, progress)
-    after = held_out.find(trained, written, default_settings(trained, written))
+    rows = np.flatnonzero(np.isin(queries.ids, list(measured)))
+    find = partial(_find_right, queries, rows, known)
+    before = find(model, snapshot, default_settings(model, snapshot))
+    written = _write_replacement(writer, trained, features, progress)
+    settings = default_settings(trained, written)
+    after = find(trained, written, settings)
     kept = force or clear_gain(np.asarray(after.any(axis=1)), np.asarray(before.any(axis=1))) > 0
     if kept:
-        place = writer.folder / name
-        shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
-        sync_tree(trained.folder)
-        put_in_place(trained.folder, place)
-        writer.commit(written.manifest)
-        shutil.rmtree(writer.folder / manifest.model, ignore_errors=True)
-        settings = default_settings(trained, written)
+        _commit_replacement(writer, trained, written)
         is_found = {}
         for weight in WEIGHTS:
-            found = held_out.find(trained, written, dataclasses.replace(settings, density_weight=weight))
+            found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
             is_found[weight] = np.asarray(found.any(axis=1))
         writer.note(hubness=choose_weight(is_found, "pairs that were held out"))
         remove_work(writer.folder)
     else:
         remove_leftovers(writer.folder, manifest.segments)
-    return Fitted(kept, len(known), left_out, len(held_out.rows), Recall.of(before), Recall.of(after))
+    return Fitted(kept, len(known), left_out, len(rows), Recall.of(before), Recall.of(after))
 
 
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
@@ -223,14 +216,11 @@ def refit_index(
     metric = model.quantizer.metric
     if query_vectors is not None:
         metric = query_metric(query_vectors, model.dim)
-    features = StoredFeatures(snapshot, model)
-    rows = draw_sample(features)
-    name = f"{OWN_MODEL}-{manifest.generation + 1}"
-    folder = writer.folder / name
+    features = stored_features(snapshot, model)
+    folder = writer.folder / WORK / "refit"
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted refit
     quantizer = fit_codebooks(
-        F.normalize(features.gather(rows).total(), dim=-1),
-        features.modality[rows],
+        *draw_embeddings(features, SumFusion()),
         folder / "quantizer",
         items=len(features),
         inputs={"quantizer": model.quantizer_manifest.fingerprint},
@@ -241,20 +231,31 @@ def refit_index(
     )
     fitted = Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
     fitted.quantizer.fusion = SumFusion()  # from here on: what is stored is fused already
-    writer.commit(_write_replacement(writer, name, fitted, features, progress).manifest)
-    shutil.rmtree(writer.folder / manifest.model, ignore_errors=True)
+    _commit_replacement(writer, fitted, _write_replacement(writer, fitted, features, progress))
+    remove_work(writer.folder)
 
 
-def _write_replacement(
-    writer: Writer, name: str, model: Genius, features: Source, progress: Progress
-) -> Snapshot:
+def _write_replacement(writer: Writer, model: Genius, features: Features, progress: Progress) -> Snapshot:
     """Write all items with the IDs of a new model; return that state, to be committed."""
-    snapshot = writer.snapshot
-    manifest = snapshot.manifest.replace(
-        model=name, model_fingerprint=model.fingerprint, calibration=None, hubness=None
+    before = writer.snapshot.manifest
+    manifest = before.replace(
+        model=f"{OWN_MODEL}-{before.generation + 1}",
+        model_fingerprint=model.fingerprint,
+        calibration=None,
+        hubness=None,
     )
-    items = chain.from_iterable(map(alive_items, snapshot.segments))
+    items = chain.from_iterable(map(alive_items, writer.snapshot.segments))
     return writer.rewrite(manifest, encode_items(model, items, features, manifest, progress))
+
+
+def _commit_replacement(writer: Writer, model: Genius, written: Snapshot) -> None:
+    """Move a new model from the folder of unfinished work into the index, and commit its items."""
+    before, place = writer.snapshot.manifest.model, writer.folder / written.manifest.model
+    shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
+    sync_tree(model.folder)
+    put_in_place(model.folder, place)
+    writer.commit(written.manifest)
+    shutil.rmtree(writer.folder / before, ignore_errors=True)
 
 
 def _carry_encoder(model: Genius, folder: Path) -> Encoder:
@@ -360,7 +361,7 @@ def _item_features(
         and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
         and bool(((lengths - 1).abs() < 0.01).all())
     ):
-        return StoredFeatures(snapshot, model)
+        return stored_features(snapshot, model)
     return embed(
         feature_rows(chain.from_iterable(map(alive_items, snapshot.segments)), writer.folder),
         model.encoder,
@@ -397,13 +398,8 @@ def _train(
     if config.quantizer.fusion.kind != "sum":
         fusion = train_quantizer(pairs, work / "fusion", config.quantizer, progress=progress, device=device)
         fused_by, inputs["fusion"] = fusion.quantizer.cpu(), fusion.manifest.fingerprint
-    rows = draw_sample(items)
-    sampled = items.gather(rows)
-    with torch.no_grad():
-        embeddings = (SumFusion() if fused_by is None else fused_by.fusion)(sampled.image, sampled.text)
     quantizer = fit_codebooks(
-        embeddings,
-        items.modality[rows],
+        *draw_embeddings(items, SumFusion() if fused_by is None else fused_by.fusion),
         folder / "quantizer",
         items=len(items),
         inputs=inputs,
@@ -417,34 +413,32 @@ def _train(
     return Genius.finish(folder, _carry_encoder(model, folder), quantizer, generator, model.instructions)
 
 
-class _HeldOut:
-    """Queries that were not trained on."""
-
-    def __init__(self, queries: Features, rows: Sequence[int], pairs: Sequence[Pair]) -> None:
-        self.rows = np.array(rows)
-        self._features = queries.gather(self.rows)
-        self._wanted = [list(Modality)[code] for code in queries.wanted[self.rows]]
-        self._right = [set(pairs[number].items) for number in queries.ids[self.rows].tolist()]
-
-    def find(
-        self, model: Genius, snapshot: Snapshot, config: SearchConfig
-    ) -> Bool[np.ndarray, "queries hits"]:
-        """Return for each query which of its first :data:`FIRST` hits are right."""
-        is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
-        fused = as_floats(model.embed(self._features))
-        evidence = normalize(as_floats(self._features.total())) if is_raw else fused
-        encoded = [
-            EncodedQuery(
-                number,
-                FIRST,
-                level0=model.level0_codes(wanted) if model.level0_is_exact else frozenset(),
-                embedding=fused[number],
-                evidence=evidence[number],
-            )
-            for number, wanted in enumerate(self._wanted)
-        ]
-        found = np.zeros((len(encoded), FIRST), dtype=bool)
-        for number, result in enumerate(SnapshotSearcher(model, snapshot, config).search_encoded(encoded)):
-            right = [hit.id in self._right[number] for hit in result.hits]
-            found[number, : len(right)] = right
-        return found
+def _find_right(
+    queries: Features,
+    rows: Int64[np.ndarray, " queries"],
+    pairs: Sequence[Pair],
+    model: Genius,
+    snapshot: Snapshot,
+    config: SearchConfig,
+) -> Bool[np.ndarray, "queries hits"]:
+    """Return for each query that was held out which of its first :data:`FIRST` hits are right."""
+    features = queries.gather(rows)
+    is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
+    fused = as_floats(model.embed(features))
+    evidence = normalize(as_floats(features.total())) if is_raw else fused
+    encoded = [
+        EncodedQuery(
+            number,
+            FIRST,
+            level0=model.level0_codes([*Modality][code]) if model.level0_is_exact else frozenset(),
+            embedding=fused[number],
+            evidence=evidence[number],
+        )
+        for number, code in enumerate(queries.wanted[rows].tolist())
+    ]
+    is_right = np.zeros((len(encoded), FIRST), dtype=bool)
+    results = SnapshotSearcher(model, snapshot, config).search_encoded(encoded)
+    for number, (pair, result) in enumerate(zip(queries.ids[rows].tolist(), results, strict=True)):
+        right = [hit.id in pairs[pair].items for hit in result.hits]
+        is_right[number, : len(right)] = right
+    return is_right

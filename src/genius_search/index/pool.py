@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import PIL.Image
-from jaxtyping import Float32, Int8, Shaped
+from jaxtyping import Shaped
 
 from genius_search.data.features import LeftOut
 from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
@@ -25,7 +25,6 @@ from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.query import SHORTEST_VECTOR
 from genius_search.index.writer import store_picture
-from genius_search.nn.codebooks import normalize
 from genius_search.records import Candidate, Modality
 
 MAX_REASONS: Final = 5
@@ -53,19 +52,6 @@ class NewItem(NamedTuple):
     """Values to filter by."""
 
 
-class GivenVectors(NamedTuple):
-    """Vectors of the items of a pool, in their order, instead of pictures and texts to encode."""
-
-    vectors: Shaped[np.ndarray, "items dim"]
-    """May be memory-mapped."""
-    modality: Int8[np.ndarray, " items"]
-
-    def units(self, rows: np.ndarray) -> Float32[np.ndarray, "rows dim"]:
-        """Return vectors at unit length, scaled in double precision, in which large squares are finite."""
-        vectors = np.asarray(self.vectors[rows], dtype=np.float64)
-        return np.asarray(normalize(vectors), dtype=np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Items of a pool, which can be read several times."""
@@ -77,7 +63,8 @@ class Pool:
     """Files that cannot be used as items."""
     has_files: bool = False
     """Whether each item is a file, so that :func:`with_file_fields` applies."""
-    vectors: GivenVectors | None = None
+    vectors: Shaped[np.ndarray, "items dim"] | None = None
+    """Given vectors of the items, in their order, instead of features; may be memory-mapped."""
 
     def with_fields(self, item: Item) -> Item:
         """Return an item with all its fields; those of a file are read only for what is encoded."""
@@ -375,8 +362,7 @@ def open_vectors(
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None
 
-    codes = np.array([kind.code for kind in parsed], dtype=np.int8)
-    return Pool(lambda: map(item, range(count)), count, vectors=GivenVectors(array, codes))
+    return Pool(lambda: map(item, range(count)), count, vectors=array)
 
 
 def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:

@@ -10,12 +10,11 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Int8, Int64, Shaped
+from jaxtyping import Float, Float32, Int, Int8, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig, to_json
-from genius_search.data.features import Features
 from genius_search.errors import UsageError
 from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer, as_floats, normalize
 from genius_search.nn.health import examine
@@ -192,11 +191,6 @@ def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float[Tensor, "d
     variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
     factors = (variances.clip(min=0) / max(variances.mean(), TINY) + EVENLY) ** (POWER / 2)
     return torch.from_numpy(((directions * factors) @ directions.T).astype(np.float32))
-
-
-def draw_sample(features: Features, *, seed: int = 0) -> Int64[np.ndarray, " rows"]:
-    """Return the rows of all items, or of :data:`MAX_SAMPLE` drawn ones, ascending."""
-    return np.sort(np.random.default_rng(seed).permutation(len(features))[:MAX_SAMPLE])
 
 
 def _metric_input(metric: Float[Tensor, "dim dim"] | None) -> dict[str, str]:
