@@ -41,15 +41,10 @@ class Modality(StrEnum):
     @staticmethod
     def of(*, has_image: bool, has_text: bool) -> Modality:
         """Return the modality of a record with an image, a text, or both."""
-        match has_image, has_text:
-            case True, True:
-                return Modality.IMAGE_TEXT
-            case True, False:
-                return Modality.IMAGE
-            case False, True:
-                return Modality.TEXT
-            case _:
-                raise UsageError("a record needs an image or a text, and this one has neither")
+        parts = [name for name, has in (("image", has_image), ("text", has_text)) if has]
+        if not parts:
+            raise UsageError("a record needs an image or a text, and this one has neither")
+        return Modality("-".join(parts))
 
 
 NUM_MODALITIES: Final = len(Modality)

@@ -83,7 +83,7 @@ def make_features(tmp_path_factory):
                 half(_packed(text[rows], dim)),
             )
             write_shard(writer.path, number, shard)
-        writer.finish(facts={"rows": size})
+        writer.finish()
         return Features.open(folder)
 
     return make

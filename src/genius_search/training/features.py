@@ -29,6 +29,7 @@ from genius_search.data.features import (
     Shard,
     find_positives,
     half,
+    read_shards,
     write_shard,
 )
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -238,10 +239,9 @@ def write_features(
         for number, part in enumerate(parts):
             if not (writer.path / f"shard-{number:06d}").is_dir():
                 write_shard(writer.path, number, make(part))
-        rows = sum(len(np.load(path, mmap_mode="r")) for path in writer.path.glob("shard-*/rows.npy"))
-        if rows == 0:
+        if not any(len(shard.rows) for shard in read_shards(writer.path)):
             raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
-        writer.finish(facts={"rows": rows})
+        writer.finish()
     return Features.open(folder)
 
 

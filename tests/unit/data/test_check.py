@@ -98,24 +98,26 @@ def test_an_instruction_that_is_missing_is_named_by_its_key(data):
     assert set(found(data.root)) == {"no-instructions"}
 
 
-def test_a_query_that_nothing_in_the_pools_answers_is_an_error(data):
-    data.queries = data.qrels = [asking(1, "7:99"), asking(2, "7:2", "8:1")]
-    data.training = [asking(1, "7:50")]
-    finding = data.found()["positives-outside-pool"]
-    assert (finding.severity, finding.count) == ("error", 2)
-    assert "7:99" in finding.examples[0]
-
-
-def test_an_id_twice_in_a_pool_is_an_error(data):
-    data.candidates = [*data.candidates, data.candidates[0]]
-    assert data.found()["duplicate-id"].count == 1
-
-
-@pytest.mark.parametrize("qrels", [[asking(1, "7:2"), asking(2), asking(3)], [asking(1), asking(2)]])
-def test_qrels_that_say_something_else_are_an_error(data, qrels):
-    data.qrels = qrels
-    finding = data.found()["qrels-disagree"]
-    assert (finding.severity, finding.count) == ("error", 1)
+@pytest.mark.parametrize(
+    ("broken", "kind", "count", "example"),
+    [
+        (
+            {"queries": [asking(1, "7:99"), asking(2, "7:2", "8:1")], "training": [asking(1, "7:50")]},
+            "positives-outside-pool",
+            2,
+            "7:99",
+        ),
+        ({"candidates": [image(1), image(2), image(3), image(1)]}, "duplicate-id", 1, "7:1"),
+        ({"qrels": [asking(1, "7:2"), asking(2), asking(3)]}, "qrels-disagree", 1, "7:1"),
+        ({"qrels": [asking(1), asking(2)]}, "qrels-disagree", 1, "7:3"),
+    ],
+)
+def test_records_that_do_not_fit_together_are_errors(data, broken, kind, count, example):
+    for name, records in broken.items():
+        setattr(data, name, records)
+    finding = data.found()[kind]
+    assert (finding.severity, finding.count) == ("error", count)
+    assert example in finding.examples[0]
 
 
 def test_files_that_are_missing_or_cannot_be_used_are_named_and_the_rest_still_checked(data):

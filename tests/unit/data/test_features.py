@@ -62,7 +62,7 @@ def test_features_that_16_bits_cannot_hold_are_refused(bad):
 def test_left_out_records_are_listed_when_the_folder_is_opened(tmp_path):
     writer = ArtifactWriter(tmp_path / "some", kind="features", config={}, inputs={})
     write_shard(writer.path, 0, one_image(DIM + 1, [LeftOut(3, "a.jpg", "cut off")]))
-    writer.finish(facts={"rows": 1})
+    writer.finish()
     opened = Features.open(tmp_path / "some")
     assert opened.left_out == [LeftOut(3, "a.jpg", "cut off")]
     with pytest.raises(ArtifactMismatch, match="must have the same width"):

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
+from torch import multiprocessing
 
-from genius_search.config import FusionConfig, to_json
-from genius_search.data.features import Pairs
+from genius_search.config import FusionConfig
+from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn.codebooks import StoredQuantizer
-from genius_search.nn.quantizer import encode
+from genius_search.nn.quantizer import Quantizer, encode
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig, TrainingConfig
 from genius_search.records import Modality, Query
-from genius_search.training.quantizer import train_quantizer
+from genius_search.training.loop import train
+from genius_search.training.quantizer import QuantizerStep, train_quantizer
 
 TRAINING = TrainingConfig(batch_size=24, learning_rate=2e-3, max_steps=20, checkpoint_seconds=0.0)
 CONFIG = QuantizerConfig(
@@ -113,36 +112,48 @@ def test_contrastive_learning_brings_queries_to_their_candidates(world, tmp_path
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
-def test_two_ranks_train_the_same_weights_as_one(world, tmp_path):
+def train_on_rank(rank, ranks, folder, configs, lines, features):
+    """Train every configuration; leave the weights, and how many codes were revived."""
+    torch.set_num_threads(1)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    pairs = Pairs(lines, *map(Features.open, features))
+    for number, config in enumerate(configs):
+        own = folder / f"{rank}-{number}"
+        own.mkdir()
+        torch.manual_seed(config.training.seed)
+        quantizer = Quantizer(pairs.candidates.dim, config)
+        train(
+            quantizer,
+            QuantizerStep(quantizer, pairs, config.training.max_steps),
+            total=config.training.max_steps,
+            config=config.training,
+            folder=own,
+            progress=Silent(),
+            name="rank",
+        )
+        torch.save(quantizer.state_dict(), own / "weights.pt")
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_train_the_same_weights_as_one(world, tmp_path, read_losses):
     # With 16 codes for 48 items counts are small, so that codes die and are revived.
     configs = [
         changed(level0=level0, codebook_size=16, dead_below=2.5, codebook_start=0, max_steps=3)
         for level0 in ("assigned", "learned")
     ]
-    plan = tmp_path / "plan.pt"
-    torch.save(
-        {
-            "configs": [to_json(config) for config in configs],
-            "queries": str(world.queries.manifest.folder),
-            "candidates": str(world.candidates.manifest.folder),
-            "lines": [(line.qid, list(line.positives)) for line in world.lines],
-        },
-        plan,
-    )
-    script = Path(__file__).parent / "rank.py"
-    processes = [
-        subprocess.Popen([sys.executable, script, plan, tmp_path / "two", str(rank), "2"])  # noqa: S603
-        for rank in (0, 1)
-    ]
-    runpy.run_path(str(script))["main"](plan, tmp_path / "one", 0, 1)
-    assert [process.wait(120) for process in processes] == [0, 0]
+    features = [part.manifest.folder for part in (world.queries, world.candidates)]
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        multiprocessing.spawn(train_on_rank, (ranks, folder, configs, world.lines, features), nprocs=ranks)
     for number in range(len(configs)):
         one, first, second = (
-            torch.load(tmp_path / name / f"weights-{number}.pt", weights_only=True)
-            for name in ("one/rank-0", "two/rank-0", "two/rank-1")
+            torch.load(tmp_path / name / "weights.pt", weights_only=True)
+            for name in (f"1/0-{number}", f"2/0-{number}", f"2/1-{number}")
         )
-        assert one["revived"] > 0
-        assert one.keys() == first.keys() == second.keys()
+        assert sum(read_losses(tmp_path / f"1/0-{number}", "revived")) > 0
         for name in one:
             assert torch.equal(first[name], second[name]), name
             torch.testing.assert_close(first[name], one[name], rtol=1e-5, atol=2e-5)
