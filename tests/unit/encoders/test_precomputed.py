@@ -73,18 +73,19 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
     assert found.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize("identifier", ["9:8", "9:999", "0:1"])
-def test_an_id_that_is_not_listed_is_refused_by_id_and_file(tmp_path, identifier):
+@pytest.mark.parametrize(
+    ("identifier", "error", "match"),
+    [
+        ("9:8", BadData, r"query 9:8 is not among the 2 ids of .*ids\.npy"),
+        ("0:1", BadData, r"query 0:1 is not among the 2 ids of .*ids\.npy"),
+        ("", UsageError, "cannot embed new content"),
+    ],
+)
+def test_what_is_not_in_the_files_is_refused(tmp_path, identifier, error, match):
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "ids.npy", np.array(["9:30", "9:7"]))
-    with pytest.raises(BadData, match=rf"query {identifier} is not among the 2 ids of .*ids\.npy"):
+    with pytest.raises(error, match=match):
         PrecomputedEncoder(tmp_path).text_features([text("query", identifier)])
-
-
-def test_new_content_cannot_be_embedded(tmp_path):
-    np.save(tmp_path / "text_features.npy", rows(3))
-    with pytest.raises(UsageError, match="cannot embed new content"):
-        PrecomputedEncoder(tmp_path).text_features([text("query", "")])
 
 
 def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):

@@ -16,6 +16,7 @@ from genius_search.training import features as stage
 from genius_search.training.features import FeatureRow, embed
 
 DIM = 3
+BOTH = Modality.IMAGE_TEXT
 
 
 class Encoder:
@@ -110,41 +111,22 @@ def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(t
     assert len(other.seen) == 5
 
 
-def test_a_picture_and_a_text_are_encoded_once_in_a_shard(tmp_path, pictures):
-    rows = [
-        FeatureRow(
-            id=n,
-            key=ItemKey("query", str(n)),
-            modality=Modality.IMAGE_TEXT,
-            image=pictures[n % 2],
-            text="same",
-        )
-        for n in range(4)
-    ]
+def test_equal_contents_are_encoded_once_in_a_shard_unless_features_are_looked_up(tmp_path, pictures):
+    rows = [row._replace(image=pictures[row.id % 2], text="same", modality=BOTH) for row in text_rows(4)]
     encoder = Encoder()
-    features = run(rows, encoder, tmp_path / "f")
-    assert sorted(encoder.seen) == ["0", "1", "same"] or len(encoder.seen) == 3
-    assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 20, 0, 20]
-    assert features.gather(np.arange(4)).has_text.all()
-
-
-def test_an_encoder_that_looks_up_ids_is_asked_for_every_item_even_when_contents_are_equal(tmp_path):
-    rows = [
-        FeatureRow(id=n, key=ItemKey("query", str(n)), modality=Modality.TEXT, text="same") for n in range(3)
-    ]
-    features = run(rows, Encoder(needs_pixels=False), tmp_path / "f")
-    assert features.gather(np.arange(3)).text[:, 0].tolist() == [0, 1, 2]
-
-
-def test_a_bad_picture_is_an_error_that_names_it(tmp_path, pictures):
-    pictures[2].write_bytes(b"")
-    with pytest.raises(BadImage, match=r"2\.png"):
-        run(image_rows(pictures), Encoder(), tmp_path / "f")
+    batch = run(rows, encoder, tmp_path / "f").gather(np.arange(4))
+    assert len(encoder.seen) == 3
+    assert batch.image[:, 2].tolist() == [0, 20, 0, 20]
+    assert batch.has_text.all()
+    looked_up = run(rows, Encoder(needs_pixels=False), tmp_path / "g").gather(np.arange(4))
+    assert looked_up.image[:, 0].tolist() == looked_up.text[:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_path, pictures):
     for n in (1, 5):
         pictures[n].write_bytes(b"not a picture")
+    with pytest.raises(BadImage, match=r"1\.png"):
+        run(image_rows(pictures), Encoder(), tmp_path / "f")
     features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
     assert features.ids.tolist() == [0, 2, 3, 4]
     assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 40, 60, 80]

@@ -87,19 +87,6 @@ def test_a_model_is_retrained_with_its_own_encoder(trained, copied):
     assert Genius.open(copied.rename(copied.parent / "moved")).fingerprint == again.fingerprint
 
 
-def test_a_device_that_is_not_here_is_refused_before_any_work(trained, tmp_path):
-    with pytest.raises(UsageError, match="--device cpu"):
-        fit(
-            MBeir(trained.data),
-            "small",
-            tmp_path / "model",
-            preset("tiny"),
-            progress=Recorder(),
-            device="nonsense",
-        )
-    assert not (tmp_path / "model").exists()
-
-
 @pytest.mark.parametrize("output", ["file", "index", "photos"])
 def test_an_output_that_is_something_else_is_refused_before_anything_is_written(trained, tmp_path, output):
     folder = tmp_path / output
@@ -117,10 +104,14 @@ def test_an_output_that_is_something_else_is_refused_before_anything_is_written(
     assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before
 
 
-def test_impossible_settings_are_refused_before_any_work(trained, tmp_path):
-    settings = preset("tiny")
-    broken = replace(settings, quantizer=replace(settings.quantizer, levels=0))
-    progress = Recorder()
-    with pytest.raises(UsageError, match=r"quantizer\.levels"):
-        fit(MBeir(trained.data), "small", tmp_path / "model", broken, progress=progress)
-    assert progress.begun == []
+BROKEN = replace(preset("tiny"), quantizer=replace(preset("tiny").quantizer, levels=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "error"),
+    [(BROKEN, "cpu", r"quantizer\.levels"), (preset("tiny"), "nonsense", "--device cpu")],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(trained, tmp_path, settings, device, error):
+    with pytest.raises(UsageError, match=error):
+        fit(MBeir(trained.data), "small", tmp_path / "model", settings, progress=Recorder(), device=device)
+    assert not (tmp_path / "model").exists()
