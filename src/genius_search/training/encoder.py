@@ -77,24 +77,22 @@ def train_encoder(
     pool = fingerprint_of_files(records.data.training_pools())
     inputs = {"queries": records.fingerprint, "pool": pool}
     stage = Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
-    if stage.is_finished and not prepared_folder.exists():  # a finished model keeps only the features
-        trained = load_small(home, device=device)
-        return parallel.in_turn(lambda: embed_training(records, trained, features, progress=progress))
-    if stage.is_finished:
-        encoder = load_small(home, device=device)
-    else:
-        progress.say("learning the words of the training texts")
-        encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
-    preparation = _Preparation(encoder)
-    prepared = parallel.in_turn(
-        lambda: embed_training(records, preparation, prepared_folder, progress=progress)
-    )
+
+    def prepare(encoder: SmallEncoder) -> Embedded:
+        preparation = _Preparation(encoder)
+        return parallel.in_turn(
+            lambda: embed_training(records, preparation, prepared_folder, progress=progress)
+        )
+
     if not stage.is_finished:
-        encoder.network.to(device)
+        progress.say("learning the words of the training texts")
+        untrained = create_small(config.network, records.all_texts(), seed=config.training.seed)
+        prepared = prepare(untrained)
+        untrained.network.to(device)
         pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
         train(
-            encoder.network,
-            EncoderStep(encoder, pairs, config, records.data.instructions),
+            untrained.network,
+            EncoderStep(untrained, pairs, config, records.data.instructions),
             total=num_steps(len(pairs), config.training),
             config=config.training,
             folder=stage.path,
@@ -103,11 +101,14 @@ def train_encoder(
         )
 
         def write(writer: ArtifactWriter) -> None:
-            encoder.save(writer.path)
+            untrained.save(writer.path)
             writer.finish()
 
         stage.write(write)
-        encoder = load_small(home, device=device)
+    encoder = load_small(home, device=device)
+    if not prepared_folder.exists():  # a finished model keeps only the features
+        return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
+    prepared = prepare(encoder)
 
     @torch.no_grad()
     def embed_prepared() -> Embedded:

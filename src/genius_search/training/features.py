@@ -315,13 +315,9 @@ def count_lines(files: Sequence[Path]) -> int:
     return total
 
 
-def fingerprint_of_files(files: Sequence[Path]) -> str:
+def fingerprint_of_files(files: Iterable[Path]) -> str:
     """Return a fingerprint of files' names and contents, independent of their folder."""
     return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
-
-
-def _instruction_files(data: MBeir) -> list[Path]:
-    return [data.instructions_file] if data.instructions_file.exists() else []
 
 
 def embed_queries(
@@ -366,7 +362,7 @@ def embed_queries(
         ),
         encoder,
         folder / f"queries-{fingerprint_of([instructions, seed, max_queries])[:8]}" / row.name,
-        inputs={"records": fingerprint_of_files([row.queries, *_instruction_files(data)])},
+        inputs={"records": fingerprint_of_files(filter(None, [row.queries, data.instructions.file]))},
         expected=len(queries),
         progress=progress,
     )
@@ -395,7 +391,8 @@ class TrainingRecords:
         """Each query once, by its id."""
         for query in self.lines:
             self.queries.setdefault(query.qid, query)
-        self.fingerprint = fingerprint_of_files([*data.training_queries(), *_instruction_files(data)])
+        files = [*data.training_queries(), data.instructions.file]
+        self.fingerprint = fingerprint_of_files(filter(None, files))
         """Of the queries and the instructions."""
 
     def all_texts(self) -> Iterator[str]:
