@@ -36,7 +36,7 @@ from genius_search.index.pool import (
     open_given,
     stamp_of,
 )
-from genius_search.index.segment_writer import check_bits
+from genius_search.index.segment_writer import Batch, check_bits
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, given_features
 from genius_search.index.store import (
@@ -51,12 +51,12 @@ from genius_search.index.store import (
     ItemArrays,
     StoredEmbeddings,
 )
-from genius_search.index.writer import PICTURES, Batch, Writer, one_writer, remove_work
+from genius_search.index.writer import PICTURES, Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.nn.fusion import SumFusion
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
-from genius_search.search.vectors import EmbeddingBits, is_residual
+from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
 from genius_search.training.features import SHARD_ROWS, embed, encode_shard
 from genius_search.training.fit import absolute_spec
@@ -407,15 +407,9 @@ def encode_batch(
     embeddings: StoredEmbeddings,
     bits: EmbeddingBits = 16,
 ) -> ItemArrays:
-    """Return the IDs of some items, and their embeddings if they are to be stored.
-
-    Parameters
-    ----------
-    bits
-        of a number, as the embeddings will be stored; with fewer than 16, their residuals are returned.
-    """
+    """Return the IDs of some items, and their embeddings if they are to be stored, with ``bits`` a number."""
     encoded = model.encode(features, modality.astype(np.int64))
-    vectors = densities = None
+    vectors = scales = densities = None
     if embeddings == "fused":
         of_items = model.quantizer.norm_and_density
         densities = of_items.item_density(encoded.embeddings, encoded.codes).numpy()
@@ -423,10 +417,11 @@ def encode_batch(
         kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
         if is_residual(bits):
             kept = kept - torch.from_numpy(model.ranker.vectors(encoded.codes.numpy()))
-        vectors = kept.numpy().astype(np.float16)
+        vectors, scales = quantize(kept.numpy().astype(np.float16), bits)
     return ItemArrays(
         encoded.columns.numpy().astype(np.int16),
         encoded.code_cosine.numpy().astype(np.float16),
         vectors,
         densities,
+        scales,
     )

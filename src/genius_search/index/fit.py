@@ -29,10 +29,11 @@ from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_g
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
+from genius_search.index.segment_writer import alive_items
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import OWN_MODEL, WORK
-from genius_search.index.writer import Writer, alive_items, remove_leftovers, remove_work
+from genius_search.index.writer import Writer, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.nn.fusion import SumFusion

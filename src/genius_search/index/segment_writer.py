@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import json
 import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Shaped
@@ -44,11 +46,14 @@ from genius_search.index.store import (
 )
 from genius_search.records import Modality
 from genius_search.search.table import IdTable
-from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
+from genius_search.search.vectors import EmbeddingBits, is_residual
 from genius_search.writing import write_atomically
 
 ROWS_AT_ONCE: Final = 8192
-"""Number of embeddings that are written together."""
+"""Items that are copied together."""
+
+Batch: TypeAlias = tuple[Sequence[Item], ItemArrays]
+"""Items that are written together."""
 
 
 class GrowingArray:
@@ -104,66 +109,63 @@ def save_table(table: IdTable, folder: Path) -> None:
         save_array(folder / f"{name}.npy", getattr(table, name))
 
 
-class ArraysWriter:
-    """Writes the arrays of a segment from batches of items. Embeddings go to disk at once.
+def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
+    """Write the files of a segment into an empty folder; return the number of its items.
 
-    >>> with closing(ArraysWriter(folder, 16)) as writer:  # doctest: +SKIP
-    ...     writer.append(arrays)
-    ...     writer.finish()
+    What is not needed for the ID table goes to disk at once.
+
+    Raises
+    ------
+    BadData
+        Two items have the same id.
+    OSError
+        The disk is full.
     """
+    codes, code_cosine = [], []
+    with contextlib.ExitStack() as closed:
+        growing: dict[str, GrowingArray] = {}
 
-    def __init__(self, folder: Path, bits: EmbeddingBits) -> None:
-        self._folder = folder
-        self._bits = bits
-        self._codes: list[np.ndarray] = []
-        self._code_cosine: list[np.ndarray] = []
-        self._densities: list[np.ndarray | None] = []
-        self._embeddings: GrowingArray | None = None
-        self._scales: GrowingArray | None = None
+        def append(file: str, rows: Shaped[np.ndarray, "rows ..."] | None) -> None:
+            if rows is not None:
+                if file not in growing:
+                    array = GrowingArray(folder / file, rows.dtype, *rows.shape[1:])
+                    growing[file] = closed.enter_context(closing(array))
+                growing[file].append(rows)
 
-    def append(self, arrays: ItemArrays) -> None:
-        """Add new items."""
-        self._codes.append(arrays.codes)
-        self._code_cosine.append(arrays.code_cosine)
-        self._densities.append(arrays.densities)
-        if arrays.embeddings is not None:
-            self._write(*quantize(arrays.embeddings, self._bits))
+        def all_items() -> Iterator[Item]:
+            for items, arrays in batches:
+                codes.append(arrays.codes)
+                code_cosine.append(arrays.code_cosine)
+                append(CODE_COSINE, arrays.code_cosine)
+                append(EMBEDDINGS, arrays.embeddings)
+                append(SCALES, arrays.scales)
+                append(DENSITIES, arrays.densities)
+                yield from items
 
-    def append_segment(self, segment: Segment) -> None:
-        """Add the items of a segment that are not deleted."""
-        kept = segment.alive_rows()
-        self._codes.append(segment.table.ids[segment.table.rows()[kept]])
-        self._code_cosine.append(segment.code_cosine[kept])
-        self._densities.append(None if segment.densities is None else segment.densities[kept])
-        if segment.embeddings is not None:
-            for start in range(0, len(kept), ROWS_AT_ONCE):
-                rows = kept[start : start + ROWS_AT_ONCE]
-                values, scales = segment.embeddings
-                self._write(values[rows], None if scales is None else scales[rows])
+        written = write_items(folder, all_items())
+        save_table(IdTable.build(np.concatenate(codes), np.concatenate(code_cosine)), folder)
+    return written
 
-    def finish(self) -> None:
-        """Build the ID table and write the remaining arrays."""
-        code_cosine = np.concatenate(self._code_cosine)
-        save_table(IdTable.build(np.concatenate(self._codes), code_cosine), self._folder)
-        save_array(self._folder / CODE_COSINE, code_cosine)
-        densities = [known for known in self._densities if known is not None]
-        if len(densities) == len(self._densities):
-            save_array(self._folder / DENSITIES, np.concatenate(densities))
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in (self._embeddings, self._scales):
-            if file is not None:
-                file.close()
+def alive_items(segment: Segment) -> Iterator[Item]:
+    """Yield the items that are not deleted, by row."""
+    alive = segment.alive()
+    return segment.items.all() if alive is None else itertools.compress(segment.items.all(), alive)
 
-    def _write(self, values: Shaped[np.ndarray, "rows dim"], scales: np.ndarray | None) -> None:
-        if self._embeddings is None:
-            self._embeddings = GrowingArray(self._folder / EMBEDDINGS, values.dtype, values.shape[1])
-            if scales is not None:
-                self._scales = GrowingArray(self._folder / SCALES, np.float16)
-        self._embeddings.append(values)
-        if self._scales is not None and scales is not None:
-            self._scales.append(scales)
+
+def alive_batches(segments: Iterable[Segment]) -> Iterator[Batch]:
+    """Yield the items that are not deleted as they are stored."""
+    for segment in segments:
+        items, alive, table_rows = alive_items(segment), segment.alive_rows(), segment.table.rows()
+        values, scales = segment.embeddings or (None, None)
+        for start in range(0, len(alive), ROWS_AT_ONCE):
+            rows = alive[start : start + ROWS_AT_ONCE]
+            arrays = ItemArrays(
+                segment.table.ids[table_rows[rows]],
+                segment.code_cosine[rows],
+                *(None if array is None else array[rows] for array in (values, segment.densities, scales)),
+            )
+            yield [*itertools.islice(items, len(rows))], arrays
 
 
 def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, UInt8
+from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, Shaped, UInt8
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from genius_search.artifact import FileFact, file_fingerprint, fingerprint_of, read_json
@@ -51,12 +51,14 @@ class ItemArrays(NamedTuple):
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
     code_cosine: Float16[np.ndarray, " items"]
-    embeddings: Float16[np.ndarray, "items dim"] | None = None
-    """Unit vectors, or their residuals if these are to be stored (:mod:`genius_search.search.vectors`);
-    None if the index stores no embeddings."""
+    embeddings: Shaped[np.ndarray, "items width"] | None = None
+    """Unit vectors in half precision, or their residuals in packed integers
+    (:mod:`genius_search.search.vectors`); None if the index stores no embeddings."""
     densities: UInt8[np.ndarray, " items"] | None = None
     """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
     embeddings."""
+    scales: Float16[np.ndarray, " items"] | None = None
+    """Scales of residuals."""
 
 
 class Segment(NamedTuple):

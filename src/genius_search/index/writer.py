@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -24,7 +23,14 @@ from jaxtyping import Int64
 from genius_search.artifact import FileFact, check_files, file_fingerprint
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import ArraysWriter, save_array, write_items, write_manifest
+from genius_search.index.segment_writer import (
+    Batch,
+    alive_batches,
+    alive_items,
+    save_array,
+    write_manifest,
+    write_segment,
+)
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
@@ -36,7 +42,6 @@ from genius_search.index.store import (
     TEMPORARY,
     WORK,
     IndexManifest,
-    ItemArrays,
     Segment,
     SegmentEntry,
     read_manifest,
@@ -51,8 +56,6 @@ MAX_SEGMENTS: Final = 8
 PICTURES: Final = "pictures"
 """Folder inside the index for pictures that came without a file, named by their SHA-256."""
 
-Batch: TypeAlias = tuple[Iterable[Item], ItemArrays]
-"""Items that are written together."""
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
 
@@ -178,13 +181,6 @@ def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
     return {folder / item.image for item in items if item.image and item.image.startswith(f"{PICTURES}/")}
 
 
-def alive_items(segment: Segment) -> Iterator[Item]:
-    """Yield the items that are not deleted, by row."""
-    alive = segment.alive()
-    items = segment.items.all()
-    return items if alive is None else itertools.compress(items, alive)
-
-
 class Writer:
     """Changes an index; created by :func:`one_writer`. When a method returns, its change is on disk.
 
@@ -246,13 +242,11 @@ class Writer:
                 self._change(snapshot, kept=0)
             return Changed(0, 0)
 
-        def all_items(writer: ArraysWriter) -> Iterator[Item]:
+        def with_merged() -> Iterator[Batch]:
             nonlocal kept
-            for items, arrays in itertools.chain([first], filled):
-                writer.append(arrays)
-                for item in items:
-                    yield item
-                    ids.append(item.id)
+            for batch in itertools.chain([first], filled):
+                yield batch
+                ids.extend(item.id for item in batch[0])
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
             gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
@@ -260,9 +254,9 @@ class Writer:
                 segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
                 for segment in segments[kept:]
             ]
-            yield from _merge(writer, rest)
+            yield from alive_batches(rest)
 
-        new = _write_segment(self.folder, snapshot.manifest, all_items)
+        new = _write_segment(self.folder, snapshot.manifest, with_merged())
         self._change(snapshot, kept=kept, gone=gone, new=new)
         return Changed(len(ids), sum(map(len, gone.values())))
 
@@ -271,13 +265,7 @@ class Writer:
 
         :meth:`commit` makes it the state of the index; until then nothing has changed.
         """
-
-        def all_items(writer: ArraysWriter) -> Iterator[Item]:
-            for items, arrays in batches:
-                writer.append(arrays)
-                yield from items
-
-        new = _write_segment(self.folder, manifest, all_items)
+        new = _write_segment(self.folder, manifest, batches)
         written = manifest.replace(generation=manifest.generation + 1, segments=(new,))
         return Snapshot.load(self.folder, written)
 
@@ -323,17 +311,16 @@ class Writer:
             self._check_contents(snapshot.manifest.segments)
             new = None
             if snapshot.num_alive:
-                new = _write_segment(self.folder, snapshot.manifest, lambda arrays: _merge(arrays, segments))
+                new = _write_segment(self.folder, snapshot.manifest, alive_batches(segments))
             self._change(snapshot, kept=0, new=new)
         remove_work(self.folder)
 
     def copy_to(self, folder: Path, manifest: IndexManifest, change: Callable[[Item], Item]) -> None:
         """Write the items that are not deleted, each changed, as an index into an empty folder."""
-        segments = self.snapshot.segments
+        batches = alive_batches(self.snapshot.segments)
+        changed = ((list(map(change, items)), arrays) for items, arrays in batches)
         self._check_contents(self.snapshot.manifest.segments)
-        new = []
-        if self.snapshot.num_alive:
-            new.append(_write_segment(folder, manifest, lambda arrays: map(change, _merge(arrays, segments))))
+        new = [_write_segment(folder, manifest, changed)] if self.snapshot.num_alive else []
         copied = manifest.replace(generation=manifest.generation + 1, segments=tuple(new))
         Writer(folder).commit(copied)
 
@@ -371,18 +358,14 @@ class Writer:
         self.commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
 
 
-def _write_segment(
-    folder: Path, manifest: IndexManifest, items: Callable[[ArraysWriter], Iterable[Item]]
-) -> SegmentEntry:
+def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batch]) -> SegmentEntry:
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
     place = folder / SEGMENTS / f"{manifest.generation + 1:06d}"
     remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
     try:
         make_folder(draft)
-        with closing(ArraysWriter(draft, manifest.embedding_bits)) as arrays:
-            written = write_items(draft, items(arrays))
-            arrays.finish()
+        written = write_segment(draft, batches)
         sync_tree(draft)
         files = {
             path.name: FileFact(bytes=path.stat().st_size, sha256=file_fingerprint(path))
@@ -394,13 +377,6 @@ def _write_segment(
         remove_leftovers(folder, manifest.segments)
         raise
     return SegmentEntry(name=place.name, items=written, files=files)
-
-
-def _merge(arrays: ArraysWriter, segments: Iterable[Segment]) -> Iterator[Item]:
-    """Yield the items of segments that are not deleted, and write their arrays."""
-    for segment in segments:
-        arrays.append_segment(segment)
-        yield from alive_items(segment)
 
 
 def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index import segment_writer
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import ArraysWriter, write_items
+from genius_search.index.segment_writer import alive_batches, alive_items, write_segment
 from genius_search.index.store import NOTHING, ItemArrays, load_segment
-from genius_search.index.writer import alive_items
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker
-from genius_search.search.vectors import EmbeddingBits
+from genius_search.search.vectors import EmbeddingBits, quantize
 
 
 def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], ItemArrays]:
@@ -33,15 +31,14 @@ RANKER = CodeRanker([np.random.default_rng(0).standard_normal((3, 6)).astype(np.
 
 
 def fill(folder: Path, items: list[Item], given_arrays: ItemArrays, bits: EmbeddingBits) -> None:
-    write_items(folder, items)
-    with closing(ArraysWriter(folder, bits)) as writer:
-        writer.append(given_arrays)
-        writer.finish()
+    if given_arrays.embeddings is not None:
+        values, scales = quantize(given_arrays.embeddings, bits)
+        given_arrays = given_arrays._replace(embeddings=values, scales=scales)
+    write_segment(folder, [(items, given_arrays)])
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 2, 1])
-def test_a_segment_comes_back_as_it_was_written(tmp_path, bits, monkeypatch):
-    monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # several blocks
+def test_a_segment_comes_back_as_it_was_written(tmp_path, bits):
     items, given_arrays = new(30)
     fill(tmp_path, items, given_arrays, bits)
     segment = load_segment(tmp_path, "000001", NOTHING, bits)
@@ -112,11 +109,7 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits
         fill(folder, *new(count, seed=seed, dim=None if bits is None else 6), bits or 16)
         parts.append(load_segment(folder, folder.name, np.array(dead, dtype=np.int64), bits or 16))
     merged.mkdir()
-    write_items(merged, (item for part in parts for item in alive_items(part)))
-    with closing(ArraysWriter(merged, bits or 16)) as writer:
-        for part in parts:
-            writer.append_segment(part)
-        writer.finish()
+    write_segment(merged, alive_batches(parts))
     segment = load_segment(merged, "merged", NOTHING, bits or 16)
     codes = np.concatenate([part.table.ids[part.table.rows()[part.alive_rows()]] for part in parts])
     assert np.array_equal(segment.table.ids[segment.table.rows()], codes)
