@@ -1,4 +1,4 @@
-"""Explanations: why a search finds an item or not, and items that share codes."""
+"""Explanations: why a search finds an item, or does not."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from genius_search.errors import UsageError
 from genius_search.index.items import Item
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.snapshot import diagnose_corruption
 from genius_search.search.decoder import Decoder
 from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
 
 SIBLINGS: Final = 8
 """Codes listed at each level."""
-EXAMPLES: Final = 20
-"""Items listed of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +84,14 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
     queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
     with diagnose_corruption(snapshot):
-        rankings = [found.ranking for found in searcher.rank(queries, at_least=max(1, snapshot.num_alive))]
-        ranks = []
-        for ranking in rankings:
-            there = np.flatnonzero((ranking.segments == place.segment) & (ranking.items == place.row))
-            ranks.append(int(there[0]) if len(there) else None)
-        best = min(range(len(ranks)), key=lambda at: math.inf if (rank := ranks[at]) is None else rank)
-        query, ranking, rank = queries[best], rankings[best], ranks[best]
+        rankings = [result.ranking for result in searcher.rank(queries, at_least=max(1, snapshot.num_alive))]
+        found = [
+            np.flatnonzero((ranking.segments == place.segment) & (ranking.items == place.row))
+            for ranking in rankings
+        ]
+        best = min(range(len(found)), key=lambda at: found[at][0] if len(found[at]) else math.inf)
+        query, ranking = queries[best], rankings[best]
+        rank = int(found[best][0]) if len(found[best]) else None
         allowed = None if query.restriction is None else query.restriction[place.segment]
         return Explanation(
             item=snapshot.item_at(place),
@@ -188,50 +186,3 @@ def follow_id(
         )
         low, high = children.low[[at]], children.high[[at]]
     return steps
-
-
-@dataclass(frozen=True, slots=True)
-class SharedGroup:
-    """Items whose IDs begin with the same codes."""
-
-    codes: tuple[int, ...]
-    """The codes they share."""
-    items: int
-    examples: list[Item]
-    """At most :data:`EXAMPLES` of them."""
-
-
-def near_duplicates(
-    snapshot: Snapshot, num_levels: int, levels: int, *, offset: int, limit: int
-) -> list[SharedGroup]:
-    """Return some groups of items that share all but the last ``levels`` codes, largest first, then by code.
-
-    Raises
-    ------
-    UsageError
-        The page is invalid, or no code would be shared.
-    """
-    if not 0 <= levels < num_levels:
-        raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
-    if offset < 0 or limit < 0:
-        raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
-    if not snapshot.num_alive:
-        return []
-    parts = []
-    for number, segment in enumerate(snapshot.segments):
-        rows = segment.alive_rows()
-        codes = segment.table.ids[segment.table.rows()[rows], : num_levels - levels]
-        parts.append((codes, np.full(len(rows), number), rows))
-    codes, segments, rows = map(np.concatenate, zip(*parts, strict=True))
-    order = np.lexsort(codes.T[::-1])  # lexsort's primary key is the last
-    codes, segments, rows = codes[order], segments[order], rows[order]
-    begins = np.append(0, np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1)
-    sizes = np.diff(begins, append=len(codes))
-    largest = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > 1)]
-    groups = []
-    for group in largest[offset : offset + limit].tolist():
-        begin, size = int(begins[group]), int(sizes[group])
-        shown = slice(begin, begin + min(size, EXAMPLES))
-        examples = snapshot.items(segments[shown], rows[shown])
-        groups.append(SharedGroup(tuple(codes[begin].tolist()), size, examples))
-    return groups

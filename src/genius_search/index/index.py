@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from genius_search.index.build import Added, ItemOutcome
-    from genius_search.index.explain import Explanation, SharedGroup
+    from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
-    from genius_search.index.info import IndexInfo, Verified
+    from genius_search.index.info import IndexInfo, SharedGroup, Verified
     from genius_search.index.pool import GivenPool, NewItem, Pool
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
@@ -561,7 +561,7 @@ class Index:
 
         With ``levels`` 0 they share their whole ID. ``offset`` and ``limit`` choose a page of the groups.
         """
-        from genius_search.index.explain import near_duplicates
+        from genius_search.index.info import near_duplicates
 
         model, snapshot = self.current()
         with diagnose_corruption(snapshot):

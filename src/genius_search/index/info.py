@@ -1,4 +1,4 @@
-"""Verification of an index's files, and a description of its contents. No model is needed."""
+"""Verification of an index's files, a description of its contents, and items that share codes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 
 from genius_search.artifact import check_files, file_fingerprint, open_artifact
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, plural
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError, plural
+from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
@@ -28,7 +28,9 @@ from genius_search.index.store import (
 )
 from genius_search.index.writer import stored_pictures
 from genius_search.nn.codebooks import KIND, METRIC
-from genius_search.search.table import IdTable
+
+EXAMPLES: Final = 20
+"""Items listed of a group."""
 
 
 class Verified(NamedTuple):
@@ -141,7 +143,8 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
     """
     with diagnose_corruption(snapshot):
         manifest, count = snapshot.manifest, snapshot.num_alive
-        buckets = _bucket_sizes(snapshot.segments)
+        segments = snapshot.segments
+        shared = _group_items(segments)[-1] if count else np.zeros(0, np.int64)
         sizes: Counter[str] = Counter()
         for entry in manifest.segments:
             sizes.update({Path(name).stem: fact.bytes for name, fact in entry.files.items()})
@@ -153,8 +156,8 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             generation=manifest.generation,
             items=count,
             by_modality={kind.value: number for kind, number in snapshot.count_by_modality().items()},
-            distinct_ids=len(buckets),
-            collision_rate=float(buckets[buckets > 1].sum() / max(1, count)),
+            distinct_ids=len(shared),
+            collision_rate=float(shared[shared > 1].sum() / max(1, count)),
             bytes_per_item={name: size / max(1, count) for name, size in sizes.items()},
             embeddings=f"{manifest.embeddings}{bits}",
             knows_queries=manifest.has_own_model
@@ -162,17 +165,63 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             hubness=manifest.hubness,
             segments=[
                 SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
-                for segment in snapshot.segments
+                for segment in segments
             ],
         )
 
 
-def _bucket_sizes(segments: Sequence[Segment]) -> Int64[np.ndarray, " ids"]:
-    """Return the number of items with each ID, without deleted ones."""
-    if len(segments) == 1 and not len(segments[0].dead):
-        return np.diff(segments[0].table.bucket_starts).astype(np.int64)
-    found = [np.zeros((0, segments[0].table.num_levels if segments else 1), dtype=np.int16)]
-    found += [segment.table.ids[segment.table.rows()[segment.alive_rows()]] for segment in segments]
-    codes = np.concatenate(found)
-    table = IdTable.build(codes, np.zeros(len(codes), dtype=np.float16))
-    return np.diff(table.bucket_starts).astype(np.int64)
+@dataclass(frozen=True, slots=True)
+class SharedGroup:
+    """Items whose IDs begin with the same codes."""
+
+    codes: tuple[int, ...]
+    """The codes they share."""
+    items: int
+    examples: list[Item]
+    """At most :data:`EXAMPLES` of them."""
+
+
+def near_duplicates(
+    snapshot: Snapshot, num_levels: int, levels: int, *, offset: int, limit: int
+) -> list[SharedGroup]:
+    """Return some groups of items that share all but the last ``levels`` codes, largest first, then by code.
+
+    Raises
+    ------
+    UsageError
+        The page is invalid, or no code would be shared.
+    """
+    if not 0 <= levels < num_levels:
+        raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
+    if offset < 0 or limit < 0:
+        raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
+    if not snapshot.num_alive:
+        return []
+    codes, segments, rows, begins, sizes = _group_items(snapshot.segments, num_levels - levels)
+    largest = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > 1)]
+    groups = []
+    for group in largest[offset : offset + limit].tolist():
+        begin, size = int(begins[group]), int(sizes[group])
+        shown = slice(begin, begin + min(size, EXAMPLES))
+        examples = snapshot.items(segments[shown], rows[shown])
+        groups.append(SharedGroup(tuple(codes[begin].tolist()), size, examples))
+    return groups
+
+
+def _group_items(segments: Sequence[Segment], columns: int | None = None) -> tuple[np.ndarray, ...]:
+    """Sort the items that are not deleted by the first columns of their IDs.
+
+    Returns
+    -------
+    These columns, segment and row of each item, and where each group begins and how many items it has.
+    """
+    parts = []
+    for number, segment in enumerate(segments):
+        alive = segment.alive_rows()
+        codes = segment.table.ids[segment.table.rows()[alive], :columns]
+        parts.append((codes, np.full(len(alive), number), alive))
+    codes, numbers, rows = map(np.concatenate, zip(*parts, strict=True))
+    order = np.lexsort(codes.T[::-1])  # its primary key is the last
+    codes = codes[order]
+    begins = np.append(0, np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1)
+    return codes, numbers[order], rows[order], begins, np.diff(begins, append=len(codes))
