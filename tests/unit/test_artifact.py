@@ -110,22 +110,17 @@ def test_killed_while_finishing_the_work_done_so_far_is_found_again(tmp_path, mo
     assert (open_artifact(tmp_path / "a", kind=KIND, verify=True).folder / "shard").exists()
 
 
-def test_the_same_plan_finds_what_was_written_and_another_plan_begins_anew(tmp_path):
-    (writer(tmp_path / "a").path / "shard").write_text("done")
-    assert (writer(tmp_path / "a").path / "shard").exists()
-    assert not (writer(tmp_path / "a", "other").path / "shard").exists()
-
-
 def test_only_the_same_plan_counts_as_finished(tmp_path):
     assert writer(tmp_path / "a").finished() is None
     make(tmp_path / "a")
     assert writer(tmp_path / "a").finished() == open_artifact(tmp_path / "a", kind=KIND)
     assert not (tmp_path / ".a.partial").exists()
     assert writer(tmp_path / "a", "other").finished() is None
-    other_kind = ArtifactWriter(tmp_path / "a", kind="other", config={"version": "new"}, inputs={"from": "x"})
-    assert other_kind.finished() is None
-    other_input = ArtifactWriter(tmp_path / "a", kind=KIND, config={"version": "new"}, inputs={"from": "y"})
-    assert other_input.finished() is None
+    for kind, origin in (("other", "x"), (KIND, "y")):
+        other = ArtifactWriter(tmp_path / "a", kind=kind, config={"version": "new"}, inputs={"from": origin})
+        assert other.finished() is None
+        (other.path / "shard").write_text("done")  # which another plan does not find
+    assert not (writer(tmp_path / "a").path / "shard").exists()
     (tmp_path / "a" / "data.txt").unlink()
     assert writer(tmp_path / "a").finished() is None
 
@@ -143,7 +138,6 @@ def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_pa
     [
         ({"kind": "index"}, "holds a 'index', not a 'thing'"),
         ({"format": 99}, "this version reads 1"),
-        ({"files": {"data.txt": {"bytes": "3", "sha256": "x"}}}, "damaged"),
         ({"files": {"data.txt": {"bytes": 5, "sha256": "x"}}}, "data.txt has 3 bytes, expected 5"),
         ({"files": {"../data.txt": {"bytes": 3, "sha256": "x"}}}, "outside its folder"),
         ({"facts": None}, "damaged"),
@@ -167,18 +161,6 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "a" / "parts" / "0.txt").unlink()
     with pytest.raises(ArtifactMissing, match=r"parts/0\.txt is missing"):
         open_artifact(tmp_path / "a", kind=KIND)
-
-
-def test_replacing_a_file_leaves_the_old_bytes_when_killed(tmp_path, monkeypatch):
-    path = tmp_path / "x.bin"
-    write_file(path, b"old")
-    with monkeypatch.context() as patch:
-        die_at(patch, 1)
-        with pytest.raises(Killed):
-            write_file(path, b"new")
-    assert path.read_bytes() == b"old"
-    write_file(path, b"new")
-    assert path.read_bytes() == b"new"
 
 
 def test_a_block_that_raises_leaves_the_old_file_and_no_new_folder(tmp_path):

@@ -15,7 +15,6 @@ from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import build
 from genius_search.index.index import Index
 from genius_search.index.pool import open_pool
-from genius_search.index.publish import save_index
 
 WORDS = [
     "a red anchor",
@@ -98,12 +97,6 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
     assert not (tmp_path / "i" / ".work").exists()
 
 
-def test_a_published_index_contains_its_model_and_encoder(index, tmp_path):
-    save_index(index.folder, tmp_path / "saved", license="mit")
-    again = Index.open(tmp_path / "saved")
-    assert [hit.id for hit in again.search("red", k=5)] == [hit.id for hit in index.search("red", k=5)]
-
-
 def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_path):
     lines = "".join(
         f'{{"did": "1:{n}", "modality": "text", "txt": "{words}"}}\n' for n, words in enumerate(WORDS)
@@ -149,34 +142,22 @@ def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_fold
     assert reader.add(tmp_path / "more").unchanged == 20
 
 
-def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tmp_path, capsys):
+def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tmp_path):
     arguments = ["--pool", str(pool), "--encoder", f"clip:{clip_folder}", "--levels", "20"]
     assert main(["index", "create", str(tmp_path / "i"), *arguments]) == 0
     index = Index.open(tmp_path / "i")
-
-    def error():
-        """Squared distance between embeddings and the vectors of IDs."""
-        (segment,) = index.snapshot.segments
-        stored = segment.vectors(index.model.ranker)(segment.table.items.astype(np.int64))
-        ids = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
-        return float(np.square(stored - index.model.ranker.vectors(ids)).sum())
-
-    fine = error()
     assert len(index.search("red")[0].codes) == 21
     index.refit()
     assert len(index.search("red")[0].codes) == 21
     assert main(["index", "refit", str(tmp_path / "i"), "--levels", "2"]) == 0
     assert len(index.search("red")[0].codes) == 3
-    assert error() > 2 * fine
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({}, "either a model, or the encoder"),
-        ({"model": "m", "encoder": "clip:e"}, "either a model, or the encoder"),
         ({"model": "m", "levels": 8}, "trained model"),
-        ({"encoder": "clip:e", "levels": 0}, "levels is 0"),
         ({"encoder": "clip:e", "levels": 129}, "levels is 129"),
         ({"encoder": "clip:e", "embeddings": "raw", "embedding_bits": 4}, "16 bits a number, not 4"),
     ],

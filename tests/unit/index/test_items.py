@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index import items as items_module
 from genius_search.index import segment_writer
 from genius_search.index.filters import Filter, matching
@@ -56,21 +56,6 @@ def test_an_id_that_cannot_be_stored_finds_no_other_item(tmp_path, item_id):
     assert store.rows_by_id([item_id]) == {}
 
 
-def test_two_items_of_one_name_are_refused_and_the_name_is_said(tmp_path):
-    with pytest.raises(BadData, match="9:1"):
-        write_items(tmp_path, [PHOTO, Item("9:1", Modality.TEXT, "a"), Item("9:1", Modality.TEXT, "b")])
-
-
-def test_rows_and_stamps_are_found_by_id_and_unknown_ids_are_left_out(tmp_path):
-    write_items(tmp_path, [PHOTO._replace(stamp="17:3"), LONG, CARD])
-    store = ItemStore(tmp_path)
-    asked = [CARD.id, "nobody", "\ud800", "a\0", PHOTO.id, PHOTO.id]
-    assert store.rows_by_id(asked) == {PHOTO.id: 0, CARD.id: 2}
-    assert store.rows_by_id(iter([])) == {}
-    found = store.find([PHOTO.id, LONG.id, "nobody"])
-    assert sorted(found) == sorted([(PHOTO.id, 0, "17:3"), (LONG.id, 1, None)])
-
-
 def test_without_full_text_a_match_is_refused_and_everything_else_works(tmp_path):
     write_items(tmp_path, [LONG, CARD])
     with sqlite3.connect(tmp_path / ITEMS_FILE) as database:
@@ -104,12 +89,7 @@ HOSTILE = {
         SELECT row, 'a' AS item_id, 'text' AS modality, '' AS text, NULL AS image, '' AS source FROM more""",
     ),
     "a trigger": ("CREATE TRIGGER t AFTER DELETE ON items BEGIN SELECT 1; END",),
-    "a computed column": (
-        "DROP TABLE modalities",
-        "CREATE TABLE modalities (modality TEXT, items AS (length(zeroblob(1000000000))))",
-    ),
     "an expression": ("CREATE INDEX i ON items (length(item_id))",),
-    "another table": ("CREATE TABLE more (a)",),
 }
 
 
