@@ -22,9 +22,9 @@ class InstructionRow(NamedTuple):
     instructions: tuple[str, ...]
 
 
-def write_queries(path: Path, queries: Iterable[Query]) -> int:
-    """Write queries in M-BEIR's format atomically; return their number."""
-    return write_json_lines(
+def write_queries(path: Path, queries: Iterable[Query]) -> None:
+    """Write queries in M-BEIR's format atomically."""
+    write_json_lines(
         path,
         (
             {
@@ -42,9 +42,9 @@ def write_queries(path: Path, queries: Iterable[Query]) -> int:
     )
 
 
-def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
-    """Write candidates in M-BEIR's format atomically; return their number."""
-    return write_json_lines(
+def write_candidates(path: Path, candidates: Iterable[Candidate]) -> None:
+    """Write candidates in M-BEIR's format atomically."""
+    write_json_lines(
         path,
         (
             {
@@ -59,16 +59,13 @@ def write_candidates(path: Path, candidates: Iterable[Candidate]) -> int:
     )
 
 
-def write_qrels(path: Path, queries: Iterable[Query]) -> int:
-    """Write the queries' positives in UniIR's five columns; return the number of lines."""
-    num_lines = 0
+def write_qrels(path: Path, queries: Iterable[Query]) -> None:
+    """Write the queries' positives in UniIR's five columns."""
     with replacing(path) as file:
         for query in queries:
             if query.task_id is None:
                 raise BadData(f"query {query.qid} has no task number, and M-BEIR's qrels need one")
             file.writelines(f"{query.qid} 0 {did} 1 {query.task_id}\n" for did in query.positives)
-            num_lines += len(query.positives)
-    return num_lines
 
 
 def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:

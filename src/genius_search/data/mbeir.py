@@ -239,14 +239,10 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
-def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
-    """Write one JSON object per line atomically; return their number."""
-    num_rows = 0
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON object per line atomically."""
     with replacing(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            num_rows += 1
-    return num_rows
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 @contextmanager

@@ -44,20 +44,22 @@ def test_pictures_and_texts_of_all_subfolders_come_by_name_but_hidden_ones(tmp_p
     assert scan.problems == ()
 
 
-def test_a_text_beside_a_picture_is_its_caption(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content", "text", "source"),
+    [
+        ("a.TXT", "\ufeffA red square.\n", "A red square.", None),
+        *(
+            ("a.json", json.dumps({key: " Red. ", "price": 3}), "Red.", {"price": 3})
+            for key in ("caption", "text", "title", "description")
+        ),
+    ],
+)
+def test_a_file_beside_a_picture_gives_caption_and_source(tmp_path, name, content, text, source):
     picture(tmp_path / "a.png")
-    (tmp_path / "a.TXT").write_text("\ufeffA red square.\n", encoding="utf-8")
+    (tmp_path / name).write_text(content, encoding="utf-8")
     [candidate] = read_folder(tmp_path).candidates
-    assert (candidate.modality, candidate.text) == (Modality.IMAGE_TEXT, "A red square.")
-
-
-@pytest.mark.parametrize("key", ["caption", "text", "title", "description"])
-def test_a_json_beside_a_picture_gives_caption_and_source(tmp_path, key):
-    picture(tmp_path / "a.png")
-    (tmp_path / "a.json").write_text(json.dumps({key: " Red. ", "price": 3}))
-    [candidate] = read_folder(tmp_path).candidates
-    assert candidate.text == "Red."
-    assert json.loads(candidate.source) == {"price": 3}
+    assert (candidate.modality, candidate.text) == (Modality.IMAGE_TEXT, text)
+    assert source == (candidate.source and json.loads(candidate.source))
 
 
 @pytest.mark.parametrize("column", ["text", "caption"])
