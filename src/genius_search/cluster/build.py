@@ -27,7 +27,7 @@ from genius_search.cluster.searcher import (
 from genius_search.data.mbeir import write_json_lines
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import BadData, UsageError
-from genius_search.index.build import add_pool, first_manifest, fit_model, usual_bits
+from genius_search.index.build import add_pool, first_manifest, fit_model
 from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool, stamp_of
 from genius_search.index.segment_writer import check_bits
@@ -196,14 +196,12 @@ def _prepare_model(folder: Path, settings: Settings, rows: int, progress: Progre
     """Open or fit the model; return the manifest that all shards begin with."""
     place = folder / BUILD / CURRENT
     if not place.exists():
-        embeddings, bits = settings.embeddings, settings.embedding_bits
         if settings.model is not None:
             model = Genius.open(settings.model, device=settings.device, download=settings.download)
         else:
             model = _fit_model(folder, settings, rows, progress)
-            bits = bits or (16 if embeddings == "raw" else usual_bits(rows))
-            embeddings = embeddings or "fused"
-        manifest = first_manifest(model, embeddings or "none", bits or 16)
+        fitted_to = None if settings.model is not None else rows
+        manifest = first_manifest(model, settings.embeddings, settings.embedding_bits, fitted_to=fitted_to)
         write_json(place, manifest.model_dump(mode="json"))
     return IndexManifest.model_validate_json(place.read_bytes())
 

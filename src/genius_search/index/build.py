@@ -121,6 +121,11 @@ class Changes(NamedTuple):
         """What could not be used."""
         return [*self.pool.left_out, *self.features.left_out]
 
+    def require_any(self) -> None:
+        """Raise :class:`BadData` if nothing in the pool can be used."""
+        if not len(self.features) and None not in self.stamps:
+            raise nothing_to_index(": none of the pictures can be read", self.all_left_out)
+
 
 def read_changes(
     folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None, progress: Progress
@@ -177,7 +182,7 @@ def write_changes(
 ) -> Added:
     """Add items to an index, or create the index with them."""
     result = Added(unchanged=changes.stamps.count(None), left_out=changes.all_left_out)
-    if len(changes.features.ids):
+    if len(changes.features):
         manifest = create or writer.snapshot.manifest
         batches = encode_items(model, changes.items(), changes.features, manifest, progress)
         done = writer.add(batches) if create is None else writer.create(create, batches)
@@ -198,8 +203,7 @@ def add_pool(
     """
     before = writer.snapshot if create is None else None
     changes = read_changes(writer.folder, pool, model.encoder, before, progress)
-    if not len(changes.features.ids) and None not in changes.stamps:
-        raise nothing_to_index(": none of the pictures can be read", changes.all_left_out)
+    changes.require_any()
     return write_changes(writer, model, changes, create, progress)
 
 
@@ -258,26 +262,40 @@ def create_index(
     if model is not None and not (levels is None and query_vectors is None):
         raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
     levels = LEVELS if levels is None else check_levels(levels)
-    opened: Genius | Encoder
-    if (model is None) is not (encoder is None):
-        if isinstance(model, str | Path):
+    reads: Encoder
+    if model is not None and encoder is None:
+        if not isinstance(model, Genius):
             model = Genius.open(model, device=device, download=download)
-        opened = model or load_encoder(absolute_spec(encoder or ""), download=download, device=device)
+        reads = model.encoder
+    elif encoder is not None and model is None:
+        reads = load_encoder(absolute_spec(encoder), download=download, device=device)
     elif model is None and isinstance(pool, Pool) and pool.vectors is not None:
-        opened = VectorEncoder(str(pool.vectors.shape[1]))
+        reads = VectorEncoder(str(pool.vectors.shape[1]))
     else:
         raise UsageError("give either a model, or the encoder of an index that needs no training")
     check_place(folder)
     with one_writer(folder) as writer:
         try:
-            given = open_given(pool, folder, captions=captions)
-            if isinstance(opened, Genius):
-                manifest = first_manifest(opened, embeddings or "none", embedding_bits or 16)
-                return opened, add_pool(writer, opened, given, create=manifest, progress=progress)
-            metric = None if query_vectors is None else query_metric(query_vectors, opened.dim)
-            return _create_with_encoder(
-                writer, opened, given, embeddings, embedding_bits, levels, metric, progress
-            )
+            metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
+            changes = read_changes(folder, open_given(pool, folder, captions=captions), reads, None, progress)
+            changes.require_any()
+            if model is None:
+                count = len(changes.features)
+                model = fit_model(
+                    folder / OWN_MODEL,
+                    reads,
+                    changes.features,
+                    items=count,
+                    fingerprint=fingerprint_of(changes.stamps),
+                    levels=levels,
+                    metric=metric,
+                    progress=progress,
+                )
+                manifest = first_manifest(model, embeddings, embedding_bits, fitted_to=count)
+                manifest = manifest.replace(model=OWN_MODEL)
+            else:
+                manifest = first_manifest(model, embeddings, embedding_bits)
+            return model, write_changes(writer, model, changes, manifest, progress)
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
                 shutil.rmtree(folder / PICTURES, ignore_errors=True)
@@ -286,49 +304,30 @@ def create_index(
             raise
 
 
-def _create_with_encoder(
-    writer: Writer,
-    encoder: Encoder,
-    pool: Pool,
+def first_manifest(
+    model: Genius,
     embeddings: StoredEmbeddings | None,
-    embedding_bits: EmbeddingBits | None,
-    levels: int,
-    metric: Float[Tensor, "dim dim"] | None,
-    progress: Progress,
-) -> tuple[Genius, Added]:
-    """Create an index with a model of its own: an encoder, and codebooks fitted to the pool."""
-    changes = read_changes(writer.folder, pool, encoder, None, progress)
-    count = len(changes.features.ids)
-    if not count:
-        raise nothing_to_index(": none of the pictures can be read", changes.all_left_out)
-    model = fit_model(
-        writer.folder / OWN_MODEL,
-        encoder,
-        changes.features,
-        items=count,
-        fingerprint=fingerprint_of(changes.stamps),
-        levels=levels,
-        metric=metric,
-        progress=progress,
-    )
-    bits = embedding_bits or (16 if embeddings == "raw" else usual_bits(count))
-    manifest = first_manifest(model, embeddings or "fused", bits).replace(model=OWN_MODEL)
-    return model, write_changes(writer, model, changes, manifest, progress)
+    bits: EmbeddingBits | None,
+    *,
+    fitted_to: int | None = None,
+) -> IndexManifest:
+    """Return the manifest that an index begins with.
 
-
-def first_manifest(model: Genius, embeddings: StoredEmbeddings, bits: EmbeddingBits) -> IndexManifest:
-    """Return the manifest that an index with a model begins with."""
+    Parameters
+    ----------
+    fitted_to
+        number of items that the model's codebooks were fitted to; None for a trained model.
+    """
+    kind = embeddings or ("none" if fitted_to is None else "fused")
+    usual: EmbeddingBits = 16
+    if fitted_to is not None and kind != "raw":
+        usual = 4 if fitted_to < MANY_ITEMS else 1
     return IndexManifest(
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
-        embeddings=embeddings,
-        embedding_bits=bits,
+        embeddings=kind,
+        embedding_bits=bits or usual,
     )
-
-
-def usual_bits(items: int) -> EmbeddingBits:
-    """Return the bits of a number of an embedding, for an index of so many items without a trained model."""
-    return 4 if items < MANY_ITEMS else 1
 
 
 def check_place(folder: Path) -> None:
@@ -380,7 +379,7 @@ def encode_items(
     BadData
         There are fewer items than features.
     """
-    count = len(features.ids)
+    count = len(features)
     progress.begin("index", count)
     remaining = iter(items)
     for start in range(0, count, CHUNK):
