@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from genius_search.cli import main
+from genius_search.data.mbeir import write_json_lines
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.recipe import preset
@@ -48,32 +49,28 @@ def data(tmp_path_factory):
         features /= np.linalg.norm(features, axis=1, keepdims=True)
         (root / "features").mkdir(exist_ok=True)
         np.save(root / "features" / f"{name}_text_features.npy", features.astype(np.float32))
-    pool, queries = (
-        root / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl",
-        root / "query" / "train",
-    )
+    pool = root / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"
+    queries = root / "query" / "train" / "mbeir_x_train.jsonl"
     pool.parent.mkdir(parents=True)
-    queries.mkdir(parents=True)
-    pool.write_text(
-        "".join(
-            line(did=f"9:{n}", modality="text", txt=f"item {n}", img_path=None, src_content=f'{{"n": {n}}}')
+    queries.parent.mkdir(parents=True)
+    write_json_lines(
+        pool,
+        (
+            {"did": f"9:{n}", "modality": "text", "txt": f"item {n}", "src_content": f'{{"n": {n}}}'}
             for n in range(1, ITEMS + 1)
-        )
+        ),
     )
-    (queries / "mbeir_x_train.jsonl").write_text(
-        "".join(
-            line(
-                qid=f"9:{n}",
-                query_txt=f"query {n}",
-                query_img_path=None,
-                query_modality="text",
-                query_src_content=None,
-                pos_cand_list=[f"9:{n}"],
-                neg_cand_list=[],
-                task_id=1,
-            )
+    write_json_lines(
+        queries,
+        (
+            {
+                "qid": f"9:{n}",
+                "query_modality": "text",
+                "query_txt": f"query {n}",
+                "pos_cand_list": [f"9:{n}"],
+            }
             for n in range(1, ITEMS + 1)
-        )
+        ),
     )
     return root
 
