@@ -166,22 +166,20 @@ def _read_text(path: Path) -> str:
 
 def _read_side_cars(text_file: Path | None, json_file: Path | None, problems: list[Problem]) -> _Caption:
     """Read what lies beside an image; if it cannot be read, report a problem and return no text."""
-    try:
-        if text_file is not None:
-            return _Caption(_read_text(text_file))
-    except BadImage as error:
-        problems.append(error)
-    if json_file is not None:
+    for file in filter(None, (text_file, json_file)):
         try:
-            row = json.loads(_read_text(json_file))
+            text = _read_text(file)
+            if file == text_file:
+                return _Caption(text)
+            row = json.loads(text)
             if isinstance(row, dict):
                 return _caption_of(row)
-            kind = type(row).__name__
-            problems.append(BadRecord(json_file, 1, f"is a JSON {kind}, expected an object with a caption"))
+            problem = f"is a JSON {type(row).__name__}, expected an object with a caption"
+            problems.append(BadRecord(file, 1, problem))
         except BadImage as error:
             problems.append(error)
         except (ValueError, RecursionError) as error:
-            problems.append(BadRecord(json_file, getattr(error, "lineno", 1), f"cannot be used: {error}"))
+            problems.append(BadRecord(file, getattr(error, "lineno", 1), f"cannot be used: {error}"))
     return _Caption()
 
 

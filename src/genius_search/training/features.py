@@ -232,7 +232,7 @@ def write_features(
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config={"shard_rows": shard_rows},
+        config={"shard_rows": shard_rows, "columns": ROW.names},  # those of other columns are made again
         inputs={**inputs, "encoder": encoder.fingerprint},
     )
     if writer.finished() is None:
