@@ -316,7 +316,6 @@ class EvaluationRow:
     """Name as in file names, for example ``mscoco_task0``."""
     dataset: str
     task_id: int
-    split: str
     queries: Path
     qrels: Path | None
     """Path of the qrels; None if only the queries' own positives exist."""
@@ -439,7 +438,6 @@ class MBeir(Layout):
             name=name,
             dataset=parts["dataset"],
             task_id=int(parts["task"]),
-            split=split,
             queries=queries,
             qrels=qrels if qrels.exists() else None,
             local_pool=pool,
