@@ -233,7 +233,7 @@ def create_shard(folder: Path, number: int) -> None:
     settings = Settings(**plan["settings"])
     manifest = IndexManifest.model_validate_json((folder / BUILD / CURRENT).read_bytes())
     rows = partial(_read_rows, folder, number)
-    pool = Pool(rows, plan["rows"] // settings.shards, has_files=plan["has_files"])
+    pool = Pool(rows, has_files=plan["has_files"])
     with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
         if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
             return

@@ -125,7 +125,7 @@ class Shard:
 
     def add(self, items: Sequence[Item], *, has_files: bool) -> Added:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
-        pool = Pool(partial(iter, items), len(items), has_files=has_files)
+        pool = Pool(partial(iter, items), has_files=has_files)
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
             return add_pool(writer, self._index.model, pool, progress=Silent())
 

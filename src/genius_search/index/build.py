@@ -224,7 +224,7 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     unreadable: dict[str, str] = {}
     if changed:
-        pool = Pool(partial(iter, changed), len(changed))
+        pool = Pool(partial(iter, changed))
         changes = read_changes(writer.folder, pool, model.encoder, None, Silent())
         write_changes(writer, model, changes, None, Silent())
         unreadable = {changed[entry.id].id: entry.reason for entry in changes.features.left_out}

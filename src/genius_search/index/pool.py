@@ -33,8 +33,6 @@ MAX_ID_LENGTH: Final = 500
 MAX_JPEG_SIDE: Final = 65_500
 JPEG_QUALITY: Final = 95
 """Quality at which pictures from memory are stored."""
-SAMPLE_BYTES: Final = 1 << 16
-"""Bytes of a file of candidates by which its lines are estimated."""
 ROWS_AT_ONCE: Final = 4096
 """Vectors that are checked together."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -57,8 +55,6 @@ class Pool:
     """Items of a pool, which can be read several times."""
 
     items: Callable[[], Iterator[Item]]
-    expected: int
-    """Approximate number of items."""
     left_out: list[LeftOut] = field(default_factory=list)
     """Files that cannot be used as items."""
     has_files: bool = False
@@ -115,19 +111,16 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
         read = read_folder if pool.is_dir() else read_file
         found, problems = _read_scan(read(pool.absolute(), captions=captions))
         items = list(_some(found, pool, problems))
-        return Pool(partial(iter, items), len(items), problems, has_files=True)
+        return Pool(partial(iter, items), problems, has_files=True)
     if not pool.is_file():
         raise BadData(
             f"{pool} is not a pool: give a folder of pictures and texts, one such file, or a .jsonl file of "
             "candidates in M-BEIR's layout"
         )
-    with pool.open("rb") as file:
-        lines = file.read(SAMPLE_BYTES).count(b"\n") + 1
-    expected = max(lines, lines * pool.stat().st_size // SAMPLE_BYTES)
     # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
     above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
     root = above or pool.resolve().parent
-    return Pool(lambda: _some((to_item(one, root) for one in read_pool([pool])), pool, []), expected)
+    return Pool(lambda: _some((to_item(one, root) for one in read_pool([pool])), pool, []))
 
 
 def _read_scan(scan: FolderScan) -> tuple[Iterator[Item], list[LeftOut]]:
@@ -213,7 +206,7 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Poo
             left_out.append(LeftOut(number, new.id, getattr(error, "reason", str(error))))
     if not items:
         raise nothing_to_index(": no picture or text that can be used", left_out)
-    return Pool(partial(iter, items), len(items), left_out)
+    return Pool(partial(iter, items), left_out)
 
 
 def keep_item(new: NewItem, folder: Path) -> Item:
@@ -362,7 +355,7 @@ def open_vectors(
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None
 
-    return Pool(lambda: map(item, range(count)), count, vectors=array)
+    return Pool(lambda: map(item, range(count)), vectors=array)
 
 
 def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:
