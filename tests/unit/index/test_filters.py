@@ -55,18 +55,9 @@ def test_a_typed_condition_finds_the_items_that_a_person_means(store, where, row
 
 
 def test_a_mapping_asks_the_same_as_what_is_typed(store):
-    typed = Filter.parse(
-        ["brand=acme", "price<20", "price>=1", "tags in new,old", "size.width=30", "sold=false"]
-    )
-    mapped = Filter.parse(
-        {
-            "brand": "acme",
-            "price": {"<": 20, ">=": 1},
-            "tags": ["new", "old"],
-            "size.width": 30,
-            "sold": False,
-        }
-    )
+    typed = Filter.parse(["brand=acme", "price<20", "price>=1", "tags in new,old", "size.width=30"])
+    prices = {"price": {"<": 20, ">=": 1}}
+    mapped = Filter.parse({"brand": "acme", **prices, "tags": ["new", "old"], "size.width": 30})
     assert typed == mapped
     assert hash(typed) == hash(mapped)
     assert rows_of(store, mapped) == [0]
@@ -95,19 +86,23 @@ def test_a_match_without_a_word_is_refused(match):
         Filter(match=match)
 
 
-@pytest.mark.parametrize("where", ["", "price", "unit price<20", "<20", "size.=3", "colour in", "colourin a"])
-def test_a_condition_without_field_and_operator_is_refused_with_the_grammar(where):
-    with pytest.raises(UsageError, match="a field and an operator; a condition is FIELD OPERATOR VALUE"):
-        Filter.parse([where])
-
-
 @pytest.mark.parametrize(
-    "where",
-    ["price<", "price==20", "price=<20", 'brand="acme', 'a="b" c', "a in b,,c", "a in b,", 'a in "b" c'],
+    ("said", "conditions"),
+    [
+        (
+            "a field and an operator",
+            ["", "price", "unit price<20", "<20", "size.=3", "colour in", "colourin a"],
+        ),
+        (
+            "a value",
+            ["price<", "price==20", 'brand="acme', 'a="b" c', "a in b,,c", "a in b,", 'a in "b" c'],
+        ),
+    ],
 )
-def test_a_condition_without_a_value_is_refused_with_the_grammar(where):
-    with pytest.raises(UsageError, match=r"expected a value .* a condition is FIELD OPERATOR VALUE"):
-        Filter.parse([where])
+def test_a_condition_that_cannot_be_read_is_refused_with_the_grammar(said, conditions):
+    for where in conditions:
+        with pytest.raises(UsageError, match=rf"expected {said}.* a condition is FIELD OPERATOR VALUE"):
+            Filter.parse([where])
 
 
 def test_space_around_a_condition_says_nothing():
