@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "index create": "index:Create",
     "index add": "index:Add",
     "index delete": "index:Delete",
+    "index learn": "index:Learn",
     "index refit": "index:Refit",
     "index compact": "index:Compact",
     "index info": "index:Info",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from genius_search.cli.options import (
 )
 from genius_search.cli.serve import AddressOption, is_cluster, open_cluster
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_text
-from genius_search.errors import NetworkNeeded, UsageError, need_packages, plural
+from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -211,6 +212,58 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
                 print_text(f"not in the index: {missing}", error=True)
             print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
         return 0 if done.deleted else 3
+
+
+@command
+class Learn(WaitOption, OpenIndexOptions):
+    """Learn which items were chosen for queries, so that they are found earlier for similar ones.
+
+    Nothing is recorded unless this is run. Also lists and forgets what was learned.
+    """
+
+    log: Annotated[Path | None, tyro.conf.Positional, optional("[LOG]")] = None
+    """Choices, one JSON object on each line: {"text": "a red kite", "chosen": "kites/7.jpg"}; the query may
+    have an image, too, or be a vector."""
+
+    forget: Words = None
+    """Forget all choices of this item."""
+
+    forget_all: bool = False
+    """Forget everything that was learned."""
+
+    export: bool = False
+    """Print what was learned, in the format of LOG."""
+
+    def run(self) -> int:
+        if sum([self.log is not None, self.forget is not None, self.forget_all, self.export]) != 1:
+            raise UsageError("give one of a LOG to learn, --forget ID, --forget-all and --export")
+        index = self.open_index()
+        if self.export:
+            for choice in index.choices():
+                print(json.dumps(choice, ensure_ascii=False))
+        elif self.log is None:
+            count = index.forget(chosen=self.forget, wait_seconds=self.wait)
+            print(f"{plural(count, 'choice')} forgotten", file=sys.stderr)
+        else:
+            choices = _read_choices(self.log)
+            unknown = index.learn_many(choices, wait_seconds=self.wait)
+            for missing in unknown:
+                print_text(f"not in the index: {missing}", error=True)
+            print(f"{plural(len(choices) - len(unknown), 'choice')} learned", file=sys.stderr)
+            return 0 if len(unknown) < len(choices) else 3
+        return 0
+
+
+def _read_choices(log: Path) -> list[dict[str, Any]]:
+    from genius_search.data.mbeir import read_json_lines
+
+    choices = [choice for _, choice in read_json_lines(log, dict)]
+    for choice in choices:
+        if isinstance(choice.get("image"), str):
+            choice["image"] = log.parent / choice["image"]
+    if not choices:
+        raise BadData(f"{log} has no choices")
+    return choices
 
 
 @command

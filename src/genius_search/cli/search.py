@@ -252,6 +252,10 @@ def _print_explanation(found: Explanation, *, has_modality_level: bool) -> None:
         name = "modality" if has_modality_level and step.level == 0 else str(step.level)
         rows.append((name, _code(step), rank, f"{step.items:,}", "; ".join(described)))
     print_table(("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True)
+    for choice in found.raised_by:
+        print_text(
+            f"Raised: it was chosen for {choice.text or 'a similar query'!r}, cosine {choice.cosine:.2f}."
+        )
     if not found.is_allowed:
         print("The search may not find it: it has another modality, or a condition excludes it.")
     elif found.rank is not None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import diagnose_corruption
 from genius_search.search.decoder import Decoder
 from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
+
+if TYPE_CHECKING:
+    from genius_search.index.learned import Choice
 
 SIBLINGS: Final = 8
 """Codes listed at each level."""
@@ -66,6 +69,8 @@ class Explanation:
     beam: int
     """Beam width."""
     levels: list[LevelStep]
+    raised_by: list[Choice]
+    """Similar queries for which the item was chosen, most similar first."""
 
 
 def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) -> Explanation:
@@ -92,6 +97,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
         best = min(range(len(found)), key=lambda at: found[at][0] if len(found[at]) else math.inf)
         query, ranking = queries[best], rankings[best]
         rank = int(found[best][0]) if len(found[best]) else None
+        near = searcher.choices.nearest(query.embedding[None])[0] if searcher.choices else []
         allowed = None if query.restriction is None else query.restriction[place.segment]
         return Explanation(
             item=snapshot.item_at(place),
@@ -112,6 +118,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
                 restriction=query.restriction,
                 has_probabilities=model.uses_generator(config),
             ),
+            raised_by=[choice for choice in near if choice.chosen == item_id],
         )
 
 

@@ -32,7 +32,7 @@ from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_se
 from genius_search.index.segment_writer import alive_items
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
-from genius_search.index.store import OWN_MODEL, WORK
+from genius_search.index.store import CURRENT, LEARNED, OWN_MODEL, WORK
 from genius_search.index.writer import Writer, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
@@ -135,6 +135,11 @@ def fit_index(
         raise UsageError(
             f"{writer.folder} was created with a trained model; `genius fit DATA --out MODEL` trains one "
             "anew, and `genius index create` makes an index with it"
+        )
+    if (writer.folder / LEARNED / CURRENT).exists():
+        raise UsageError(
+            f"{writer.folder} has learned choices, whose queries another fusion would not know; keep them "
+            "with `genius index learn INDEX --export`, forget them with --forget-all, train, and learn again"
         )
     if isinstance(model.encoder, PrecomputedEncoder) and (pairs is None or pairs.is_file()):
         raise UsageError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -18,8 +19,8 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import CURRENT, Calibration, Hubness, StoredEmbeddings, read_manifest
+from genius_search.index.snapshot import Snapshot, UnknownItem, diagnose_corruption
+from genius_search.index.store import CURRENT, LEARNED, Calibration, Hubness, StoredEmbeddings, read_manifest
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, SharedGroup, Verified
+    from genius_search.index.learned import Choices
     from genius_search.index.pool import GivenPool, NewItem, Pool
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
@@ -44,8 +46,8 @@ Vectors: TypeAlias = Shaped[np.ndarray, "..."]
 class _Opened(NamedTuple):
     """A state of an index and its model."""
 
-    stamp: tuple[int, ...]
-    """The manifest's stamp before the state was opened."""
+    stamp: tuple[tuple[int, ...], ...]
+    """The manifests' stamps, of the index and of its log, before the state was opened."""
     searcher: SnapshotSearcher
     """With the default settings."""
 
@@ -373,6 +375,58 @@ class Index:
         with self._one_writer(wait_seconds) as writer:
             return writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
 
+    def learn(self, chosen: str, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any) -> None:
+        """Remember that an item was chosen for a query, so that it is found earlier for similar queries.
+
+        In effect at once, also for other processes. Nothing is learned unless this is called. An item gains a
+        bounded amount, and the same choice counts once.
+
+        >>> index.learn("kites/7.jpg", "something to fly")  # doctest: +SKIP
+
+        Parameters
+        ----------
+        chosen
+            The id of the item.
+        text, query
+            The query, with the names that :meth:`search` has: ``image``, ``vector``, ``parts``,
+            ``instruction``.
+
+        Raises
+        ------
+        UnknownItem
+            The item is not in the index.
+        """
+        if self.learn_many([{"chosen": chosen, "text": text, **query}], wait_seconds=wait_seconds):
+            raise UnknownItem(f"{self.folder} has no item {chosen!r}, so it cannot have been chosen")
+
+    def learn_many(self, choices: Sequence[Mapping[str, Any]], *, wait_seconds: float = 0.0) -> list[str]:
+        """Remember several choices in one step; return the chosen ids that the index does not have.
+
+        Each choice is a mapping with ``chosen`` and the fields of a query, as in :meth:`learn`.
+        """
+        from genius_search.index.learned import learn
+
+        unknown = learn(self, choices, wait_seconds=wait_seconds)
+        self.current()
+        return unknown
+
+    def forget(self, *, chosen: str | None = None, text: str | None = None, wait_seconds: float = 0.0) -> int:
+        """Forget choices: of an item, of a query's text, of both together, or all; return their number."""
+        from genius_search.index.learned import forget
+
+        forgotten = forget(self.folder, chosen=chosen, text=text, wait_seconds=wait_seconds)
+        self.current()
+        return forgotten
+
+    def choices(self) -> Iterator[dict[str, Any]]:
+        """Yield all choices that were learned, as :meth:`learn_many` takes them.
+
+        A query that was not a text alone is the vector that it became.
+        """
+        from genius_search.index.learned import export
+
+        return export(self.folder)
+
     def compact(self, *, wait_seconds: float = 0.0) -> None:
         """Merge all segments into one and free the space of deleted items, in bounded memory."""
         with self._one_writer(wait_seconds) as writer:
@@ -511,7 +565,7 @@ class Index:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
         searcher = self._searcher()
         if config is not None and config != searcher.config:
-            searcher = SnapshotSearcher(searcher.model, searcher.snapshot, config)
+            searcher = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
         return searcher.search(requests)
 
     def search_vectors(
@@ -554,7 +608,9 @@ class Index:
         """
         from genius_search.index.explain import explain
 
-        return explain(SnapshotSearcher(*self.current(), config), request, item_id)
+        searcher = self._searcher()
+        other = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
+        return explain(other, request, item_id)
 
     def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> list[SharedGroup]:
         """Return groups of items that share all but the last ``levels`` codes, largest first.
@@ -640,18 +696,32 @@ class Index:
         if _stamp(self.folder) != opened.stamp:
             with self._opening:  # by one thread, so that no older state takes the place of a newer one
                 if (stamp := _stamp(self.folder)) != self._opened.stamp:
-                    self._opened = self._open(stamp, self.model)
+                    self._opened = self._open(stamp, self.model, self._opened)
                 opened = self._opened
         return opened.searcher
 
-    def _open(self, stamp: tuple[int, ...], model: Genius) -> _Opened:
-        """Open the state that the manifest had when its stamp was taken, or a newer one."""
+    def _open(
+        self, stamp: tuple[tuple[int, ...], ...], model: Genius, before: _Opened | None = None
+    ) -> _Opened:
+        """Open the state that the manifests had when their stamps were taken, or a newer one."""
+        if before is not None and before.stamp[0] == stamp[0]:  # only the log has changed
+            searcher = copy.copy(before.searcher)
+            searcher.choices = self._open_log(stamp, searcher.snapshot)
+            return _Opened(stamp, searcher)
         snapshot = Snapshot.open(self.folder)
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         _check_model(snapshot, model)
-        return _Opened(stamp, SnapshotSearcher(model, snapshot))
+        choices = self._open_log(stamp, snapshot)
+        return _Opened(stamp, SnapshotSearcher(model, snapshot, choices=choices))
+
+    def _open_log(self, stamp: tuple[tuple[int, ...], ...], snapshot: Snapshot) -> Choices | None:
+        if not stamp[1]:
+            return None
+        from genius_search.index.learned import Choices
+
+        return Choices(self.folder, snapshot)
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""
@@ -676,11 +746,17 @@ def _open_named(folder: Path, named: str, device: str, *, download: bool) -> Gen
         raise ArtifactMissing(f"the model of {folder}: {error}; or {remedy}") from None
 
 
-def _stamp(folder: Path) -> tuple[int, ...]:
-    """Return a stamp of the manifest file, which every change of the index replaces."""
-    try:
-        status = os.stat(os.path.join(folder, CURRENT))  # noqa: PTH116, PTH118  a third of the time of a Path
-    except OSError:
-        read_manifest(folder)  # raises a more helpful error
-        raise
-    return status.st_ino, status.st_mtime_ns, status.st_size
+def _stamp(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """Return stamps of the manifest files of an index and its log, which every change replaces."""
+    stamps: list[tuple[int, ...]] = []
+    for part in ("", LEARNED):
+        try:
+            status = os.stat(os.path.join(folder, part, CURRENT))  # noqa: PTH116, PTH118  faster than a Path
+        except OSError:
+            if not part:
+                read_manifest(folder)  # raises a more helpful error
+                raise
+            stamps.append(())
+        else:
+            stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(stamps)

@@ -18,6 +18,7 @@ from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
     DELETED,
+    LEARNED,
     REMEDY,
     SEGMENTS,
     Hubness,
@@ -65,6 +66,9 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
             check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
             files += [folder / SEGMENTS / entry.name / name for name in entry.files]
             files += [folder / DELETED / entry.deleted] if entry.deleted else []
+    if (folder / LEARNED / CURRENT).exists():
+        verify(folder / LEARNED)
+        files += [path for path in (folder / LEARNED).rglob("*") if path.is_file()]
     snapshot = Snapshot.load(folder, manifest)  # which verifies the lists of deleted items
     for picture in sorted(stored_pictures(folder, snapshot.segments)):
         if not picture.is_file():

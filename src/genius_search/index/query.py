@@ -7,9 +7,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +32,8 @@ from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from genius_search.index.learned import Choices
 
 SHORTEST_VECTOR: Final = 1e-12
 """A vector that is not longer has no direction."""
@@ -83,8 +87,15 @@ class EncodedQuery(NamedTuple):
     beam: int | None = None
     """Beam width instead of the configured one."""
     rare: RareWords | None = None
+    gains: Mapping[Place, float] = MappingProxyType({})
+    """What items gain because they were chosen for similar queries, in spreads."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
+
+    @property
+    def raised(self) -> AbstractSet[Place]:
+        """Items with rare words of the query, and those that were chosen for similar ones."""
+        return self.gains.keys() if self.rare is None else self.rare.weights.keys() | self.gains.keys()
 
 
 class SearchResult(NamedTuple):
@@ -112,9 +123,16 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
 class SnapshotSearcher:
     """Searches one state of an index with the same settings; what all its queries need is found out once."""
 
-    def __init__(self, model: Genius, snapshot: Snapshot, config: SearchConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: Genius,
+        snapshot: Snapshot,
+        config: SearchConfig | None = None,
+        choices: Choices | None = None,
+    ) -> None:
         self.model = model
         self.snapshot = snapshot
+        self.choices = choices
         self.config = config or default_settings(model, snapshot)
         manifest = snapshot.manifest
         self._is_raw = manifest.embeddings == "raw" and self.config.rerank == "embeddings"
@@ -294,63 +312,76 @@ class SnapshotSearcher:
         """
         if not queries or not self.snapshot.segments:
             return [SearchResult([], 0) for _ in queries]
+        if self.choices is not None:
+            gains = self.choices.gains(np.stack([query.embedding for query in queries]))
+            queries = [query._replace(gains=own) for query, own in zip(queries, gains, strict=True)]
         with diagnose_corruption(self.snapshot):
-            # Queries with rare words are searched for once more among the items that have these words.
-            among_rare = [self._among_rare(query) for query in queries if query.rare]
-            found = self.rank([*queries, *among_rare], at_least=1 if self._calibration is None else 2)
-            own, among = iter(found[: len(queries)]), iter(found[len(queries) :])
+            found = self.rank(queries, at_least=1 if self._calibration is None else 2)
+            if any(map(attrgetter("raised"), queries)):
+                found = self._add_raised(queries, found)
+            own = iter(found)
             results = []
             for _, group in groupby(queries, key=attrgetter("number")):
                 several = [*group]
                 parts = []
                 for query in several:
-                    rare = next(among) if query.rare else None
-                    parts.append(self._make_hits(query, next(own), rare, is_part=len(several) > 1))
+                    parts.append(self._make_hits(query, next(own), is_part=len(several) > 1))
                 results.append(merge(parts, query.k))
             return results
 
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Found]:
-        """Rank items for each query: ``k`` of them or more, and those with rare words among many.
+        """Rank items for each query: ``k`` of them or more, and those that are raised among many.
 
         A beam is at least as wide.
         """
         wanted = []
         for query in queries:
-            k = max(query.k, DEPTH) if query.rare else query.k
+            k = max(query.k, DEPTH) if query.raised else query.k
             width = max(query.beam or self.config.beam, k)
             wanted.append(Wanted(width, max(k, at_least), query.level0, query.restriction))
         return find(
             lambda: self.model.decoder_for(self.config),
             self._fast,
             self.snapshot.search_segments,
-            np.stack([query.embedding for query in queries]),
+            np.stack([*map(attrgetter("embedding"), queries)]),
             wanted,
             self.config,
             evidence=self._evidence,
-            embeddings=[query.evidence for query in queries],
+            embeddings=[*map(attrgetter("evidence"), queries)],
         )
 
-    def _among_rare(self, query: EncodedQuery) -> EncodedQuery:
-        """Return the query for those of its allowed items alone that have rare words."""
-        masks = [np.zeros(segment.table.num_items, dtype=bool) for segment in self.snapshot.segments]
-        for segment, row in query.rare.weights if query.rare else ():
-            allowed = None if query.restriction is None else query.restriction[segment]
-            masks[segment][row] = allowed is None or allowed.items[row]
-        return query._replace(restriction=self.snapshot.restrict(masks))
+    def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Found]) -> list[Found]:
+        """Add the items that are raised to those found; they are searched for among themselves."""
+        missing, restricted = [], []
+        for query, own in zip(queries, found, strict=True):
+            others = query.raised - {
+                *zip(own.ranking.segments.tolist(), own.ranking.items.tolist(), strict=True)
+            }
+            missing.append(bool(others))
+            if others:
+                masks = [np.zeros(segment.table.num_items, dtype=bool) for segment in self.snapshot.segments]
+                for segment, row in others:
+                    allowed = None if query.restriction is None else query.restriction[segment]
+                    masks[segment][row] = allowed is None or allowed.items[row]
+                restricted.append(query._replace(restriction=self.snapshot.restrict(masks)))
+        among = iter(self.rank(restricted, at_least=1) if restricted else ())
+        return [_join(own, next(among)) if more else own for own, more in zip(found, missing, strict=True)]
 
-    def _make_hits(
-        self, query: EncodedQuery, own: Found, among_rare: Found | None, *, is_part: bool
-    ) -> SearchResult:
+    def _make_hits(self, query: EncodedQuery, own: Found, *, is_part: bool) -> SearchResult:
         ranking, log_probabilities = own
         scores = ranking.scores
         weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
-        if query.rare is not None and among_rare is not None:
-            ranking, log_probabilities = _join(own, among_rare)
+        if query.raised:
             places = list(zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True))
-            weights = np.array([query.rare.weights.get(place, 0.0) for place in places])
-            spread = float(scores[0] - scores[-1]) if len(scores) else 0.0
-            scores = ranking.scores + WORD_WEIGHT * spread * weights
-            is_first = np.array([place in query.rare.first for place in places], dtype=bool)
+            rare = query.rare or RareWords({}, frozenset())
+            weights = np.array([rare.weights.get(place, 0.0) for place in places])
+            gains = np.array([query.gains.get(place, 0.0) for place in places])
+            best = np.sort(scores)[::-1][: max(query.k, DEPTH)]
+            extent = float(best[0] - best[-1]) if len(best) else 0.0
+            scores = scores + WORD_WEIGHT * extent * weights
+            if query.gains:
+                scores = scores + self._spread(query) * gains
+            is_first = np.array([place in rare.first for place in places], dtype=bool)
         probabilities: list[float | None] = [None] * len(scores)
         if self._calibration is not None and query.has_probability:
             probabilities = [*self._calibration.probabilities(ranking.scores).tolist()]
@@ -390,14 +421,17 @@ class SnapshotSearcher:
         """
         if self.config.rerank == "none" or self._is_raw:
             return [None] * len(scores)
-        if query.level0 not in self._samples:
-            self._samples[query.level0] = self._sample(query.level0)
-        vectors, cost = self._samples[query.level0]
+        vectors, cost = self._sample(query.level0)
         products = vectors @ query.evidence
         deviation = float(products.std()) if len(products) >= ENOUGH else 0.0
         if not deviation:
             return [None] * len(scores)
         return [*((scores - products.mean()) / deviation + cost).tolist()]
+
+    def _spread(self, query: EncodedQuery) -> float:
+        """Return the standard deviation of a query's products with items that it may find."""
+        vectors, _ = self._sample(query.level0)
+        return float((vectors @ query.embedding).std())
 
     def _sample(self, level0: frozenset[int]) -> tuple[Float32[np.ndarray, "items dim"], float]:
         """Return the vectors of drawn IDs with these first codes, and the mean of their costs.
@@ -405,10 +439,12 @@ class SnapshotSearcher:
         Costs are subtracted from the products of a query that is scaled such that its products spread as
         those of an item (:mod:`genius_search.nn.spread`); this one is in units of that spread.
         """
+        if level0 in self._samples:
+            return self._samples[level0]
         random, ids = np.random.default_rng(0), []
         for segment in self.snapshot.segments:
-            rows = np.flatnonzero(np.isin(segment.table.ids[:, 0], list(level0)))
-            ids.append(segment.table.ids[rows])
+            firsts = segment.table.ids[:, 0]
+            ids.append(segment.table.ids[np.isin(firsts, list(level0))] if level0 else segment.table.ids)
         every = np.concatenate(ids)
         drawn = every[random.permutation(len(every))[:SAMPLED]]
         ranker = self.model.ranker
@@ -418,7 +454,9 @@ class SnapshotSearcher:
             costs = ranker.costs(drawn, density_cost=density_cost)
         else:
             costs = density_cost * ranker.densities(drawn)
-        return ranker.vectors(drawn), float(costs.mean()) / among.items if among.items else 0.0
+        cost = float(costs.mean()) / among.items if among.items else 0.0
+        self._samples[level0] = ranker.vectors(drawn), cost
+        return self._samples[level0]
 
 
 def features_of(

@@ -1,0 +1,237 @@
+"""Choices: queries and the items that were chosen for them, which raise these items for similar queries.
+
+The log is an index of its own in the folder ``learned`` of an index: its items are queries' vectors, and each
+names the item that was chosen. So a choice is found, stored and deleted as an item is, and survives a crash.
+
+An item gains at most :data:`WEIGHT` spreads of the query's products, times exp((c − 1) / :data:`TEMPERATURE`)
+with c the cosine of the query and the nearest one for which the item was chosen (``docs/lab/log.md``, "Logged
+choices"). A choice that is logged twice counts once, so that a few people cannot bury an item.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from genius_search.errors import UsageError
+from genius_search.index.index import Index
+from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
+from genius_search.index.request import SearchRequest
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import CURRENT, LEARNED
+from genius_search.index.writer import alive_items
+from genius_search.records import Modality
+from genius_search.search.rank import Ranking
+from genius_search.training.codebooks import FITTED
+
+WEIGHT: Final = 2.0
+"""The most that an item gains, in spreads."""
+TEMPERATURE: Final = 0.15
+"""How fast that falls with the cosine of the queries."""
+NEAREST: Final = 16
+"""Logged queries that are looked at."""
+LEAST: Final = 0.02
+"""Smaller gains, in spreads, are none."""
+REFIT: Final = 4
+"""The log's codebooks are fitted anew when it has this many times the queries they were fitted to."""
+FIELD: Final = "chosen"
+QUERY: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
+"""Keys of a choice's query, as of :class:`genius_search.SearchRequest`."""
+BATCH: Final = 4096
+
+
+class Choice(NamedTuple):
+    """A query of the log, and the item that was chosen."""
+
+    chosen: str
+    """The item's id."""
+    text: str | None
+    """None for a query of a picture, a vector or several parts."""
+    cosine: float | None = None
+    """With the query that it was found for."""
+
+
+class Choices:
+    """The log of an index, open for searching.
+
+    Parameters
+    ----------
+    snapshot
+        the state of the index whose items are raised.
+    """
+
+    def __init__(self, folder: Path, snapshot: Snapshot) -> None:
+        self._log = Index.open(folder / LEARNED)
+        self._snapshot = snapshot
+        model, of_log = self._log.current()
+        config = replace(self._log.settings, density_weight=0.0)
+        self._searcher = SnapshotSearcher(model, of_log, config)
+        self._chosen: dict[Place, Place | None] = {}
+        """Queries of the log, and the items that were chosen; None for those that were deleted."""
+
+    def nearest(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[list[Choice]]:
+        """Return the most similar queries of the log, most similar first."""
+        near = []
+        for ranking in self._rank(vectors):
+            items = self._searcher.snapshot.items(ranking.segments, ranking.items)
+            cosines = ranking.scores.clip(max=1).tolist()
+            near.append(
+                [
+                    Choice(item.fields[FIELD], item.text, cosine)
+                    for item, cosine in zip(items, cosines, strict=True)
+                ]
+            )
+        return near
+
+    def gains(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Place, float]]:
+        """Return what items gain for each query, in spreads, by their places; deleted items have none."""
+        gains = []
+        for ranking in self._rank(vectors):
+            logged = list(zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True))
+            self._look_up([place for place in logged if place not in self._chosen])
+            own: dict[Place, float] = {}
+            values = WEIGHT * np.exp((ranking.scores.clip(max=1) - 1) / TEMPERATURE)
+            for place, gain in zip(logged, values.tolist(), strict=True):  # in descending order
+                if (chosen := self._chosen[place]) is not None and gain > LEAST:
+                    own.setdefault(chosen, gain)
+            gains.append(own)
+        return gains
+
+    def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> Iterator[Ranking]:
+        queries = [
+            EncodedQuery(number, NEAREST, embedding=vector, evidence=vector)
+            for number, vector in enumerate(vectors)
+        ]
+        return (found.ranking for found in self._searcher.rank(queries, at_least=1))
+
+    def _look_up(self, logged: Sequence[Place]) -> None:
+        """Find the items that were chosen for queries of the log."""
+        if not logged:
+            return
+        segments, rows = np.array(logged).T
+        chosen = [item.fields[FIELD] for item in self._searcher.snapshot.items(segments, rows)]
+        there = self._snapshot.stamps(chosen)
+        for place, item_id in zip(logged, chosen, strict=True):
+            self._chosen[place] = self._snapshot.locate(item_id) if item_id in there else None
+
+
+def learn(index: Index, choices: Sequence[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
+    """Add choices to the log of an index; see :meth:`genius_search.Index.learn_many`."""
+    searcher = SnapshotSearcher(*index.current())
+    requests, kinds, chosen, unknown = [], [], [], []
+    there = searcher.snapshot.stamps([_chosen(choice) for choice in choices])
+    for choice in choices:
+        item_id = _chosen(choice)
+        if item_id not in there:
+            unknown.append(item_id)
+            continue
+        kind = searcher.snapshot.item_at(searcher.snapshot.locate(item_id)).modality
+        query = {name: value for name, value in choice.items() if name != FIELD}
+        if not query.keys() <= QUERY:
+            raise UsageError(
+                f"a choice has the keys {sorted(choice)}; expected {FIELD} and some of {sorted(QUERY)}"
+            )
+        if query.get("vector") is not None:
+            query["vector"] = np.asarray(query["vector"], dtype=np.float32)
+        request = SearchRequest(**query, modality=kind)
+        requests.append(request)
+        kinds.append(kind)
+        chosen.append(item_id)
+    for start in range(0, len(requests), BATCH):
+        some = slice(start, start + BATCH)
+        _add(
+            index.folder / LEARNED,
+            np.stack([query.embedding for query in searcher.encode(requests[some])]),
+            [
+                request.text if len(request.query) == 1 and request.image is None else None
+                for request in requests[some]
+            ],
+            kinds[some],
+            chosen[some],
+            wait_seconds,
+        )
+    return unknown
+
+
+def _chosen(choice: Mapping[str, Any]) -> str:
+    item_id = choice.get(FIELD)
+    if not isinstance(item_id, str):
+        raise UsageError(
+            f'a choice names the id of the chosen item, as in {{"text": "a red kite", "{FIELD}": "7"}}; '
+            f"this one has the keys {sorted(choice)}"
+        )
+    return item_id
+
+
+def _add(
+    folder: Path,
+    vectors: Float32[np.ndarray, "choices dim"],
+    texts: Sequence[str | None],
+    kinds: Sequence[Modality],
+    chosen: Sequence[str],
+    wait_seconds: float,
+) -> None:
+    rows: dict[str, int] = {}
+    for row, (vector, item_id) in enumerate(zip(vectors, chosen, strict=True)):
+        query = json.dumps([item_id, texts[row]]).encode()
+        query += b"" if texts[row] else vector.round(4).tobytes()
+        rows[hashlib.sha256(query).hexdigest()[:24]] = row
+    given: dict[str, Any] = {
+        "vectors": vectors[[*rows.values()]],
+        "ids": [*rows],
+        "modalities": [kinds[row] for row in rows.values()],
+        "texts": [texts[row] for row in rows.values()],
+        "fields": [{FIELD: chosen[row]} for row in rows.values()],
+    }
+    if not (folder / CURRENT).exists():
+        try:
+            Index.create(folder, embedding_bits=8, **given)
+        except UsageError:
+            if not (folder / CURRENT).exists():
+                raise  # otherwise another process was first
+        else:
+            return
+    log = Index.open(folder)
+    log.add(**given, wait_seconds=wait_seconds)
+    fitted = int(log.model.quantizer_manifest.inputs[FITTED])
+    if log.snapshot.num_alive >= REFIT * fitted:
+        log.refit(wait_seconds=wait_seconds)
+
+
+def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
+    """Delete choices of a log: of an item, of a text, of both, or all; return their number."""
+    if not (folder / LEARNED / CURRENT).exists():
+        return 0
+    log = Index.open(folder / LEARNED)
+    ids = [
+        item.id
+        for segment in log.snapshot.segments
+        for item in alive_items(segment)
+        if (chosen is None or item.fields[FIELD] == chosen) and (text is None or item.text == text)
+    ]
+    return log.delete(ids, wait_seconds=wait_seconds).deleted
+
+
+def export(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the choices of a log as they can be learned again; none if there is no log.
+
+    A query that was not a text alone is the vector that it became.
+    """
+    if not (folder / LEARNED / CURRENT).exists():
+        return
+    log = Index.open(folder / LEARNED)
+    model, snapshot = log.current()
+    for segment in snapshot.segments:
+        vectors = segment.vectors(model.ranker)
+        for row, item in zip(segment.alive_rows().tolist(), alive_items(segment), strict=True):
+            query = (
+                {"vector": vectors(np.array([row]))[0].tolist()} if item.text is None else {"text": item.text}
+            )
+            yield {**query, FIELD: item.fields[FIELD]}
