@@ -414,9 +414,10 @@ class Index:
         """Forget choices: of an item, of a query's text, of both together, or all; return their number."""
         from genius_search.index.learned import forget
 
-        forgotten = forget(self.folder, chosen=chosen, text=text, wait_seconds=wait_seconds)
-        self.current()
-        return forgotten
+        if not (self.folder / LEARNED / CURRENT).exists():
+            return 0
+        log = Index.open(self.folder / LEARNED)
+        return forget(log, chosen=chosen, text=text, wait_seconds=wait_seconds)
 
     def choices(self) -> Iterator[dict[str, Any]]:
         """Yield all choices that were learned, as :meth:`learn_many` takes them.
@@ -425,7 +426,9 @@ class Index:
         """
         from genius_search.index.learned import export
 
-        return export(self.folder)
+        if not (self.folder / LEARNED / CURRENT).exists():
+            return iter(())
+        return export(Index.open(self.folder / LEARNED))
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
         """Merge all segments into one and free the space of deleted items, in bounded memory."""
@@ -721,7 +724,7 @@ class Index:
             return None
         from genius_search.index.learned import Choices
 
-        return Choices(self.folder, snapshot)
+        return Choices(Index.open(self.folder / LEARNED), snapshot)
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""

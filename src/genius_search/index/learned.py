@@ -14,22 +14,21 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32
 
 from genius_search.errors import UsageError
-from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, LEARNED
-from genius_search.index.writer import alive_items
 from genius_search.records import Modality
 from genius_search.search.rank import Ranking
-from genius_search.training.codebooks import FITTED
+
+if TYPE_CHECKING:
+    from genius_search.index.index import Index
 
 WEIGHT: Final = 2.0
 """The most that an item gains, in spreads."""
@@ -63,15 +62,16 @@ class Choices:
 
     Parameters
     ----------
+    log
+        the index of queries.
     snapshot
         the state of the index whose items are raised.
     """
 
-    def __init__(self, folder: Path, snapshot: Snapshot) -> None:
-        self._log = Index.open(folder / LEARNED)
+    def __init__(self, log: Index, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        model, of_log = self._log.current()
-        config = replace(self._log.settings, density_weight=0.0)
+        model, of_log = log.current()
+        config = replace(log.settings, density_weight=0.0)
         self._searcher = SnapshotSearcher(model, of_log, config)
         self._chosen: dict[Place, Place | None] = {}
         """Queries of the log, and the items that were chosen; None for those that were deleted."""
@@ -147,7 +147,7 @@ def learn(index: Index, choices: Sequence[Mapping[str, Any]], *, wait_seconds: f
     for start in range(0, len(requests), BATCH):
         some = slice(start, start + BATCH)
         _add(
-            index.folder / LEARNED,
+            index,
             np.stack([query.embedding for query in searcher.encode(requests[some])]),
             [
                 request.text if len(request.query) == 1 and request.image is None else None
@@ -171,7 +171,7 @@ def _chosen(choice: Mapping[str, Any]) -> str:
 
 
 def _add(
-    folder: Path,
+    index: Index,
     vectors: Float32[np.ndarray, "choices dim"],
     texts: Sequence[str | None],
     kinds: Sequence[Modality],
@@ -190,26 +190,28 @@ def _add(
         "texts": [texts[row] for row in rows.values()],
         "fields": [{FIELD: chosen[row]} for row in rows.values()],
     }
+    folder = index.folder / LEARNED
     if not (folder / CURRENT).exists():
         try:
-            Index.create(folder, embedding_bits=8, **given)
+            index.create(folder, embedding_bits=8, **given)
         except UsageError:
             if not (folder / CURRENT).exists():
                 raise  # otherwise another process was first
         else:
             return
-    log = Index.open(folder)
+    from genius_search.training.codebooks import FITTED  # noqa: PLC0415  with PyTorch, as adding is
+
+    log = index.open(folder)
     log.add(**given, wait_seconds=wait_seconds)
     fitted = int(log.model.quantizer_manifest.inputs[FITTED])
     if log.snapshot.num_alive >= REFIT * fitted:
         log.refit(wait_seconds=wait_seconds)
 
 
-def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
+def forget(log: Index, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
     """Delete choices of a log: of an item, of a text, of both, or all; return their number."""
-    if not (folder / LEARNED / CURRENT).exists():
-        return 0
-    log = Index.open(folder / LEARNED)
+    from genius_search.index.writer import alive_items  # noqa: PLC0415  not to search
+
     ids = [
         item.id
         for segment in log.snapshot.segments
@@ -219,14 +221,13 @@ def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: 
     return log.delete(ids, wait_seconds=wait_seconds).deleted
 
 
-def export(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the choices of a log as they can be learned again; none if there is no log.
+def export(log: Index) -> Iterator[dict[str, Any]]:
+    """Yield the choices of a log as they can be learned again.
 
     A query that was not a text alone is the vector that it became.
     """
-    if not (folder / LEARNED / CURRENT).exists():
-        return
-    log = Index.open(folder / LEARNED)
+    from genius_search.index.writer import alive_items  # noqa: PLC0415  not to search
+
     model, snapshot = log.current()
     for segment in snapshot.segments:
         vectors = segment.vectors(model.ranker)

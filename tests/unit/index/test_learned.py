@@ -95,6 +95,8 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
     assert {json.loads(line)["chosen"] for line in lines.splitlines()} == {*chosen}
     assert index.forget(chosen=chosen[0]) == chosen.count(chosen[0])
     assert chosen[0] not in ids(index, queries[0], modality="image")[:5]
+    with pytest.raises(UsageError, match="has learned choices"):
+        index.fit(tmp_path)
     assert main(["index", "learn", str(index.folder), "--forget-all"]) == 0
     assert not [*index.choices()]
     (tmp_path / "log.jsonl").write_text(lines)
