@@ -210,7 +210,7 @@ def _add(
 
 def forget(log: Index, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
     """Delete choices of a log: of an item, of a text, of both, or all; return their number."""
-    from genius_search.index.writer import alive_items  # noqa: PLC0415  not to search
+    from genius_search.index.segment_writer import alive_items  # noqa: PLC0415  not to search
 
     ids = [
         item.id
@@ -226,7 +226,7 @@ def export(log: Index) -> Iterator[dict[str, Any]]:
 
     A query that was not a text alone is the vector that it became.
     """
-    from genius_search.index.writer import alive_items  # noqa: PLC0415  not to search
+    from genius_search.index.segment_writer import alive_items  # noqa: PLC0415  not to search
 
     model, snapshot = log.current()
     for segment in snapshot.segments:
