@@ -41,10 +41,11 @@ class Modality(StrEnum):
     @staticmethod
     def of(*, has_image: bool, has_text: bool) -> Modality:
         """Return the modality of a record with an image, a text, or both."""
-        parts = [name for name, has in (("image", has_image), ("text", has_text)) if has]
-        if not parts:
+        if has_image and has_text:
+            return Modality.IMAGE_TEXT
+        if not has_image and not has_text:
             raise UsageError("a record needs an image or a text, and this one has neither")
-        return Modality("-".join(parts))
+        return Modality.IMAGE if has_image else Modality.TEXT
 
 
 NUM_MODALITIES: Final = len(Modality)
