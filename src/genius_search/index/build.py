@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -106,15 +106,11 @@ class Changes(NamedTuple):
     features: Features
 
     def items(self) -> Iterator[Item]:
-        """Yield the items that have features."""
+        """Return the items that have features."""
         known = zip(self.pool.items(), self.stamps, strict=False)
         changed = (item._replace(stamp=stamp) for item, stamp in known if stamp is not None)
-        positions = iter(self.features.ids.tolist())
-        position = next(positions, None)
-        for number, item in enumerate(changed):
-            if number == position:
-                yield self.pool.with_fields(item)
-                position = next(positions, None)
+        has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
+        return map(self.pool.with_fields, compress(changed, has_features))
 
     @property
     def all_left_out(self) -> list[LeftOut]:
