@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from jaxtyping import Float32
@@ -46,14 +46,15 @@ QUERY: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
 BATCH: Final = 4096
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Choice:
     """A query of the log, and the item that was chosen."""
 
     chosen: str
     """The item's id."""
     text: str | None
     """None for a query of a picture, a vector or several parts."""
-    cosine: float | None = None
+    cosine: float
     """With the query that it was found for."""
 
 

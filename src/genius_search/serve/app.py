@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import pathlib
 import re
 import time
@@ -199,6 +200,24 @@ async def explain(request: Request) -> dict[str, Any]:
 
     explained = await service.slow.run(work, deadline=deadline)
     return {"request_id": request.state.request_id, "index": name, **explained}
+
+
+@router.post("/v1/feedback", status_code=204, openapi_extra=takes(schemas.ExplainBody))
+async def learn(request: Request) -> None:
+    """Remember that an item was chosen for a search, so that similar searches find it earlier.
+
+    Only the query of the search counts. On return it is on the disk and in effect.
+    """
+    body, pictures = await read_body(request, schemas.ExplainBody)
+
+    def work(index: Index) -> list[str]:
+        query = search_request(body, pictures, math.inf)
+        names = ("text", "image", "parts", "instruction")
+        choice = {"chosen": body.id, **{name: getattr(query, name) for name in names}}
+        return index.learn_many([choice], wait_seconds=PATIENCE_SECONDS)
+
+    if await get_service(request).change(resolve(request, body.index), work):
+        raise Problem(404, f"the index has no item {body.id[:80]!r}")
 
 
 async def look_up(request: Request, index: str | None, read: Callable[[Index, str], Result]) -> Result:

@@ -39,7 +39,7 @@ OPEN_PATHS: Final = re.compile(r"/|/healthz|/openapi\.json|/assets/[^/]*")
 READING_POSTS: Final = frozenset({"/v1/search", "/v1/explain"})
 """POST requests that only read; all other unsafe requests need a key with the scope write."""
 ITEMS_PATH: Final = "/v1/items"
-PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH}
+PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH, "/v1/feedback"}
 """Their bodies may be multipart/form-data, with pictures."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; "

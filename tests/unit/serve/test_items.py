@@ -180,3 +180,21 @@ def test_parts_of_an_upload_have_any_bytes_and_belong_to_their_names(client):
         (kind, b"--xyz\r\n" * 2_000),
     ):
         is_problem(client.post("/v1/items", content=data, headers={"Content-Type": wrong}), 400)
+
+
+def test_a_chosen_item_is_found_earlier_by_similar_searches(writable):
+    search = {"text": "a red kite", "modality": "text", "k": 30}
+
+    def rank(of: str) -> int:
+        hits = writable.post("/v1/search", json=search).json()["hits"]
+        return [hit["id"] for hit in hits].index(of)
+
+    last = writable.post("/v1/search", json=search).json()["hits"][-1]["id"]
+    before = rank(last)
+    assert writable.post("/v1/feedback", json={**search, "id": last}).status_code == 204
+    assert rank(last) < before
+    told = writable.post("/v1/explain", json={**search, "id": last}).json()
+    assert [(one["chosen"], one["text"]) for one in told["raised_by"]] == [(last, "a red kite")]
+    shown = {"json": json.dumps({"image": "p", "id": last})}
+    assert writable.post("/v1/feedback", data=shown, files={"p": picture("blue")}).status_code == 204
+    is_problem(writable.post("/v1/feedback", json={**search, "id": "nobody"}), 404)

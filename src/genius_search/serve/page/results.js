@@ -1,6 +1,6 @@
 // The hits: a grid of cards, how sure they are, the time taken; or why there are none.
 
-import { ask, picture, ready } from "./api.js";
+import { ask, call, picture, ready } from "./api.js";
 import { moreLike, thisBut } from "./composer.js";
 import { byId, count, h, itemName, percent, say, tell } from "./elements.js";
 import { address, asks, chosen, go, pictureOf, START } from "./state.js";
@@ -130,8 +130,21 @@ function hitCard(hit, state) {
       h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
       h("button", { type: "button", onclick: () => moreLike(hit) }, "Similar"),
       h("button", { type: "button", onclick: () => thisBut(hit) }, "Like this, but …"),
+      chosen().writable && h("button", { type: "button", title: "Similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "This is it"),
     ),
   );
+}
+
+async function learn(hit, state, button) {
+  button.disabled = true;
+  try {
+    const { json, files } = await question(state);
+    await call("/v1/feedback", { method: "POST", json: { ...json, id: hit.id }, files });
+    say(`Remembered: ${itemName(hit)}`);
+  } catch (problem) {
+    button.disabled = false;
+    tell(problem);
+  }
 }
 
 /** A link to an item; what else the card says stands below it. */
