@@ -130,7 +130,7 @@ function hitCard(hit, state) {
       h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
       h("button", { type: "button", onclick: () => moreLike(hit) }, "Similar"),
       h("button", { type: "button", onclick: () => thisBut(hit) }, "Like this, but …"),
-      chosen().writable && h("button", { type: "button", title: "Similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "This is it"),
+      chosen().writable && h("button", { type: "button", "aria-label": "This is it", title: "This is it: similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "✓"),
     ),
   );
 }
