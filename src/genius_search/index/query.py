@@ -595,5 +595,7 @@ def interleave(results: Sequence[SearchResult], k: int) -> SearchResult:
 
 def _number(hits: Sequence[SearchHit], results: Sequence[SearchResult]) -> SearchResult:
     """Return merged hits, numbered from 1."""
-    ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits, start=1)]
+    ranked = []
+    for rank, hit in enumerate(hits, start=1):
+        ranked.append(dataclasses.replace(hit, rank=rank))
     return SearchResult(ranked, sum(map(attrgetter("touched"), results)))
