@@ -399,7 +399,7 @@ class Index:
         if self.learn_many([{"chosen": chosen, "text": text, **query}], wait_seconds=wait_seconds):
             raise UnknownItem(f"{self.folder} has no item {chosen!r}, so it cannot have been chosen")
 
-    def learn_many(self, choices: Sequence[Mapping[str, Any]], *, wait_seconds: float = 0.0) -> list[str]:
+    def learn_many(self, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float = 0.0) -> list[str]:
         """Remember several choices in one step; return the chosen ids that the index does not have.
 
         Each choice is a mapping with ``chosen`` and the fields of a query, as in :meth:`learn`.

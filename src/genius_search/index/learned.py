@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -123,8 +123,9 @@ class Choices:
             self._chosen[place] = self._snapshot.locate(item_id) if item_id in there else None
 
 
-def learn(index: Index, choices: Sequence[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
+def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
     """Add choices to the log of an index; see :meth:`genius_search.Index.learn_many`."""
+    choices = list(choices)
     searcher = SnapshotSearcher(*index.current())
     requests, kinds, chosen, unknown = [], [], [], []
     there = searcher.snapshot.stamps([_chosen(choice) for choice in choices])

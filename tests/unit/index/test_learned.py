@@ -99,6 +99,8 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
         index.fit(tmp_path)
     assert main(["index", "learn", str(index.folder), "--forget-all"]) == 0
     assert not [*index.choices()]
+    plain = [ids(index, query, modality="image") for query in queries]
+    assert not any(name in own for name, own in zip(chosen, plain, strict=True))
     (tmp_path / "log.jsonl").write_text(lines)
     assert main(["index", "learn", str(index.folder), str(tmp_path / "log.jsonl")]) == 0
     again = [ids(index, query, modality="image") for query in queries]
