@@ -38,7 +38,7 @@ MAX_CODES: Final = 256
 MIN_CODES: Final = 4
 ITEMS_PER_CODE: Final = 30
 """Codebooks shrink with the pool so that a code of the first level has at least about this many items."""
-MAX_SAMPLE: Final = 65_536
+MAX_SAMPLE: Final = 49_152
 """Most items that the codebooks are fitted to."""
 DEEP_ITERATIONS: Final = 3
 """Iterations of k-means at the deeper levels. With 15, codes alone find .003 more of exact search's first ten
