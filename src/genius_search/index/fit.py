@@ -136,7 +136,8 @@ def fit_index(
             f"{writer.folder} was created with a trained model; `genius fit DATA --out MODEL` trains one "
             "anew, and `genius index create` makes an index with it"
         )
-    if (writer.folder / LEARNED / CURRENT).exists():
+    log = writer.folder / LEARNED
+    if (log / CURRENT).exists() and Snapshot.open(log).num_alive:
         raise UsageError(
             f"{writer.folder} has learned choices, whose queries another fusion would not know; keep them "
             "with `genius index learn INDEX --export`, forget them with --forget-all, train, and learn again"

@@ -709,22 +709,30 @@ class Index:
         """Open the state that the manifests had when their stamps were taken, or a newer one."""
         if before is not None and before.stamp[0] == stamp[0]:  # only the log has changed
             searcher = copy.copy(before.searcher)
-            searcher.choices = self._open_log(stamp, searcher.snapshot)
+            searcher.choices = self._open_log(stamp, searcher.model, searcher.snapshot)
             return _Opened(stamp, searcher)
         snapshot = Snapshot.open(self.folder)
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         _check_model(snapshot, model)
-        choices = self._open_log(stamp, snapshot)
+        choices = self._open_log(stamp, model, snapshot)
         return _Opened(stamp, SnapshotSearcher(model, snapshot, choices=choices))
 
-    def _open_log(self, stamp: tuple[tuple[int, ...], ...], snapshot: Snapshot) -> Choices | None:
+    def _open_log(
+        self, stamp: tuple[tuple[int, ...], ...], model: Genius, snapshot: Snapshot
+    ) -> Choices | None:
         if not stamp[1]:
             return None
         from genius_search.index.learned import Choices
 
-        return Choices(Index.open(self.folder / LEARNED), snapshot)
+        log = Index.open(self.folder / LEARNED)
+        if log.model.dim != model.dim:
+            raise ArtifactMismatch(
+                f"{log.folder} has queries of {log.model.dim} numbers, and the index has {model.dim}; it is "
+                "not the log of this index, and may be removed"
+            )
+        return Choices(log, snapshot)
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""

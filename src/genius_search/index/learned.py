@@ -44,6 +44,9 @@ FIELD: Final = "chosen"
 QUERY: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
 """Keys of a choice's query, as of :class:`genius_search.SearchRequest`."""
 BATCH: Final = 4096
+"""Choices that are stored together."""
+ENCODED: Final = 64
+"""Queries that are encoded together, whose pictures are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Choices:
             cosines = ranking.scores.clip(max=1).tolist()
             near.append(
                 [
-                    Choice(item.fields[FIELD], item.text, cosine)
+                    Choice(str(item.fields.get(FIELD)), item.text, cosine)
                     for item, cosine in zip(items, cosines, strict=True)
                 ]
             )
@@ -117,7 +120,7 @@ class Choices:
         if not logged:
             return
         segments, rows = np.array(logged).T
-        chosen = [item.fields[FIELD] for item in self._searcher.snapshot.items(segments, rows)]
+        chosen = [str(item.fields.get(FIELD)) for item in self._searcher.snapshot.items(segments, rows)]
         there = self._snapshot.stamps(chosen)
         for place, item_id in zip(logged, chosen, strict=True):
             self._chosen[place] = self._snapshot.locate(item_id) if item_id in there else None
@@ -150,7 +153,13 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
         some = slice(start, start + BATCH)
         _add(
             index,
-            np.stack([query.embedding for query in searcher.encode(requests[some])]),
+            np.stack(
+                [
+                    query.embedding
+                    for first in range(start, min(start + BATCH, len(requests)), ENCODED)
+                    for query in searcher.encode(requests[first : min(first + ENCODED, start + BATCH)])
+                ]
+            ),
             [
                 request.text if len(request.query) == 1 and request.image is None else None
                 for request in requests[some]

@@ -441,12 +441,25 @@ class SnapshotSearcher:
         """
         if level0 in self._samples:
             return self._samples[level0]
-        random, ids = np.random.default_rng(0), []
+        tables, lows, sizes = [], [], []
         for segment in self.snapshot.segments:
-            firsts = segment.table.ids[:, 0]
-            ids.append(segment.table.ids[np.isin(firsts, list(level0))] if level0 else segment.table.ids)
-        every = np.concatenate(ids)
-        drawn = every[random.permutation(len(every))[:SAMPLED]]
+            table = segment.table
+            firsts = table.children(0, np.array([0]), np.array([len(table)]))
+            for code, low, high in zip(firsts.code.tolist(), firsts.low, firsts.high, strict=True):
+                if code in level0 or not level0:
+                    tables.append(table)
+                    lows.append(low)
+                    sizes.append(high - low)
+        ends = np.cumsum(sizes)
+        random = np.random.default_rng(0)
+        rows = random.choice(ends[-1], min(ends[-1], SAMPLED), replace=False, shuffle=False)
+        owners = ends.searchsorted(rows, side="right")
+        drawn = np.stack(
+            [
+                tables[owner].ids[lows[owner] + row - (ends[owner] - sizes[owner])]
+                for owner, row in zip(owners.tolist(), rows.tolist(), strict=True)
+            ]
+        )
         ranker = self.model.ranker
         among = ranker.spread.among(level0)
         density_cost = self.config.density_weight * among.density_unit
