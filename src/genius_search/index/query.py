@@ -50,7 +50,7 @@ WORD_WEIGHT: Final = 0.3
 Chosen on names and captions: more finds more names and fewer captions."""
 KNOWN_WORDS: Final = 10_000
 """Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
-SAMPLED: Final = 256
+SAMPLED: Final = 4096
 """Most items of a modality that scores are compared with before modalities are merged."""
 ENOUGH: Final = 50
 """Fewer items of a modality do not tell by how much a score stands out: one in n is at most √n deviations
@@ -98,6 +98,18 @@ class EncodedQuery(NamedTuple):
         return self.gains.keys() if self.rare is None else self.rare.weights.keys() | self.gains.keys()
 
 
+class Bulk(NamedTuple):
+    """The vectors of the IDs of a modality, as far as scores are compared with them."""
+
+    size: int
+    mean: Float32[np.ndarray, " dim"]
+    covariance: Float32[np.ndarray, "dim dim"]
+    cost: float
+    """Mean of what is subtracted from the products of a scaled query (:mod:`genius_search.nn.spread`)."""
+    scaling: Float32[np.ndarray, "dim dim"]
+    """By which a query is scaled: to the power of −½ of its product with itself by this matrix."""
+
+
 class SearchResult(NamedTuple):
     """The result of one request."""
 
@@ -143,7 +155,7 @@ class SnapshotSearcher:
         self._splits = model.level0_is_exact
         self._num_levels = model.num_levels
         self._level0: dict[Modality, frozenset[int]] = {}
-        self._samples: dict[frozenset[int], tuple[Float32[np.ndarray, "items dim"], float]] = {}
+        self._bulks: dict[frozenset[int], Bulk] = {}
 
     @cached_property
     def _evidence(self) -> Evidence:
@@ -380,7 +392,10 @@ class SnapshotSearcher:
             extent = float(best[0] - best[-1]) if len(best) else 0.0
             scores = scores + WORD_WEIGHT * extent * weights
             if query.gains:
-                scores = scores + self._spread(query) * gains
+                bulk = self._bulks.get(query.level0) or self._bulk(query.level0)
+                scores = scores + gains * math.sqrt(
+                    max(0.0, float(query.embedding @ bulk.covariance @ query.embedding))
+                )
             is_first = np.array([place in rare.first for place in places], dtype=bool)
         probabilities: list[float | None] = [None] * len(scores)
         if self._calibration is not None and query.has_probability:
@@ -421,26 +436,15 @@ class SnapshotSearcher:
         """
         if self.config.rerank == "none" or self._is_raw:
             return [None] * len(scores)
-        vectors, cost = self._sample(query.level0)
-        products = vectors @ query.evidence
-        deviation = float(products.std()) if len(products) >= ENOUGH else 0.0
-        if not deviation:
+        bulk, vector = self._bulks.get(query.level0) or self._bulk(query.level0), query.evidence
+        deviation = math.sqrt(max(0.0, float(vector @ bulk.covariance @ vector)))
+        if bulk.size < ENOUGH or not deviation:
             return [None] * len(scores)
-        return [*((scores - products.mean()) / deviation + cost).tolist()]
+        cost = bulk.cost * math.sqrt(max(0.0, float(vector @ bulk.scaling @ vector)))
+        return [*((scores - bulk.mean @ vector + cost) / deviation).tolist()]
 
-    def _spread(self, query: EncodedQuery) -> float:
-        """Return the standard deviation of a query's products with items that it may find."""
-        vectors, _ = self._sample(query.level0)
-        return float((vectors @ query.embedding).std())
-
-    def _sample(self, level0: frozenset[int]) -> tuple[Float32[np.ndarray, "items dim"], float]:
-        """Return the vectors of drawn IDs with these first codes, and the mean of their costs.
-
-        Costs are subtracted from the products of a query that is scaled such that its products spread as
-        those of an item (:mod:`genius_search.nn.spread`); this one is in units of that spread.
-        """
-        if level0 in self._samples:
-            return self._samples[level0]
+    def _bulk(self, level0: frozenset[int]) -> Bulk:
+        """Measure drawn IDs with these first codes; none means any."""
         tables, lows, sizes = [], [], []
         for segment in self.snapshot.segments:
             table = segment.table
@@ -467,9 +471,14 @@ class SnapshotSearcher:
             costs = ranker.costs(drawn, density_cost=density_cost)
         else:
             costs = density_cost * ranker.densities(drawn)
-        cost = float(costs.mean()) / among.items if among.items else 0.0
-        self._samples[level0] = ranker.vectors(drawn), cost
-        return self._samples[level0]
+        vectors = ranker.vectors(drawn)
+        mean = vectors.mean(axis=0)
+        covariance = (vectors - mean).T @ (vectors - mean) / len(vectors)
+        first = ranker.tables()[ranker.spread.level]
+        first = (first - among.usage @ first) * np.sqrt(among.usage)[:, None]
+        scaling = first.T @ first / max(among.first, MIN_LENGTH) ** 2
+        self._bulks[level0] = Bulk(len(vectors), mean, covariance, float(costs.mean()), scaling)
+        return self._bulks[level0]
 
 
 def features_of(
