@@ -255,12 +255,23 @@ class Learn(WaitOption, OpenIndexOptions):
 
 
 def _read_choices(log: Path) -> list[dict[str, Any]]:
+    from pydantic import BaseModel
+
     from genius_search.data.mbeir import read_json_lines
 
-    choices = [choice for _, choice in read_json_lines(log, dict)]
-    for choice in choices:
-        if isinstance(choice.get("image"), str):
-            choice["image"] = log.parent / choice["image"]
+    class Line(BaseModel, extra="forbid", strict=True):
+        chosen: str
+        text: str | None = None
+        image: str | None = None
+        vector: list[float] | None = None
+        instruction: str | None = None
+
+    choices = []
+    for _, line in read_json_lines(log, Line.model_validate):
+        choice = line.model_dump(exclude_none=True)
+        if line.image is not None:
+            choice["image"] = log.parent / line.image
+        choices.append(choice)
     if not choices:
         raise BadData(f"{log} has no choices")
     return choices
