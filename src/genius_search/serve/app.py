@@ -8,11 +8,14 @@ import math
 import pathlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Annotated, Any, Final, TypeVar, cast
 
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from anyio.to_thread import current_default_thread_limiter
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry
@@ -44,7 +47,6 @@ from genius_search.serve.schemas import (
 )
 from genius_search.serve.service import PATIENCE_SECONDS, Service, search_config, search_request
 
-Result = TypeVar("Result")
 Body = TypeVar("Body", bound=RequestBody)
 
 PAGE: Final = pathlib.Path(__file__).parent / "page"
@@ -55,8 +57,19 @@ ANSWER_BYTES: Final = 8 << 20
 PART_NAME: Final = re.compile(
     rb'^content-disposition:.*?;[ \t]*name="?([^";\r\n]+)', re.IGNORECASE | re.MULTILINE
 )
+LOOK_UPS: Final = 2
+"""Items, thumbnails and codes that are looked up at once."""
 THUMBNAILS_KEPT: Final = 512
 QUALITY: Final = 85
+GONE: Final = "the picture of this item is gone or cannot be read"
+
+
+@dataclass(frozen=True)
+class Served:
+    """An index, and its name here."""
+
+    name: str
+    index: Index
 
 
 def get_service(request: Request) -> Service:
@@ -64,21 +77,16 @@ def get_service(request: Request) -> Service:
     return cast("Service", request.app.state.service)
 
 
-def resolve(request: Request, name: str | None) -> str:
-    """Return the name of an index: the given one, or that of the only index.
-
-    Raises
-    ------
-    Problem
-        No index has this name, or there are several and none was given.
-    """
-    names = list(get_service(request).indexes)
-    known = ", ".join(names[:20])
-    if name is None and len(names) > 1:
+def find_index(request: Request, name: str | None) -> Served:
+    """Return an index by its name, or the only one; raise :class:`Problem` if none is meant."""
+    indexes = get_service(request).indexes
+    known = ", ".join(list(indexes)[:20])
+    if name is None and len(indexes) > 1:
         raise Problem(422, f"index: required here; it is one of {known}")
-    if name is not None and name not in names:
+    if name is not None and name not in indexes:
         raise Problem(404, f"there is no index {name[:80]!r}; there is {known}")
-    return name or names[0]
+    name = name or next(iter(indexes))
+    return Served(name, indexes[name])
 
 
 async def read_body(request: Request, kind: type[Body]) -> tuple[Body, Mapping[str, memoryview]]:
@@ -125,9 +133,15 @@ def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
     return parts
 
 
-IndexQuery = Annotated[
-    schemas.IndexName | None, Query(alias="index", description="Required if there are several.")
-]
+async def named_index(
+    request: Request,
+    index: Annotated[schemas.IndexName | None, Query(description="Required if there are several.")] = None,
+) -> Served:
+    """Return the index that the query part of an address names."""
+    return find_index(request, index)
+
+
+NamedIndex = Annotated[Served, Depends(named_index)]
 IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
 
 
@@ -156,11 +170,12 @@ router = APIRouter(responses=ERRORS)
 async def search(request: Request) -> Response:
     """Find the best items for a query."""
     body, pictures = await read_body(request, schemas.SearchBody)
-    service, name, began = get_service(request), resolve(request, body.index), request.state.began
+    served, began = find_index(request, body.index), request.state.began
+    index, name = served.index, served.name
     deadline = began + body.deadline_ms / 1000
 
     def work() -> bytes:
-        index, started = service.indexes[name], time.monotonic()
+        started = time.monotonic()
         query, config = search_request(body, pictures, deadline), search_config(index, body)
         hits = index.search_many([query], config=config)[0]
         took = {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)}
@@ -179,7 +194,7 @@ async def search(request: Request) -> Response:
         }
         return to_json(head)[:-1] + b',"hits":[' + b",".join(shown) + b"]}"
 
-    found = await service.threads_for(body, pictures).run(work, deadline=deadline)
+    found = await get_service(request).threads_for(body, pictures).run(work, deadline=deadline)
     return Response(found, media_type="application/json")
 
 
@@ -190,16 +205,16 @@ async def explain(request: Request) -> dict[str, Any]:
     The fields are those of `genius_search.index.explain.Explanation`.
     """
     body, pictures = await read_body(request, schemas.ExplainBody)
-    service, name = get_service(request), resolve(request, body.index)
+    served = find_index(request, body.index)
     deadline = request.state.began + body.deadline_ms / 1000
 
     def work() -> dict[str, Any]:
-        index = service.indexes[name]
-        query, config = search_request(body, pictures, deadline), search_config(index, body)
-        return cast("dict[str, Any]", show(index.explain_request(body.id, query, config=config), name))
+        query, config = search_request(body, pictures, deadline), search_config(served.index, body)
+        explanation = served.index.explain_request(body.id, query, config=config)
+        return cast("dict[str, Any]", show(explanation, served.name))
 
-    explained = await service.slow.run(work, deadline=deadline)
-    return {"request_id": request.state.request_id, "index": name, **explained}
+    explained = await get_service(request).slow.run(work, deadline=deadline)
+    return {"request_id": request.state.request_id, "index": served.name, **explained}
 
 
 @router.post("/v1/feedback", status_code=204, openapi_extra=takes(schemas.ExplainBody))
@@ -216,36 +231,24 @@ async def learn(request: Request) -> None:
         choice = {"chosen": body.id, **{name: getattr(query, name) for name in names}}
         return index.learn_many([choice], wait_seconds=PATIENCE_SECONDS)
 
-    if await get_service(request).change(resolve(request, body.index), work):
+    if await get_service(request).change(find_index(request, body.index).name, work):
         raise Problem(404, f"the index has no item {body.id[:80]!r}")
 
 
-async def look_up(request: Request, index: str | None, read: Callable[[Index, str], Result]) -> Result:
-    """Return what a function reads of an index, in a thread."""
-    name, service = resolve(request, index), get_service(request)
-    return await service.look_ups.run(lambda: read(service.indexes[name], name))
-
-
 @router.get("/v1/items/examples")
-async def get_examples(request: Request, index: IndexQuery = None) -> dict[str, Any]:
+def get_examples(served: NamedIndex) -> dict[str, Any]:
     """Return some of the items, as an impression of the index."""
-    return await look_up(
-        request, index, lambda index, name: {"items": show(some_items(index.snapshot), name)}
-    )
+    return {"items": show(some_items(served.index.snapshot), served.name)}
 
 
 @router.get("/v1/items", response_model=schemas.Item)
-async def get_item(request: Request, item_id: IdQuery, index: IndexQuery = None) -> dict[str, Any]:
+def get_item(served: NamedIndex, item_id: IdQuery) -> dict[str, Any]:
     """Return an item with its fields and codes."""
-
-    def read(index: Index, name: str) -> dict[str, Any]:
-        snapshot = index.snapshot
-        location = snapshot.locate(item_id)
-        item = snapshot.item_at(location)
-        codes = snapshot.id_at(location)[: index.model.num_levels].tolist()
-        return {**show(item, name), "fields": show(item.fields, name), "codes": codes}
-
-    return await look_up(request, index, read)
+    snapshot = served.index.snapshot
+    location = snapshot.locate(item_id)
+    item = snapshot.item_at(location)
+    codes = snapshot.id_at(location)[: served.index.model.num_levels].tolist()
+    return {**show(item, served.name), "fields": show(item.fields, served.name), "codes": codes}
 
 
 def find_picture(index: Index, item_id: str) -> pathlib.Path:
@@ -257,29 +260,24 @@ def find_picture(index: Index, item_id: str) -> pathlib.Path:
 
 
 @router.get("/v1/items/picture", response_class=Response)
-async def get_picture(
+def get_picture(
     request: Request,
+    served: NamedIndex,
     item_id: IdQuery,
-    index: IndexQuery = None,
     size: Annotated[int, Query(ge=16, le=1_024, description="Its longer side.")] = THUMBNAIL,
 ) -> Response:
     """Draw the picture anew, without EXIF or anything else of the file."""
-    known = request.headers.get("if-none-match", "")
-
-    def read(index: Index, _: str) -> Response:
-        path = find_picture(index, item_id)
-        try:
-            status = path.stat()
-            version = (str(path), status.st_size, status.st_mtime_ns, size)
-            headers = {"ETag": f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"'}
-            if headers["ETag"] in known:
-                return Response(status_code=304, headers=headers)
-            jpeg = draw_thumbnail(*version)
-        except (OSError, BadImage):
-            raise Problem(404, "the picture of this item is gone or cannot be read") from None
-        return Response(jpeg, headers=headers, media_type="image/jpeg")
-
-    return await look_up(request, index, read)
+    path = find_picture(served.index, item_id)
+    try:
+        status = path.stat()
+        version = (str(path), status.st_size, status.st_mtime_ns, size)
+        headers = {"ETag": f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"'}
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        jpeg = draw_thumbnail(*version)
+    except (OSError, BadImage):
+        raise Problem(404, GONE) from None
+    return Response(jpeg, headers=headers, media_type="image/jpeg")
 
 
 @functools.lru_cache(THUMBNAILS_KEPT)
@@ -291,27 +289,22 @@ def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
 
 
 @router.get("/v1/items/original", response_class=FileResponse)
-async def get_original(request: Request, item_id: IdQuery, index: IndexQuery = None) -> Response:
+def get_original(served: NamedIndex, item_id: IdQuery) -> Response:
     """Return the file of a picture as it is, with all that its EXIF data say."""
-
-    def read(index: Index, _: str) -> tuple[pathlib.Path, str]:
-        path = find_picture(index, item_id)
-        try:
-            return path, image_type(path)
-        except BadImage:
-            raise Problem(404, "the picture of this item is gone or cannot be read") from None
-
-    path, kind = await look_up(request, index, read)
+    path = find_picture(served.index, item_id)
+    try:
+        kind = image_type(path)
+    except BadImage:
+        raise Problem(404, GONE) from None
     name = pathlib.PurePosixPath(item_id).name
     return FileResponse(path, media_type=kind, filename=name, content_disposition_type="inline")
 
 
 @router.post("/v1/items", openapi_extra=takes(schemas.NewItems))
-async def add_items(request: Request, index: IndexQuery = None) -> schemas.Added:
+async def add_items(request: Request, served: NamedIndex) -> schemas.Added:
     """Add items; one whose id is known replaces the other. On return they are on the disk and searchable."""
-    name = resolve(request, index)
     body, pictures = await read_body(request, schemas.NewItems)
-    added = await get_service(request).add(name, body.items, pictures)
+    added = await get_service(request).add(served.name, body.items, pictures)
     if len(added.left_out) == len(body.items):
         first = added.left_out[0]
         raise Problem(
@@ -325,25 +318,22 @@ async def add_items(request: Request, index: IndexQuery = None) -> schemas.Added
 @router.delete("/v1/items")
 async def delete_items(
     request: Request,
+    served: NamedIndex,
     ids: Annotated[list[schemas.ItemId], Query(alias="id", min_length=1, max_length=1_000)],
-    index: IndexQuery = None,
 ) -> schemas.Deleted:
     """Delete items; on return no search finds them."""
     deleted = await get_service(request).change(
-        resolve(request, index), lambda index: index.delete(ids, wait_seconds=PATIENCE_SECONDS)
+        served.name, lambda index: index.delete(ids, wait_seconds=PATIENCE_SECONDS)
     )
     return schemas.Deleted(deleted=deleted.deleted, missing=deleted.missing)
 
 
 @router.get("/v1/indexes")
-async def get_indexes(request: Request) -> schemas.Indexes:
+def get_indexes(request: Request) -> schemas.Indexes:
     """Describe every index as far as a search needs it."""
-
-    def read(index: Index, name: str) -> schemas.IndexInfo:
-        return describe_index(name, index, writable=request.state.may_write)
-
-    names = get_service(request).indexes
-    return schemas.Indexes(indexes=[await look_up(request, name, read) for name in names])
+    indexes = get_service(request).indexes.items()
+    writable = request.state.may_write
+    return schemas.Indexes(indexes=[describe_index(*one, writable=writable) for one in indexes])
 
 
 @router.get("/healthz")
@@ -364,6 +354,13 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return schema
 
 
+@asynccontextmanager
+async def limit_look_ups(_: FastAPI) -> AsyncIterator[None]:
+    """Let few of the routes that are no coroutines run at once; they run in threads."""
+    current_default_thread_limiter().total_tokens = LOOK_UPS
+    yield
+
+
 def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI:
     """Build the application of a service.
 
@@ -378,6 +375,7 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
         summary="Generative multimodal search over your own items.",
         docs_url=None,  # their scripts would come from other sites
         redoc_url=None,
+        lifespan=limit_look_ups,
     )
     app.state.service = service
     app.include_router(router)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -21,8 +20,6 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
 from genius_search.serve.schemas import THUMBNAIL, IndexInfo, SearchSettings
 
-MAX_DEPTH: Final = 32
-"""Fields that are nested deeper are shown as null."""
 MAX_FIELDS: Final = 100
 NUM_EXAMPLES: Final = 16
 """Items shown as an impression of an index."""
@@ -34,9 +31,9 @@ def show(value: Any, index: str) -> Any:
     match value:
         case SearchHit() | Item():
             names = ("id", "modality", "text") if isinstance(value, Item) else _names(value)
-            shown = {name: clean_json(getattr(value, name)) for name in names}
             query = urlencode({"index": index, "id": value.id, "size": THUMBNAIL})
-            return shown | {"image": None if value.image is None else f"/v1/items/picture?{query}"}
+            address = None if value.image is None else f"/v1/items/picture?{query}"
+            return clean_json({name: getattr(value, name) for name in names} | {"image": address})
         case tuple() | list():
             return [show(inner, index) for inner in value]
         case _ if dataclasses.is_dataclass(value):
@@ -55,21 +52,10 @@ def some_items(snapshot: Snapshot) -> list[Item]:
     return snapshot.items(segments[chosen], rows[chosen])
 
 
-def clean_json(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Make a stored value valid JSON: finite numbers, valid Unicode, bounded depth."""
-    match value:
-        case dict() | list() | tuple() if not depth:
-            return None
-        case dict():
-            return {clean_json(key): clean_json(inner, depth - 1) for key, inner in value.items()}
-        case list() | tuple():
-            return [clean_json(inner, depth - 1) for inner in value]
-        case str():
-            return value.encode("utf-8", "replace").decode()
-        case float():
-            return value if math.isfinite(value) else None
-        case _:
-            return value
+def clean_json(value: Any) -> Any:
+    """Make a stored value valid JSON: finite numbers and valid Unicode."""
+    written = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return json.loads(written, parse_constant=lambda _: None)
 
 
 def _names(value: Any) -> list[str]:

@@ -12,7 +12,7 @@ import hmac
 import re
 import secrets
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, cast, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 from filelock import FileLock
 
@@ -24,7 +24,7 @@ Scope = Literal["read", "write"]
 PREFIX: Final = "genius_"
 """Start of every key, so that leaked keys are easy to recognise."""
 _NAME: Final = re.compile(r"[\w.@-]{1,64}")
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_LINE: Final = re.compile(r"(\S+)\s+(read|write)\s+([0-9a-f]{64})\s*")
 
 
 class Key(NamedTuple):
@@ -49,26 +49,21 @@ def read_keys(file: Path) -> list[Key]:
         raise BadData(f"{file} cannot be read as a file of API keys ({error})") from None
     keys = []
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        words = line.split()
-        if len(words) != 3 or words[1] not in get_args(Scope) or not _HASH.fullmatch(words[2]):
+        found: Any = _LINE.fullmatch(line)
+        if found:
+            keys.append(Key(*found.groups()))
+        elif line.strip() and not line.startswith("#"):
             raise BadData(
                 f"{file}:{number}: expected a name, read or write, and the SHA-256 of a key; `genius keys "
                 f"add {file} --name NAME` writes such a line"
             )
-        keys.append(Key(words[0], cast("Scope", words[1]), words[2]))
     return keys
 
 
 def find_key(file: Path, key: str) -> Key | None:
-    """Return the entry of a key, or None if the key is unknown.
-
-    Every entry is compared, in constant time, so the duration reveals nothing.
-    """
+    """Return the entry of a key, or None if the key is unknown."""
     digest = _hash(key)
-    matches = [entry for entry in read_keys(file) if hmac.compare_digest(entry.sha256, digest)]
-    return matches[0] if matches else None
+    return next((entry for entry in read_keys(file) if hmac.compare_digest(entry.sha256, digest)), None)
 
 
 def add_key(file: Path, *, name: str, scope: Scope) -> str:

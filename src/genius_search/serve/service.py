@@ -38,8 +38,6 @@ PICTURE_THREADS: Final = 2
 """For searches with pictures, and for pictures that are added. More would keep more memory."""
 SLOW_THREADS: Final = 2
 """For searches with conditions and for explanations, which can take as long as their deadline."""
-LOOK_UP_THREADS: Final = 2
-"""For items, thumbnails and codes."""
 MAX_WAITING: Final = 256
 """Requests that wait for the threads of a kind."""
 MAX_DEAD_SHARE: Final = 0.2
@@ -116,7 +114,6 @@ class Service:
         self.indexes = dict(indexes)
         self.parsers = Threads(1)
         """More would not be faster, but keep Python from the searches."""
-        self.look_ups = Threads(LOOK_UP_THREADS)
         self._searches = Threads(SEARCH_THREADS)
         self._pictures = Threads(PICTURE_THREADS)
         self.slow = Threads(SLOW_THREADS)
