@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
     DeviceOptions,
     Embeddings,
@@ -27,7 +28,6 @@ from genius_search.cli.options import (
     read_ids,
     read_vectors,
 )
-from genius_search.cli.serve import AddressOption, is_cluster, open_cluster
 from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_text
 from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
+from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
     JsonOption,
     OpenIndexOptions,
@@ -26,7 +27,6 @@ from genius_search.cli.options import (
     read_search_toml,
     read_vectors,
 )
-from genius_search.cli.serve import AddressOption, is_cluster, open_cluster
 from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
 from genius_search.errors import UsageError, plural
 
@@ -54,6 +54,29 @@ def cached_index(folder: Path) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = folder.resolve()
     return cache / "genius-search" / f"{folder.name}-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}.index"
+
+
+def open_folder(folder: Path, *, device: str, download: bool) -> Index:
+    """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
+    from genius_search.cli.index import choose_encoder, report_added
+    from genius_search.index.index import Index
+    from genius_search.index.store import CURRENT
+
+    place = cached_index(folder)
+    with TerminalProgress() as progress:
+        if (place / CURRENT).exists():
+            index = Index.open(place, device=device, download=download)
+            index.sync(folder, progress=progress)
+            return index
+        if inside := sorted(folder.glob(f"*.index/{CURRENT}")):
+            raise UsageError(f"{folder} is no index; did you mean {inside[0].parent}?")
+        encoder, download = choose_encoder(folder, captions=True, download=download)
+        progress.say(f"indexing {folder} once; the index is kept in {place}")
+        index, added = Index.create(
+            place, pool=folder, encoder=encoder, device=device, download=download, progress=progress
+        )
+        report_added(progress, added, as_json=False)
+    return index
 
 
 @command
@@ -112,7 +135,10 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
                 )
             with open_cluster(self.index, self, device=self.device, download=self.download) as searcher:
                 return self._show(searcher.search(**options), {})
-        index = self._index_of_folder() if is_folder_of_files(self.index) else self.open_index()
+        if is_folder_of_files(self.index):
+            index = open_folder(self.index, device=self.device, download=self.download)
+        else:
+            index = self.open_index()
         config = self._settings(index)
         hits = index.search(**options, config=config)
         settings = {
@@ -141,33 +167,6 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
         if hits and about.get("good_match") is False:
             print("no good match: the first hit is probably wrong", file=sys.stderr)
         return 0 if hits else 3
-
-    def _index_of_folder(self) -> Index:
-        """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
-        from genius_search.cli.index import choose_encoder, report_added
-        from genius_search.index.index import Index
-        from genius_search.index.store import CURRENT
-
-        place = cached_index(self.index)
-        with TerminalProgress() as progress:
-            if (place / CURRENT).exists():
-                index = Index.open(place, device=self.device, download=self.download)
-                index.sync(self.index, progress=progress)
-                return index
-            if inside := sorted(self.index.glob(f"*.index/{CURRENT}")):
-                raise UsageError(f"{self.index} is no index; did you mean {inside[0].parent}?")
-            encoder, download = choose_encoder(self.index, captions=True, download=self.download)
-            progress.say(f"indexing {self.index} once; the index is kept in {place}")
-            index, added = Index.create(
-                place,
-                pool=self.index,
-                encoder=encoder,
-                device=self.device,
-                download=download,
-                progress=progress,
-            )
-            report_added(progress, added, as_json=False)
-        return index
 
     def _given(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import json
 import math
 import pathlib
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -45,7 +46,13 @@ from genius_search.serve.schemas import (
     RequestBody,
     respond,
 )
-from genius_search.serve.service import PATIENCE_SECONDS, Service, search_config, search_request
+from genius_search.serve.service import (
+    PATIENCE_SECONDS,
+    Service,
+    find_picture,
+    search_config,
+    search_request,
+)
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -64,7 +71,7 @@ QUALITY: Final = 85
 GONE: Final = "the picture of this item is gone or cannot be read"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Served:
     """An index, and its name here."""
 
@@ -95,15 +102,31 @@ async def read_body(request: Request, kind: type[Body]) -> tuple[Body, Mapping[s
 
     def parse() -> tuple[Body, Mapping[str, memoryview]]:
         if content_type.lower().startswith("application/json"):
-            return kind.model_validate_json(body), {}
+            return read_json(kind, body), {}
         parts = split_parts(content_type, body)
         most = JSON_BYTES if kind is schemas.NewItems else SEARCH_BYTES
         source = parts.pop("json", memoryview(b"{}"))
         if len(source) > most:
             raise Problem(413, f"json: this part has more than {most:,} bytes; send less at once")
-        return kind.model_validate_json(bytes(source)), parts
+        return read_json(kind, bytes(source)), parts
 
     return parse() if len(body) <= SMALL_BYTES else await get_service(request).parsers.run(parse)
+
+
+def read_json(kind: type[Body], source: bytes) -> Body:
+    """Read a body of JSON; raise :class:`ValidationError` if it is not of this kind."""
+    try:
+        return kind.model_validate_json(source)
+    except ValidationError as error:
+        if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid":
+            raise
+        try:
+            value = json.loads(source)
+        except (ValueError, RecursionError):
+            raise error from None
+        # Python reads half a character (a lone surrogate), and the model says where it is.
+        kind.model_validate(value, strict=False)
+        raise
 
 
 def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
@@ -181,10 +204,16 @@ async def search(request: Request) -> Response:
         took = {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)}
         shown, size = [], 0
         for hit in hits:
-            shown.append(to_json(show(hit, name)))
+            fields = {key: hit.fields[key] for key in body.fields or () if key in hit.fields}
+            chosen = hit if body.fields is None else dataclasses.replace(hit, fields=fields)
+            shown.append(to_json(show(chosen, name)))
             size += len(shown[-1])
             if size > ANSWER_BYTES:
-                raise Problem(413, f"these hits have more than {ANSWER_BYTES:,} bytes; ask for a smaller k")
+                raise Problem(
+                    413,
+                    f"these hits have more than {ANSWER_BYTES:,} bytes; ask for a smaller k, or with fields "
+                    "for those that you need",
+                )
         head = {
             "request_id": request.state.request_id,
             "index": name,
@@ -235,6 +264,21 @@ async def learn(request: Request) -> None:
         raise Problem(404, f"the index has no item {body.id[:80]!r}")
 
 
+@router.delete("/v1/feedback")
+async def forget(
+    request: Request,
+    served: NamedIndex,
+    item_id: IdQuery,
+    text: Annotated[schemas.Text | None, Query(description="Only choices for this query.")] = None,
+) -> schemas.Forgotten:
+    """Forget the choices of an item; on return they no longer raise it."""
+    forgotten = await get_service(request).change(
+        served.name,
+        lambda index: index.forget(chosen=item_id, text=text, wait_seconds=PATIENCE_SECONDS),
+    )
+    return schemas.Forgotten(forgotten=forgotten)
+
+
 @router.get("/v1/items/examples")
 def get_examples(served: NamedIndex) -> dict[str, Any]:
     """Return some of the items, as an impression of the index."""
@@ -251,12 +295,11 @@ def get_item(served: NamedIndex, item_id: IdQuery) -> dict[str, Any]:
     return {**show(item, served.name), "fields": show(item.fields, served.name), "codes": codes}
 
 
-def find_picture(index: Index, item_id: str) -> pathlib.Path:
-    """Return where the picture of an item is; raise :class:`Problem` if it has none."""
-    image = index.snapshot.item_at(index.snapshot.locate(item_id)).image
-    if image is None:
-        raise Problem(404, f"item {item_id[:80]!r} has no picture")
-    return pathlib.Path(image)
+def picture_of(request: Request, served: Served, item_id: str) -> pathlib.Path:
+    """Return where the picture of an item is; raise :class:`Problem` if none may be handed out."""
+    snapshot = served.index.snapshot
+    item = snapshot.item_at(snapshot.locate(item_id))
+    return find_picture(item, served.index.folder, get_service(request).roots)
 
 
 @router.get("/v1/items/picture", response_class=Response)
@@ -267,7 +310,7 @@ def get_picture(
     size: Annotated[int, Query(ge=16, le=1_024, description="Its longer side.")] = THUMBNAIL,
 ) -> Response:
     """Draw the picture anew, without EXIF or anything else of the file."""
-    path = find_picture(served.index, item_id)
+    path = picture_of(request, served, item_id)
     try:
         status = path.stat()
         version = (str(path), status.st_size, status.st_mtime_ns, size)
@@ -289,9 +332,9 @@ def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
 
 
 @router.get("/v1/items/original", response_class=FileResponse)
-def get_original(served: NamedIndex, item_id: IdQuery) -> Response:
+def get_original(request: Request, served: NamedIndex, item_id: IdQuery) -> Response:
     """Return the file of a picture as it is, with all that its EXIF data say."""
-    path = find_picture(served.index, item_id)
+    path = picture_of(request, served, item_id)
     try:
         kind = image_type(path)
     except BadImage:

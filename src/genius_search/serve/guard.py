@@ -172,7 +172,9 @@ class Guard:
                     await self._app(scope, _replay(body, receive), answer)
                 finally:
                     self._bodies.bytes -= len(body)
-        except Exception as error:
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of any class: libraries in Rust panic with one of their own
             if has_begun:
                 raise  # the connection must break
             await respond(error, request_id, self._redact)(scope, receive, answer)
@@ -276,7 +278,8 @@ def _check_form(scope: Scope, headers: Headers) -> None:
     if method not in METHODS:
         raise Problem(405, "this method is not known here")
     if "transfer-encoding" in headers:
-        raise Problem(411, "a body needs a Content-Length; it cannot be sent in chunks")
+        # A Content-Length beside it cannot be seen: hyper removes it, and closes the connection afterwards.
+        raise Problem(400, "a body needs a Content-Length and no Transfer-Encoding; chunks are not read")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     has_pictures = kind == "multipart/form-data" and path in PICTURE_PATHS
     if method == "POST" and kind != "application/json" and not has_pictures:

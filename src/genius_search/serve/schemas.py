@@ -106,6 +106,9 @@ class SearchBody(RequestBody):
         "that have its words with digits.",
     )
     k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")
+    fields: list[Condition] | None = Field(
+        None, max_length=100, description="Fields that hits come with. Left out: all; an empty list: none."
+    )
     beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
     rerank: Rerank | None = Field(None, description="What orders the hits.")
     router: Router | None = Field(
@@ -208,6 +211,12 @@ class Deleted(BaseModel):
     missing: list[str] = Field(description="Ids that the index does not have.")
 
 
+class Forgotten(BaseModel):
+    """Outcome of forgetting choices."""
+
+    forgotten: int
+
+
 class IndexInfo(BaseModel):
     """Description of an index for clients."""
 
@@ -275,7 +284,7 @@ class Problem(HTTPException):
         self.more = more
 
 
-def respond(error: Exception, request_id: str, redact: Redact) -> Response:
+def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
     """Return the response to an error; unexpected errors are logged and hidden."""
     problem = _problem_of(error)
     if problem is None or isinstance(error, NotWritable | OSError):
@@ -290,6 +299,7 @@ def respond(error: Exception, request_id: str, redact: Redact) -> Response:
         **problem.more,  # type: ignore[arg-type]
     )
     headers = {
+        400: {"Connection": "close"},  # where this request ends may be understood in two ways
         401: {"WWW-Authenticate": "Bearer"},
         429: {"Retry-After": str(RETRY_SECONDS)},
     }.get(status)
@@ -298,7 +308,7 @@ def respond(error: Exception, request_id: str, redact: Redact) -> Response:
     return Response(body, status, headers, PROBLEM_TYPE)
 
 
-def _problem_of(error: Exception) -> Problem | None:
+def _problem_of(error: BaseException) -> Problem | None:
     match error:
         case Problem():
             return error

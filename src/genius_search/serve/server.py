@@ -15,8 +15,10 @@ from granian.http import HTTP1Settings
 from granian.net import SocketHolder
 from granian.server.embed import Server
 
-HEAD_SECONDS: Final = 10
-"""Longest time until the head of a request has arrived, the wait for a next request included."""
+HEAD_SECONDS: Final = 5
+"""Longest time until the head of a request has arrived."""
+IDLE_SECONDS: Final = 60
+"""How long the system keeps a connection on which nothing has arrived; the server does not see it."""
 UNREAD_SECONDS: Final = 20
 """Longest time for which a client may acknowledge nothing of a response; the system closes the connection."""
 CONNECTIONS: Final = 8_192
@@ -33,8 +35,9 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit them
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, IDLE_SECONDS)
     bound.setblocking(False)
     return bound
 
@@ -53,7 +56,7 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
             websockets=False,
             backlog=BACKLOG,
             backpressure=CONNECTIONS if is_unlimited else min(CONNECTIONS, max_files // 2),
-            http1_settings=HTTP1Settings(header_read_timeout=1000 * HEAD_SECONDS),
+            http1_settings=HTTP1Settings(header_read_timeout=1000 * HEAD_SECONDS, keep_alive=False),
             log_enabled=False,
         )
         self._bound = bound

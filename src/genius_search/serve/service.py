@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
@@ -25,7 +26,8 @@ from genius_search.config import SearchConfig
 from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.index import Index
-from genius_search.index.pool import NewItem
+from genius_search.index.items import Item
+from genius_search.index.pool import NewItem, stamp_of
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
@@ -93,10 +95,6 @@ class Threads(ThreadPoolExecutor):
             raise DeadlinePassed(
                 "no answer within the time allowed; allow more, or try again when the service is less busy"
             ) from None
-        except BaseException as error:
-            if isinstance(error, Exception | asyncio.CancelledError):
-                raise
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # a panic of a library in Rust
         finally:
             self._num_waiting -= 1
 
@@ -107,17 +105,19 @@ class Service:
     Parameters
     ----------
     indexes
-        by name; used for reading only, as changes have handles of their own.
+        By name.
+    roots
+        Folders whose pictures are handed out for items of any index.
     """
 
-    def __init__(self, indexes: Mapping[str, Index]) -> None:
+    def __init__(self, indexes: Mapping[str, Index], *, roots: Sequence[Path] = ()) -> None:
         self.indexes = dict(indexes)
+        self.roots = [root.resolve() for root in roots]
         self.parsers = Threads(1)
         """More would not be faster, but keep Python from the searches."""
         self._searches = Threads(SEARCH_THREADS)
         self._pictures = Threads(PICTURE_THREADS)
         self.slow = Threads(SLOW_THREADS)
-        self._writable = {name: Index(index.folder, index.model) for name, index in self.indexes.items()}
         self._writers = {name: Threads(1) for name in self.indexes}
 
     def warm_up(self) -> None:
@@ -158,7 +158,7 @@ class Service:
 
     async def change(self, name: str, change: Callable[[Index], Result]) -> Result:
         """Change an index after those who came before; compact it afterwards if it needs that."""
-        index, writer = self._writable[name], self._writers[name]
+        index, writer = self.indexes[name], self._writers[name]
 
         def compact() -> None:
             try:
@@ -166,6 +166,7 @@ class Service:
                 num_dead = sum(len(segment.dead) for segment in snapshot.segments)
                 if num_dead > MAX_DEAD_SHARE * (snapshot.num_alive + num_dead):
                     index.compact(wait_seconds=PATIENCE_SECONDS)
+                index.current()  # so that files of the state before are closed with their last reader
             except Exception:  # noqa: BLE001  nobody waits for this
                 log.exception("%s could not be compacted", name)
 
@@ -210,6 +211,30 @@ def search_request(
     ):
         raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
     return request
+
+
+def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
+    """Return where the picture of an item is, if it may be handed out.
+
+    It may if it is in the folder of the index or below a root, or is the file that this index was made of:
+    its size and time are in the item's stamp, and somebody else's index cannot know those of a private file.
+
+    Raises
+    ------
+    Problem
+        The item has no picture, or it may not be handed out.
+    """
+    if item.image is None:
+        raise Problem(404, f"item {item.id[:80]!r} has no picture")
+    place = Path(item.image).resolve()
+    is_below = any(place.is_relative_to(root) for root in (folder.resolve(), *roots))
+    if not is_below and stamp_of(item._replace(stamp=None)) != item.stamp:
+        raise Problem(
+            404,
+            "the picture of this item is gone, or is not the one that the index was made of; bring the index "
+            "up to date, or start the service with --roots and the folder of its pictures",
+        )
+    return place
 
 
 def decode(data: bytes) -> Image.Image:

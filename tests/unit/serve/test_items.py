@@ -8,11 +8,12 @@ import json
 from PIL import Image
 
 from genius_search.index.index import Index
+from genius_search.index.snapshot import Snapshot
 from genius_search.serve.app import split_parts
 from genius_search.serve.schemas import FIELDS_BYTES, MAX_ITEMS
 
 from .conftest import form, picture
-from .test_guard import is_problem
+from .test_guard import JSON, is_problem
 
 
 def add(client, *items, **pictures):
@@ -75,6 +76,32 @@ def test_no_other_file_than_a_picture_is_given_away(writable, tmp_path):
     [stored] = tmp_path.rglob("pictures/*/*")
     stored.write_text("secret")
     is_problem(writable.get("/v1/items/original", params={"id": "photo"}), 404)
+
+
+def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(writable, monkeypatch):
+    service = writable.app.state.service
+    folder = service.indexes["things"].folder.parent
+    (folder / "private.png").write_bytes(picture())
+
+    def seen(name: str) -> set[int]:
+        paths = ("/v1/items/picture", "/v1/items/original")
+        return {writable.get(path, params={"id": name}).status_code for path in paths}
+
+    assert seen("2:1") == {200}
+    item_at = Snapshot.item_at
+    for path in (folder / "private.png", folder / "things.index" / ".." / "private.png"):
+        monkeypatch.setattr(Snapshot, "item_at", lambda *of, to=path: item_at(*of)._replace(image=str(to)))
+        assert seen("2:1") == {404}
+    service.roots = [folder]
+    assert seen("2:1") == {200}
+
+
+def test_half_a_character_is_told_by_item_and_nothing_is_stored(writable):
+    for name in (r"\ud800", r"a\udfffb", r"\ud83d"):
+        body = f'{{"items": [{{"id": "good", "text": "x"}}, {{"id": "{name}", "text": "x"}}]}}'
+        told = is_problem(writable.post("/v1/items", content=body, headers=JSON), 422)
+        assert [one["field"] for one in told["errors"]] == ["items.1.id"]
+    is_problem(writable.get("/v1/items?id=good"), 404)
 
 
 def test_a_picture_that_is_not_there_or_too_large_to_draw_is_a_problem(client, writable):
@@ -198,3 +225,7 @@ def test_a_chosen_item_is_found_earlier_by_similar_searches(writable):
     shown = {"json": json.dumps({"image": "p", "id": last})}
     assert writable.post("/v1/feedback", data=shown, files={"p": picture("blue")}).status_code == 204
     is_problem(writable.post("/v1/feedback", json={**search, "id": "nobody"}), 404)
+    for query, count in (({"text": "another"}, 0), ({"text": "a red kite"}, 1), ({}, 1)):
+        gone = writable.delete("/v1/feedback", params={"id": last, **query})
+        assert gone.json() == {"forgotten": count}
+    assert rank(last) == before

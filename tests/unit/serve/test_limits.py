@@ -170,7 +170,7 @@ def test_too_large_a_body_is_refused_unread_and_one_in_chunks_too(client):
     )
     is_problem(client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "-1"}), 400)
     is_problem(client.post("/v1/search", **form({"text": "x" * SEARCH_BYTES}, p=picture())), 413)
-    is_problem(client.post("/v1/search", content=iter([b"{}"]), headers=JSON), 411)
+    is_problem(client.post("/v1/search", content=iter([b"{}"]), headers=JSON), 400)
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200
 
 
@@ -238,8 +238,13 @@ def test_a_panic_of_a_library_fails_one_request(client, monkeypatch):
         raise Panic("in a library")
 
     index = client.app.state.service.indexes["things"]
-    for _ in range(5):
-        monkeypatch.setattr(index, "search_many", panic)
-        is_problem(client.post("/v1/search", json={"text": "x"}), 500)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        for method in ("search_many", "explain_request", "add_items"):
+            patch.setattr(index, method, panic)
+        patch.setattr("genius_search.serve.app.some_items", panic)
+        for _ in range(5):
+            is_problem(client.post("/v1/search", json={"text": "x"}), 500)
+            is_problem(client.post("/v1/explain", json={"text": "x", "id": "1:1"}), 500)
+            is_problem(client.post("/v1/items", json={"items": [{"text": "x"}]}), 500)
+            is_problem(client.get("/v1/items/examples"), 500)
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200

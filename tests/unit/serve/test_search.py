@@ -45,6 +45,12 @@ def test_a_text_finds_the_same_as_in_python_and_reveals_no_path(client, index):
     assert body["request_id"] == response.headers["x-request-id"]
 
 
+def test_hits_come_with_the_fields_that_are_asked_for(client):
+    for asked, names in (([], set()), (["price", "nothing"], {"price"})):
+        hits = post(client, text="a red kite", modality="text", fields=asked).json()["hits"]
+        assert {name for hit in hits for name in hit["fields"]} == names
+
+
 def test_a_hit_with_a_picture_says_where_it_is_to_be_had_here(client, index):
     hits = post(client, text="something red", modality="image", k=3).json()["hits"]
     assert {hit["id"] for hit in hits} == {"2:0", "2:1", "2:2"}

@@ -16,7 +16,7 @@ import pytest
 SCRIPT = """
 import asyncio, sys
 from genius_search.serve import server
-server.HEAD_SECONDS, server.UNREAD_SECONDS = 1, 1
+server.HEAD_SECONDS = server.UNREAD_SECONDS = server.IDLE_SECONDS = 1
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
@@ -62,6 +62,12 @@ def wait_for_files(process: subprocess.Popen[str], is_right: Callable[[int], boo
         assert time.monotonic() < until
         time.sleep(0.05)
     return number
+
+
+def test_a_connection_is_one_request(server):
+    _, port = server
+    with ask(port, "/") as once, once.makefile("rb") as answer:
+        assert answer.read().startswith(b"HTTP/1.1 200")  # to the end
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: local"])
