@@ -213,8 +213,9 @@ def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress) 
     step = max(1, rows // MAX_SAMPLE)
     sample = [item for number in range(settings.shards) for item in _read_rows(folder, number, step)]
     fingerprint = fingerprint_of([stamp_of(item) for item in sample])
+    whole = Pool(partial(iter, sample), has_files=read_json(folder / BUILD / PLAN)["has_files"])
     features = embed(
-        feature_rows(sample, shard_folder(folder, 0)),
+        feature_rows(map(whole.with_fields, sample), shard_folder(folder, 0)),
         encoder,
         folder / BUILD / "features",
         inputs={"items": fingerprint},

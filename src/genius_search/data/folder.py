@@ -1,41 +1,53 @@
 """Reading a folder of images and texts as candidates, and reporting unusable files.
 
-The text of an image is the first of these that is not empty:
-
-1. ``photo.txt`` beside ``photo.jpg``: the whole file;
-2. ``photo.json``: ``caption``, else ``text``, ``title``, ``description``;
-3. a list in the same folder or one above it: ``metadata.jsonl`` or ``metadata.csv`` with the columns
-   ``file_name`` and ``text`` or ``caption`` (as in Hugging Face's image folders), or ``captions.jsonl``
-   with ``image`` and ``captions`` (the first one is the text, since an encoder reads one sentence better
-   than five).
-
-Other fields of the side-car or the list are kept in ``source``. A ``.txt`` or ``.md`` file that belongs to no
-picture is a text candidate.
+The text of an image is from the first of these that has one: the files beside it, a list of captions (both
+:mod:`genius_search.data.captions`), the image itself when it is encoded (:mod:`genius_search.data.photo`).
+Several captions are one text, a line each. All other fields of these are kept in ``source``. A ``.txt`` or
+``.md`` file that belongs to no picture is a text candidate.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, TypeAlias
 
+from pathspec import GitIgnoreSpec
+
+from genius_search.data.captions import (
+    Problem,
+    decode_text,
+    is_list,
+    read_lists,
+    read_side_cars,
+    read_text,
+    side_cars,
+)
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
-from genius_search.data.mbeir import read_json_lines
-from genius_search.errors import BadData, BadImage, BadRecord
+from genius_search.data.photo import Caption
+from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.records import Candidate, Modality
 
-MAX_TEXT_BYTES: Final = 1_000_000
-"""Larger text files are refused, because a candidate should be a paragraph or a page."""
-CAPTION_LISTS: Final = ("metadata.jsonl", "metadata.csv", "captions.jsonl")
-_FILE_KEYS: Final = ("file_name", "image")
-_TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
+IGNORE_FILE: Final = ".geniusignore"
+"""Patterns, as in ``.gitignore``, of what is left out of its folder."""
+NEVER_READ: Final = (
+    r".* @eaDir @Recycle @Recently-Snapshot @tmp \#recycle \#snapshot $RECYCLE.BIN $Recycle.Bin RECYCLER "
+    r"System?Volume?Information lost+found __MACOSX __pycache__ node_modules *.lrdata "
+    r"*.photoslibrary/database/ *.photoslibrary/resources/ [Tt]humbs.db ehthumbs*.db [Dd]esktop.ini"
+)
+"""Patterns of thumbnails, bins and files of programs; a later pattern with ``!`` undoes one."""
+_OTHER_KINDS: Final = {
+    **dict.fromkeys((".json", ".xmp"), "belong to pictures, and no picture beside it has its name"),
+    **dict.fromkeys(HEIF_SUFFIXES, NEEDS_PHOTOS),
+    **dict.fromkeys((".csv", ".tsv", ".jsonl", ".parquet"), "are read if they are named metadata or captions"),
+    **dict.fromkeys((".tar", ".zip", ".gz"), "are archives; unpack it"),
+}
+"""What to do with files that are not known as pictures or texts, by their endings."""
 
-Problem = BadImage | BadRecord
+_Ignored: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +61,80 @@ class FolderScan:
     """Unusable files and lines of lists, each with the reason."""
 
 
-class _Caption(NamedTuple):
-    text: str | None = None
-    source: str | None = None
-
-
-def read_folder(root: Path, *, captions: bool = True) -> FolderScan:
-    """Find all images and texts in a folder and its subfolders, except hidden files.
+def read_folder(root: Path, *, captions: bool = True, exclude: Sequence[str] = ()) -> FolderScan:
+    """Find all images and texts in a folder and its subfolders, each folder once.
 
     Parameters
     ----------
     captions
         read the texts of images, which makes them image-text candidates; otherwise images have no text.
+    exclude
+        patterns of what is left out, as in ``.gitignore``, besides :data:`NEVER_READ` and those in a file
+        ``.geniusignore`` in any folder.
 
     Raises
     ------
     BadData
         The folder does not exist.
+    UsageError
+        A pattern is invalid.
     """
     if not root.is_dir():
         raise BadData(f"{root}: there is no such folder")
-    files: list[Path] = []
-    for folder, subfolders, names in os.walk(root):  # links to folders may form a cycle: not followed
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    files.sort(key=lambda path: path.relative_to(root).as_posix())
-    return _scan(root, files, captions=captions)
+    try:
+        ignored = GitIgnoreSpec.from_lines([*NEVER_READ.split(), *exclude])
+    except ValueError as error:
+        raise UsageError(f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png") from None
+    problems: list[Problem] = []
+    files = sorted(_walk(root, ignored, problems), key=lambda path: path.relative_to(root).as_posix())
+    return _scan(root, files, problems, captions=captions)
+
+
+def _walk(root: Path, ignored: GitIgnoreSpec, problems: list[Problem]) -> Iterator[Path]:
+    """Yield the files of a folder; linked folders come last, so that others keep their names."""
+    waiting: list[tuple[Path, _Ignored]] = [(root, ((root, ignored),))]
+    links: list[tuple[Path, _Ignored]] = []
+    visited: set[tuple[int, int]] = set()
+    while waiting or links:
+        folder, specs = waiting.pop() if waiting else links.pop(0)
+        try:
+            status = folder.stat()
+            entries = [] if (status.st_dev, status.st_ino) in visited else sorted(folder.iterdir())
+            visited.add((status.st_dev, status.st_ino))
+        except OSError as error:
+            problems.append(BadImage(folder, f"is a folder that cannot be read: {error.strerror}"))
+            continue
+        if (own := folder / IGNORE_FILE) in entries:
+            try:
+                specs = (*specs, (folder, GitIgnoreSpec.from_lines(decode_text(own).splitlines())))
+            except ValueError as error:
+                problems.append(BadImage(own, f"cannot be used: {getattr(error, 'reason', error)}"))
+        for path in entries:
+            is_folder = path.is_dir()
+            if not _is_ignored(path, specs, is_folder=is_folder):
+                if is_folder:
+                    (links if path.is_symlink() else waiting).append((path, specs))
+                else:
+                    yield path
+
+
+def _is_ignored(path: Path, specs: _Ignored, *, is_folder: bool) -> bool:
+    """Return what the last pattern says that fits; those of deeper folders come last."""
+    for folder, spec in reversed(specs):
+        fits = spec.check_file(path.relative_to(folder).as_posix() + "/" * is_folder).include
+        if fits is not None:
+            return fits
+    return False
 
 
 def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     """Read one image or text like :func:`read_folder` does; the id is the file's name."""
-    side_cars = {path.with_suffix(suffix) for suffix in (".txt", ".json")} if is_image_file(path) else set()
-    files = [path, *sorted(filter(is_file, side_cars))]
-    lists = [path.with_name(name) for name in CAPTION_LISTS if captions and is_file(path.with_name(name))]
-    scan = _scan(path.parent, [*files, *lists], captions=captions)
+    near = sorted({*path.parent.iterdir(), path} if is_image_file(path) and path.parent.is_dir() else ())
+    beside = side_cars(near).get(path, [])
+    lists = [one for one in near if is_list(one) and one not in beside]
+    scan = _scan(path.parent, [path, *beside, *lists], [], captions=captions)
     # What is wrong with other lines of a list is reported when the folder is read.
-    problems = tuple(problem for problem in scan.problems if problem.file in files)
+    problems = tuple(problem for problem in scan.problems if problem.file in (path, *beside))
     return FolderScan(scan.root, scan.candidates, problems)
 
 
@@ -96,46 +146,38 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _scan(root: Path, files: Sequence[Path], *, captions: bool) -> FolderScan:
-    images = {path for path in files if is_image_file(path)}
-    stems = {path.with_suffix("") for path in images}
-    side_cars = {
-        (path.with_suffix(""), path.suffix.lower()): path
-        for path in files
-        if path.suffix.lower() in (".txt", ".json") and path.with_suffix("") in stems
-    }
-    problems: list[Problem] = []
-    listed: dict[Path, _Caption] = {}
-    if captions:
-        for path in files:
-            if path.name in CAPTION_LISTS:
-                _read_list(path, images, listed, problems)
+def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, captions: bool) -> FolderScan:
+    pictures = side_cars(files)
+    listed, lists = read_lists(files, pictures, problems if captions else [])
+    skipped = lists.union(*pictures.values())
     candidates: list[Candidate] = []
-    skipped = {*side_cars.values(), *(path for path in files if path.name in CAPTION_LISTS)}
     for path in files:
         if path in skipped:
             continue
         try:
-            did = _id(root, path)
-            if path in images:
+            did, kind = _id(root, path), path.suffix.lower()
+            if is_image_file(path):
                 require_file(path)
-                text_file, json_file = (
-                    side_cars.get((path.with_suffix(""), suffix)) for suffix in (".txt", ".json")
-                )
-                caption = _read_side_cars(text_file, json_file, problems) if captions else _Caption()
-                caption = caption if caption.text is not None else listed.get(path, caption)
-                modality = Modality.of(has_image=True, has_text=caption.text is not None)
-                candidates.append(Candidate(did, modality, caption.text, did, caption.source))
-            elif path.suffix.lower() in (".txt", ".md"):
-                candidates.append(Candidate(did, Modality.TEXT, _read_text(path)))
-            elif path.suffix.lower() in HEIF_SUFFIXES:
-                problems.append(BadImage(path, f"reading {path.suffix} {NEEDS_PHOTOS}"))
+                known: list[Caption] = []
+                if captions:
+                    known = [*read_side_cars(pictures[path], problems), listed.get(path, Caption())]
+                candidates.append(_picture(did, known))
+            elif kind in (".txt", ".md"):
+                candidates.append(Candidate(did, Modality.TEXT, read_text(path)))
             else:
-                kinds = f"files with the ending {path.suffix!r} are not known as pictures or texts"
-                problems.append(BadImage(path, f"{kinds}; convert a picture to JPEG or PNG"))
+                hint = _OTHER_KINDS.get(kind, "are not known as pictures or texts; convert a picture to JPEG")
+                problems.append(BadImage(path, f"files with the ending {path.suffix!r} {hint}"))
         except BadImage as error:
             problems.append(error)
     return FolderScan(root, tuple(candidates), tuple(problems))
+
+
+def _picture(did: str, known: Sequence[Caption]) -> Candidate:
+    """Return a picture with the first text and all fields of what is known of it; the first value counts."""
+    text = next(filter(None, (one.text for one in known)), None)
+    fields = {name: value for one in reversed(known) for name, value in one.fields.items()}
+    source = json.dumps(fields, ensure_ascii=False, default=str) if fields else None
+    return Candidate(did, Modality.of(has_image=True, has_text=text is not None), text, did, source)
 
 
 def _id(root: Path, path: Path) -> str:
@@ -147,78 +189,3 @@ def _id(root: Path, path: Path) -> str:
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise BadImage(path, f"its name {name!r} contains a control character; rename it")
     return name
-
-
-def _read_text(path: Path) -> str:
-    require_file(path)
-    if path.stat().st_size > MAX_TEXT_BYTES:
-        raise BadImage(path, f"is a text of more than {MAX_TEXT_BYTES:,} bytes; split it")
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise BadImage(path, "is not a UTF-8 text") from None
-    except OSError as error:
-        raise BadImage(path, f"cannot be read: {error.strerror}") from None
-    if not text:
-        raise BadImage(path, "is a text without words")
-    return text
-
-
-def _read_side_cars(text_file: Path | None, json_file: Path | None, problems: list[Problem]) -> _Caption:
-    """Read what lies beside an image; if it cannot be read, report a problem and return no text."""
-    for file in filter(None, (text_file, json_file)):
-        try:
-            text = _read_text(file)
-            if file == text_file:
-                return _Caption(text)
-            row = json.loads(text)
-            if isinstance(row, dict):
-                return _caption_of(row)
-            problem = f"is a JSON {type(row).__name__}, expected an object with a caption"
-            problems.append(BadRecord(file, 1, problem))
-        except BadImage as error:
-            problems.append(error)
-        except (ValueError, RecursionError) as error:
-            problems.append(BadRecord(file, getattr(error, "lineno", 1), f"cannot be used: {error}"))
-    return _Caption()
-
-
-def _caption_of(row: Mapping[str, Any]) -> _Caption:
-    text = None
-    rest = {name: row[name] for name in row if name not in _FILE_KEYS}
-    for key in _TEXT_KEYS:
-        value = row.get(key)
-        first = value[0] if isinstance(value, list) and value else value
-        if isinstance(first, str) and first.strip():
-            text = first.strip()
-            if not isinstance(value, list):
-                del rest[key]
-            break
-    return _Caption(text, json.dumps(rest, ensure_ascii=False) if rest else None)
-
-
-def _read_list(path: Path, images: set[Path], listed: dict[Path, _Caption], problems: list[Problem]) -> None:
-    """Read the captions in a list."""
-    try:
-        require_file(path)
-        rows = _csv_rows(path) if path.suffix == ".csv" else read_json_lines(path, dict, problems.append)
-        for line, row in rows:
-            name = next((row[key] for key in _FILE_KEYS if isinstance(row.get(key), str)), None)
-            image = path if name is None else Path(os.path.normpath(path.parent / name))
-            if name is None:
-                problems.append(BadRecord(path, line, f"has none of {', '.join(_FILE_KEYS)}"))
-            elif image not in images:
-                problems.append(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
-            else:
-                listed[image] = _caption_of(row)
-    except BadImage as error:
-        problems.append(error)
-    except (OSError, ValueError, csv.Error) as error:
-        problems.append(BadRecord(path, 1, f"cannot be read: {error}"))
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            yield reader.line_num, {key: value for key, value in row.items() if key and value}

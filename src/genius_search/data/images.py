@@ -11,11 +11,10 @@ import math
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError, features
@@ -30,7 +29,7 @@ MAX_PIXELS: Final = 50_000_000
 MAX_RATIO: Final = 32
 """The longer side of a reduced picture is at most so many times the wanted shortest side."""
 MAX_EXIF_BYTES: Final = 1 << 20
-"""Larger EXIF data is ignored."""
+"""Larger EXIF or XMP data is ignored."""
 STRIP_PIXELS: Final = 1 << 20
 """Pixels that are converted at a time."""
 _LARGE: Final = 4_000_000
@@ -48,7 +47,7 @@ def _register_heif() -> bool:
 
 
 HEIF_SUFFIXES: Final = frozenset({".heic", ".heif", ".hif"})
-NEEDS_PHOTOS: Final = "needs the extra photos: pip install 'genius-search[photos]'; or convert it to JPEG"
+NEEDS_PHOTOS: Final = "need the extra photos: pip install 'genius-search[photos]'; or convert it to JPEG"
 FORMATS: Final = (
     "JPEG",
     "PNG",
@@ -115,7 +114,7 @@ def open_image(
     path = given if isinstance(given, Path) else Path(name)
     if given == b"":
         raise BadImage(path, "is empty (0 bytes)")
-    with _opened(given, path, formats) as opened:
+    with opened_image(given, path, formats) as opened:
         return _decode(path, opened, max_pixels, shortest_side)
 
 
@@ -163,7 +162,7 @@ def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
 
 
 @contextmanager
-def _opened(
+def opened_image(
     given: Path | bytes | Image.Image, path: Path, formats: tuple[str, ...] = FORMATS
 ) -> Iterator[Image.Image]:
     """Read the header of a picture; what decoders raise on damaged bytes, nearly anything, is BadImage."""
@@ -173,11 +172,12 @@ def _opened(
         if isinstance(given, Image.Image):
             yield given
             return
-        with _quiet():
+        with quiet():
             opened = Image.open(io.BytesIO(given) if isinstance(given, bytes) else given, formats=formats)
         with opened:
-            if len(opened.info.get("exif") or b"") > MAX_EXIF_BYTES:
-                del opened.info["exif"]
+            for name in ("exif", "xmp"):
+                if len(opened.info.get(name) or b"") > MAX_EXIF_BYTES:
+                    del opened.info[name]
             yield opened
     except BadImage:
         raise
@@ -214,7 +214,7 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
         )
     with _decoding_large if pixels > _LARGE else contextlib.nullcontext():
         whole = _to_rgb(opened, factors)
-    with _quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
+    with quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
         whole.getexif()[ExifTags.Base.Orientation] = opened.getexif()[ExifTags.Base.Orientation]
     ImageOps.exif_transpose(whole, in_place=True)
     return whole
@@ -266,59 +266,8 @@ def image_type(path: Path) -> str:
     BadImage
         The file is missing or no picture.
     """
-    with _opened(path, path) as opened:
+    with opened_image(path, path) as opened:
         return cast("ImageFile.ImageFile", opened).get_format_mimetype() or "application/octet-stream"
-
-
-def read_photo_fields(path: Path) -> dict[str, str | float]:
-    """Read when, with which camera and where a picture was taken. Only its header is read.
-
-    Returns
-    -------
-    Those of ``taken`` (``2024-05-01T12:30:00``, local time), ``camera``, ``latitude`` and ``longitude``
-    (degrees) that its EXIF data contain; nothing if they are damaged.
-    """
-    fields: dict[str, str | float | None] = {}
-    with contextlib.suppress(Exception), _opened(path, path) as opened:
-        if opened.format == "PNG" and "exif" not in opened.info:
-            return {}  # Pillow would decode the picture to look behind it
-        with _quiet():
-            exif = opened.getexif()
-            details = exif.get_ifd(ExifTags.IFD.Exif)
-            place = exif.get_ifd(ExifTags.IFD.GPSInfo)
-        fields["camera"] = _camera(exif)
-        fields["taken"] = _taken(details)
-        fields["latitude"] = _degrees(place, ExifTags.GPS.GPSLatitude, 90)
-        fields["longitude"] = _degrees(place, ExifTags.GPS.GPSLongitude, 180)
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _camera(exif: Mapping[int, Any]) -> str | None:
-    make, model = (
-        " ".join(str(exif.get(tag, "")).replace("\0", " ").split())[:80]
-        for tag in (ExifTags.Base.Make, ExifTags.Base.Model)
-    )
-    if model.lower().startswith(make.lower()):
-        return model or None
-    return f"{make} {model}".strip()
-
-
-def _taken(details: Mapping[int, Any]) -> str | None:
-    for tag in (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized):
-        with contextlib.suppress(ValueError):  # some cameras write blanks or zeros
-            return datetime.strptime(str(details.get(tag))[:19], "%Y:%m:%d %H:%M:%S").isoformat()  # noqa: DTZ007
-    return None
-
-
-def _degrees(place: Mapping[int, Any], tag: ExifTags.GPS, most: int) -> float | None:
-    """Return a latitude or longitude in degrees; its direction has the tag before."""
-    if tag not in place:
-        return None
-    degrees, minutes, seconds = map(float, place[tag])
-    value = degrees + minutes / 60 + seconds / 3600
-    if not abs(value) <= most:  # nor NaN
-        return None
-    return round(-value if str(place.get(tag - 1)).upper() in ("S", "W") else value, 6)
 
 
 def require_file(path: Path) -> None:
@@ -336,7 +285,7 @@ def require_file(path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence Pillow's warnings about odd headers.
 
     Warning filters are global and changing them is not thread-safe, so a lock is held. Only the quick reading

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut
-from genius_search.encoders.base import Encoder, VectorEncoder, load_encoder, reads_images
+from genius_search.encoders.base import Encoder, VectorEncoder, load_encoder
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.index.items import Item
 from genius_search.index.pool import (
@@ -110,7 +110,10 @@ class Changes(NamedTuple):
         known = zip(self.pool.items(), self.stamps, strict=False)
         changed = (item._replace(stamp=stamp) for item, stamp in known if stamp is not None)
         has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
-        return map(self.pool.with_fields, compress(changed, has_features))
+        items = map(self.pool.with_fields, compress(changed, has_features))
+        kinds = list(Modality)  # a picture is a text to an encoder of texts
+        codes = self.features.modality.tolist()
+        return (item._replace(modality=kinds[code]) for item, code in zip(items, codes, strict=False))
 
     @property
     def all_left_out(self) -> list[LeftOut]:
@@ -131,7 +134,7 @@ def read_changes(
     Raises
     ------
     UsageError
-        The encoder does not read an item, or has features of another width than the vectors.
+        The encoder has features of another width than the vectors.
     """
     if pool.vectors is not None and pool.vectors.shape[1] != encoder.dim:
         raise UsageError(
@@ -144,11 +147,6 @@ def read_changes(
     while chunk := list(islice(items, CHUNK)):
         known = {} if snapshot is None else snapshot.stamps([item.id for item in chunk])
         for item in chunk:
-            if pool.vectors is None and item.modality is not Modality.TEXT and not reads_images(encoder):
-                raise UsageError(
-                    f"{encoder.spec} reads texts only, and {item.id!r} has an image; choose an encoder of "
-                    "images, for example clip:NAME or siglip:NAME"
-                )
             stamp = stamp_of(item)
             stamps.append(None if known.get(item.id) == stamp else stamp)
             codes.append(item.modality.code)
@@ -157,7 +155,7 @@ def read_changes(
         modality = np.array(codes, dtype=np.int8)[changed]
         return Changes(pool, stamps, given_features(pool.vectors, changed, modality))
     every = zip(pool.items(), stamps, strict=False)
-    rows = feature_rows((item for item, stamp in every if stamp is not None), folder)
+    rows = feature_rows((pool.with_fields(item) for item, stamp in every if stamp is not None), folder)
     if len(changed) < MIN_SAVED:
         return Changes(pool, stamps, Features([encode_shard([*rows], encoder, skip_bad_images=True)]))
     features = embed(

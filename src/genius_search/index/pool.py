@@ -19,8 +19,9 @@ from jaxtyping import Shaped
 
 from genius_search.data.features import LeftOut
 from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
-from genius_search.data.images import as_image, encode_jpeg, image_type, read_photo_fields
+from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
+from genius_search.data.photo import Caption, read_photo
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.query import SHORTEST_VECTOR
@@ -62,9 +63,12 @@ class Pool:
     vectors: Shaped[np.ndarray, "items dim"] | None = None
     """Given vectors of the items, in their order, instead of features; may be memory-mapped."""
 
+    captions: bool = True
+    """Whether the texts inside pictures count."""
+
     def with_fields(self, item: Item) -> Item:
-        """Return an item with all its fields; those of a file are read only for what is encoded."""
-        return with_file_fields(item) if self.has_files else item
+        """Return an item with all that is known of it; a picture is read only if it is to be encoded."""
+        return with_file_fields(item, captions=self.captions) if self.has_files else item
 
 
 GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
@@ -80,16 +84,19 @@ def open_given(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
     return open_memory(pool, folder, captions=captions)
 
 
-def with_file_fields(item: Item) -> Item:
-    """Add to an item's fields its folder, the words of its name, and a photo's date, camera and place.
+def with_file_fields(item: Item, *, captions: bool = True) -> Item:
+    """Add to an item the words of its name, its folder, and what its picture says of itself.
 
-    Fields that it has already are kept.
+    A text and fields that it has already are kept.
     """
     path = PurePosixPath(item.id)
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
-    photo = {} if item.image is None else read_photo_fields(Path(item.image))
-    return item._replace(source=json.dumps({**folder, **name, **photo, **item.fields}, ensure_ascii=False))
+    photo = Caption() if item.image is None else read_photo(Path(item.image))
+    text = item.text or (photo.text if captions else None)
+    source = json.dumps({**folder, **name, **photo.fields, **item.fields}, ensure_ascii=False)
+    modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
+    return item._replace(modality=modality, text=text, source=source)
 
 
 def open_pool(pool: Path, *, captions: bool) -> Pool:
@@ -111,7 +118,7 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
         read = read_folder if pool.is_dir() else read_file
         found, problems = _read_scan(read(pool.absolute(), captions=captions))
         items = list(_some(found, pool, problems))
-        return Pool(partial(iter, items), problems, has_files=True)
+        return Pool(partial(iter, items), problems, has_files=True, captions=captions)
     if not pool.is_file():
         raise BadData(
             f"{pool} is not a pool: give a folder of pictures and texts, one such file, or a .jsonl file of "
@@ -196,7 +203,7 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Poo
     for number, one in enumerate(given):
         if isinstance(one, Path):
             found, problems = _read_scan(read_file(one, captions=captions))
-            items += [with_file_fields(item)._replace(id=one.as_posix()) for item in found]
+            items += [with_file_fields(item, captions=captions)._replace(id=one.as_posix()) for item in found]
             left_out += problems
             continue
         new = read_new_item(one, default_id=str(number))

@@ -41,6 +41,7 @@ from genius_search.encoders.base import (
     JointInput,
     TextInput,
     is_joint,
+    reads_images,
 )
 from genius_search.errors import BadData, BadImage
 from genius_search.nn.codebooks import AnyArray, as_array
@@ -93,6 +94,8 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> Shard:
     """Encode rows into a shard, leaving out those with unreadable images.
 
+    With ``skip_bad_images``, an encoder of texts reads the texts of images, and those without are left out.
+
     Raises
     ------
     BadImage
@@ -102,6 +105,12 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     """
     has_pixels = encoder.needs_pixels
     bad: dict[Path | None, BadImage] = {}
+    if skip_bad_images and not reads_images(encoder):
+        reason = (
+            f"has no caption, and {encoder.spec} reads texts only; clip:NAME or siglip:NAME read pictures"
+        )
+        bad = {row.image: BadImage(row.image, reason) for row in rows if row.image and not row.text}
+        rows = [row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows]
 
     def encode(
         keys: Sequence[Hashable], run: Callable[[_Batch], AnyArray], *, decode: bool
@@ -131,7 +140,10 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
         )
     else:
         image, image_places = encode(
-            [(row.image if has_pixels else row.key) if row.image else None for row in rows],
+            [
+                (row.image if has_pixels else row.key) if row.image and row.image not in bad else None
+                for row in rows
+            ],
             lambda batch: encoder.image_features([ImageInput(picture, row.key) for row, picture in batch]),
             decode=has_pixels,
         )

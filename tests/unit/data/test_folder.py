@@ -4,7 +4,8 @@ import os
 import pytest
 from PIL import Image
 
-from genius_search.data.folder import MAX_TEXT_BYTES, read_file, read_folder
+from genius_search.data.captions import MAX_TEXT_BYTES
+from genius_search.data.folder import read_file, read_folder
 from genius_search.errors import BadImage
 from genius_search.records import Modality
 
@@ -72,13 +73,13 @@ def test_a_metadata_list_names_pictures_relative_to_itself(tmp_path, column):
     assert json.loads(candidate.source) == {"label": 3}
 
 
-def test_of_several_captions_the_first_is_the_text_and_all_are_kept(tmp_path):
+def test_several_captions_are_one_text_a_line_each(tmp_path):
     picture(tmp_path / "images" / "a.png")
     row = {"image": "images/a.png", "captions": ["One.", "Two."], "license": "CC0"}
     (tmp_path / "captions.jsonl").write_text(json.dumps(row))
     [candidate] = read_folder(tmp_path).candidates
-    assert candidate.text == "One."
-    assert json.loads(candidate.source) == {"captions": ["One.", "Two."], "license": "CC0"}
+    assert candidate.text == "One.\nTwo."
+    assert json.loads(candidate.source) == {"license": "CC0"}
 
 
 def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):

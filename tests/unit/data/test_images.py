@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, TiffImagePlugin, features
 
 from genius_search.data import images
-from genius_search.data.images import SAFE_FORMATS, open_image, read_photo_fields
+from genius_search.data.images import SAFE_FORMATS, open_image
+from genius_search.data.photo import read_photo
 from genius_search.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
@@ -325,7 +326,7 @@ def test_hostile_exif_data_change_no_picture_and_give_no_nonsense(
     assert sorted(open_image(file.getvalue(), name="x").size) == [24, 32]
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(file.getvalue())
-    fields = read_photo_fields(path)
+    fields = read_photo(path).fields
     assert abs(fields.get("latitude", 0)) <= 90
     assert abs(fields.get("longitude", 0)) <= 180
     assert len(fields.get("camera", "")) <= 161
@@ -386,7 +387,7 @@ FULL = {
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.webp", "a.png"])
 def test_date_camera_and_place_are_read(tmp_path, name):
-    assert read_photo_fields(photo(tmp_path / name, **FULL)) == {
+    assert read_photo(photo(tmp_path / name, **FULL)).fields == {
         "camera": "Canon EOS 90D",
         "taken": "2024-05-01T12:30:00",
         "latitude": -33.858333,
@@ -396,10 +397,10 @@ def test_date_camera_and_place_are_read(tmp_path, name):
 
 def test_what_is_unknown_or_damaged_is_absent(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
-    assert read_photo_fields(tmp_path / "plain.png") == {}
-    assert read_photo_fields(tmp_path / "gone.jpg") == {}
+    assert read_photo(tmp_path / "plain.png").fields == {}
+    assert read_photo(tmp_path / "gone.jpg").fields == {}
     (tmp_path / "text.jpg").write_text("no picture")
-    assert read_photo_fields(tmp_path / "text.jpg") == {}
+    assert read_photo(tmp_path / "text.jpg").fields == {}
     blank = photo(
         tmp_path / "blank.jpg",
         base={ExifTags.Base.Make: "Nikon", ExifTags.Base.Model: "Z 6"},
@@ -409,7 +410,7 @@ def test_what_is_unknown_or_damaged_is_absent(tmp_path):
         },
         place={ExifTags.GPS.GPSLatitude: (200.0, 0.0, 0.0)},
     )
-    assert read_photo_fields(blank) == {"camera": "Nikon Z 6", "taken": "2023-01-02T03:04:05"}
+    assert read_photo(blank).fields == {"camera": "Nikon Z 6", "taken": "2023-01-02T03:04:05"}
 
 
 def test_heic_is_read_with_its_fields(tmp_path):
@@ -417,4 +418,4 @@ def test_heic_is_read_with_its_fields(tmp_path):
     path = photo(tmp_path / "a.heic", **FULL)
     assert open_image(path).size == (32, 24)
     assert open_image(path.read_bytes(), name="a").size == (32, 24)
-    assert read_photo_fields(path)["taken"] == "2024-05-01T12:30:00"
+    assert read_photo(path).fields["taken"] == "2024-05-01T12:30:00"

@@ -46,7 +46,7 @@ def test_folder_name_and_date_are_fields(index):
 
 
 def test_unchanged_photos_are_not_opened_again(index, photos, monkeypatch):
-    monkeypatch.setattr(pool, "read_photo_fields", None)
+    monkeypatch.setattr(pool, "read_photo", None)
     assert index.sync(photos)[0].unchanged == 5
 
 

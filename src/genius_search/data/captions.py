@@ -1,0 +1,248 @@
+"""Captions of pictures in files beside them, and in lists.
+
+A side-car has the picture's whole name or its stem: ``photo.jpg.txt``, ``photo.txt``, likewise ``.json`` and
+``.xmp``; or the name that Google Takeout gives it: ``photo.jpg.supplemental-metadata(1).json`` for
+``photo(1).jpg``. A list is a file ``metadata`` or ``captions`` with one of several endings, in the same
+folder or one above it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import os
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from genius_search.data.images import HEIF_SUFFIXES, is_image_file, require_file
+from genius_search.data.mbeir import read_json_lines
+from genius_search.data.photo import Caption, read_xmp
+from genius_search.errors import BadData, BadImage, BadRecord
+
+MAX_TEXT_BYTES: Final = 1_000_000
+"""Larger text files are refused, because a candidate should be a paragraph or a page."""
+SIDE_CARS: Final = (".txt", ".json", ".xmp")
+"""Endings; the text of an earlier one counts."""
+FILE_KEYS: Final = ("file_name", "image", "filename", "file", "path")
+TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
+_LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
+_TAKEOUT: Final = "supplemental-metadata"
+_TAKEOUT_LENGTH: Final = 46
+"""Characters at which Google Takeout cuts the name of a side-car, without its ending."""
+
+Problem: TypeAlias = BadImage | BadRecord
+Rows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
+
+
+def side_cars(files: Iterable[Path]) -> dict[Path, list[Path]]:
+    """Return the pictures among some files, each with the files that belong to it, the best first."""
+    found: dict[Path, list[Path]] = {}
+    names: dict[str, list[Path]] = {}
+    """Pictures by what a side-car may be called, without its ending."""
+    for path in files:
+        if is_image_file(path) or path.suffix.lower() in HEIF_SUFFIXES:
+            found[path] = []
+            stem, count = _split_count(path.stem)
+            takeout = path.with_name((stem + path.suffix)[:_TAKEOUT_LENGTH] + count)
+            for called in {path, path.with_suffix(""), takeout}:
+                names.setdefault(key(called), []).append(path)
+    for path in files:
+        if path.suffix.lower() in SIDE_CARS:
+            whole = path.with_suffix("")
+            owners = names.get(key(whole), [])
+            if not owners and path.suffix.lower() == ".json":
+                name, count = _split_count(whole.name)
+                photo, _, rest = name.rpartition(".")
+                if photo and _TAKEOUT.startswith(rest):
+                    owners = names.get(key(path.with_name(photo + count)), [])
+            for owner in [one for one in owners if one.name == whole.name] or owners:
+                found[owner].append(path)
+    for beside in found.values():
+        beside.sort(key=lambda path: (SIDE_CARS.index(path.suffix.lower()), -len(path.name)))
+    return found
+
+
+def _split_count(name: str) -> tuple[str, str]:
+    """Split ``photo(1)`` into ``photo`` and ``(1)``."""
+    stem = re.sub(r"\(\d+\)$", "", name)
+    return stem, name[len(stem) :]
+
+
+def key(path: Path) -> str:
+    """Return a path in one spelling: macOS decomposes accents."""
+    return unicodedata.normalize("NFC", os.path.normpath(path))
+
+
+def decode_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark.
+
+    Raises
+    ------
+    BadImage
+        It is in another encoding, or cannot be read.
+    """
+    require_file(path)
+    try:
+        raw = path.read_bytes()
+        is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadImage(path, "is not a UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise BadImage(path, f"cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return a text of at most :data:`MAX_TEXT_BYTES`; raises like :func:`decode_text`."""
+    require_file(path)
+    if path.stat().st_size > MAX_TEXT_BYTES:
+        raise BadImage(path, f"is a text of more than {MAX_TEXT_BYTES:,} bytes; split it")
+    if not (text := decode_text(path).strip()):
+        raise BadImage(path, "is a text without words")
+    return text
+
+
+def read_side_cars(files: Iterable[Path], problems: list[Problem]) -> Iterator[Caption]:
+    """Yield what lies beside a picture; report files that cannot be read."""
+    for file in files:
+        try:
+            text = read_text(file)
+            match file.suffix.lower():
+                case ".txt":
+                    yield Caption((text,))
+                case ".xmp":
+                    yield read_xmp(text.encode())
+                case _:
+                    row = json.loads(text)
+                    if not isinstance(row, dict):
+                        raise BadData(f"it is a JSON {type(row).__name__}, expected an object with a caption")
+                    yield _caption_of(row)
+        except BadImage as error:
+            problems.append(error)
+        except (ValueError, SyntaxError, LookupError, TypeError, RecursionError) as error:
+            problems.append(BadRecord(file, getattr(error, "lineno", 1), f"cannot be used: {error}"))
+
+
+def _caption_of(row: Mapping[str, Any]) -> Caption:
+    """Return the texts and the fields of an object; those of Google Takeout get the names of ours."""
+    fields = {name: value for name, value in row.items() if name not in FILE_KEYS}
+    match row:
+        case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
+            fields["taken"] = datetime.fromtimestamp(int(seconds), UTC).isoformat()
+            del fields["photoTakenTime"]
+    match row:
+        case {
+            "geoData": {"latitude": float() | int() as latitude, "longitude": float() | int() as longitude}
+        }:
+            fields |= {"latitude": latitude, "longitude": longitude} if latitude or longitude else {}
+            del fields["geoData"]
+    match row:
+        case {"people": [{"name": str()}, *_] as people}:
+            fields["people"] = [person["name"] for person in people]
+    for name in TEXT_KEYS:
+        value = row.get(name)
+        values = value if isinstance(value, list) else [value]
+        texts = tuple(one.strip() for one in values if isinstance(one, str) and one.strip())
+        if texts and not (name == "title" and is_image_file(Path(texts[0]))):  # Takeout's is the file's name
+            del fields[name]
+            return Caption(texts, fields)
+    return Caption((), fields)
+
+
+def is_list(path: Path) -> bool:
+    """Return whether a file has the name of a list of captions."""
+    return _LISTS.fullmatch(path.name) is not None
+
+
+def read_lists(
+    files: Iterable[Path], pictures: Iterable[Path], problems: list[Problem]
+) -> tuple[dict[Path, Caption], set[Path]]:
+    """Return the captions of pictures in the lists among some files, and the lists."""
+    known = {key(path): path for path in pictures}
+    captions: dict[Path, Caption] = {}
+    lists: set[Path] = set()
+    for path in files:
+        if not is_list(path):
+            continue
+        lists.add(path)
+        try:
+            if (rows := _open_list(path, problems)) is None:
+                lists.remove(path)
+            else:
+                _read_list(path, rows, known, captions, problems)
+        except BadImage as error:
+            problems.append(error)
+        except Exception as error:  # noqa: BLE001  pyarrow's are of many kinds
+            problems.append(BadImage(path, f"cannot be read: {error}"))
+    return captions, lists
+
+
+def _open_list(path: Path, problems: list[Problem]) -> Rows | None:
+    """Return the numbered rows of a list; None for a text file that is none."""
+    require_file(path)
+    match path.suffix.lower():
+        case ".jsonl":
+            return read_json_lines(path, dict, problems.append)
+        case ".parquet":
+            return _parquet_rows(path)
+    text = decode_text(path)
+    first = text.partition("\n")[0]
+    headers = {mark: next(csv.reader([first], delimiter=mark), []) for mark in ",;\t|"}
+    for mark, columns in headers.items():
+        if {*columns} & {*FILE_KEYS}:
+            return _csv_rows(text, mark)
+    if path.suffix.lower() == ".txt":
+        return None
+    raise BadImage(path, _wanted(max(headers.values(), key=len)))
+
+
+def _csv_rows(text: str, delimiter: str) -> Rows:
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    for row in reader:
+        yield reader.line_num, {column: cell for column, cell in row.items() if column and cell}
+
+
+def _parquet_rows(path: Path) -> Rows:
+    try:
+        from pyarrow import parquet  # noqa: PLC0415  optional
+    except ImportError:
+        raise BadImage(path, "is Parquet, which needs pyarrow: pip install pyarrow") from None
+    batches = parquet.ParquetFile(path).iter_batches(1024)
+    for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+        yield number, {column: value for column, value in row.items() if value is not None}
+
+
+def _wanted(columns: Collection[str]) -> str:
+    expected = f"{' or '.join(FILE_KEYS[:2])}, and {' or '.join(TEXT_KEYS)}"
+    return f"has the columns {', '.join(columns)}; expected {expected}"
+
+
+def _read_list(
+    path: Path, rows: Rows, known: Mapping[str, Path], captions: dict[Path, Caption], problems: list[Problem]
+) -> None:
+    """Read the captions in a list; all those of a picture count."""
+    without_text: dict[str, Any] = {}
+    without_name: set[Sequence[str]] = set()
+    has_texts = False
+    for line, row in rows:
+        name = next((row[column] for column in FILE_KEYS if isinstance(row.get(column), str)), None)
+        picture = known.get(key(path.parent / (name or "")))
+        if name is None:
+            if (columns := tuple(row)) not in without_name:  # one message for all such rows
+                problems.append(BadRecord(path, line, _wanted(columns)))
+            without_name.add(columns)
+        elif picture is None:
+            problems.append(BadRecord(path, line, f"there is no picture {name!r} in this folder"))
+        else:
+            new, earlier = _caption_of(row), captions.get(picture, Caption())
+            has_texts = has_texts or bool(new.texts)
+            without_text = row
+            captions[picture] = Caption((*earlier.texts, *new.texts), {**new.fields, **earlier.fields})
+    if without_text and not has_texts:
+        problems.append(BadImage(path, f"gives no picture a text: it {_wanted(without_text)}"))
