@@ -61,8 +61,7 @@ class Fit(DeviceOptions, WaitOption):
     """
 
     data: Annotated[Path | None, tyro.conf.Positional, optional("[DATA]")] = None
-    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}; by
-    default the captions of its pictures."""
+    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}."""
 
     encoder: Words = None
     """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER."""
@@ -89,16 +88,18 @@ class Fit(DeviceOptions, WaitOption):
         settings = read_toml(self.config, preset_name=self.preset)
         if self.print_config:
             sys.stdout.write(to_toml(settings))
-        elif self.data is not None and not self.data.exists():
+        elif self.data is None:
+            raise UsageError("give a data set with --encoder and --out, or pairs or a data set with --index")
+        elif not self.data.exists():
             raise BadData(f"{self.data}: there is no such file or folder")
         elif self.index is not None:
             if self.out is not None or self.encoder is not None:
                 raise UsageError(
                     "--index trains on an index, which has an encoder: leave out --encoder and --out"
                 )
-            self._fit_index(self.index, settings)
-        elif self.data is None or self.out is None or self.encoder is None:
-            raise UsageError("give a data set with --encoder and --out, or an index with --index")
+            self._fit_index(self.data, self.index, settings)
+        elif self.out is None or self.encoder is None:
+            raise UsageError("give --encoder and --out with a data set, or an index with --index")
         else:
             self._fit_data(self.data, self.encoder, self.out, settings)
 
@@ -119,13 +120,13 @@ class Fit(DeviceOptions, WaitOption):
             progress.say(f"model {model.fingerprint[:12]} is in {out}")
             progress.say_next("genius", "evaluate", data, "--model", out)
 
-    def _fit_index(self, folder: Path, settings: FitConfig) -> None:
+    def _fit_index(self, pairs: Path, folder: Path, settings: FitConfig) -> None:
         from genius_search.index.index import Index
 
         with TerminalProgress() as progress:
             index = Index.open(folder, download=self.download)
             fitted = index.fit(
-                self.data,
+                pairs,
                 config=settings,
                 force=self.force,
                 device=self.device,

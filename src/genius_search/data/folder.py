@@ -42,7 +42,9 @@ NEVER_READ: Final = (
 _OTHER_KINDS: Final = {
     **dict.fromkeys((".json", ".xmp"), "belong to pictures, and no picture beside it has its name"),
     **dict.fromkeys(HEIF_SUFFIXES, NEEDS_PHOTOS),
-    **dict.fromkeys((".csv", ".tsv", ".jsonl", ".parquet"), "are read if they are named metadata or captions"),
+    **dict.fromkeys(
+        (".csv", ".tsv", ".jsonl", ".parquet"), "are read if they are named metadata or captions"
+    ),
     **dict.fromkeys((".tar", ".zip", ".gz"), "are archives; unpack it"),
 }
 """What to do with files that are not known as pictures or texts, by their endings."""

@@ -57,10 +57,8 @@ HELD_OUT: Final = 0.1
 """Share of the pairs that are measured on."""
 FEWEST_HELD_OUT: Final = 20
 MOST_HELD_OUT: Final = 1000
-CAPTIONS: Final = "captions"
-"""Field with several captions of a picture; the first of them is its text."""
 WHAT_PAIRS_ARE: Final = (
-    "pairs are pictures with captions, a .jsonl file of queries with lines such as "
+    "pairs are a .jsonl file of queries with lines such as "
     '{"text": "a red kite", "id": "kites/7.jpg"}, or a data set in M-BEIR\'s layout whose candidates have '
     "the items' ids"
 )
@@ -102,7 +100,7 @@ class Fitted(NamedTuple):
 def fit_index(
     writer: Writer,
     model: Genius,
-    pairs: Path | None,
+    pairs: Path,
     config: FitConfig,
     *,
     force: bool = False,
@@ -119,7 +117,7 @@ def fit_index(
     Parameters
     ----------
     pairs
-        a ``.jsonl`` file of queries, a data set in M-BEIR's layout, or None for the captions of the index.
+        a ``.jsonl`` file of queries, or a data set in M-BEIR's layout.
 
     Raises
     ------
@@ -142,14 +140,14 @@ def fit_index(
             f"{writer.folder} has learned choices, whose queries another fusion would not know; keep them "
             "with `genius index learn INDEX --export`, forget them with --forget-all, train, and learn again"
         )
-    if isinstance(model.encoder, PrecomputedEncoder) and (pairs is None or pairs.is_file()):
+    if isinstance(model.encoder, PrecomputedEncoder) and pairs.is_file():
         raise UsageError(
             "the features of this index are looked up by id, and these queries have none; give a data set in "
             "M-BEIR's layout"
         )
     modalities = {item.id: item.modality for segment in snapshot.segments for item in alive_items(segment)}
     numbers = {name: number for number, name in enumerate(modalities)}
-    known, left_out = _read_known_pairs(writer.folder, snapshot, pairs, numbers)
+    known, left_out = _read_known_pairs(writer.folder, pairs, numbers)
     work = writer.folder / WORK / "fit"
     queries = embed(
         _query_rows(model, known, modalities),
@@ -278,33 +276,19 @@ def _carry_encoder(model: Genius, folder: Path) -> Encoder:
     return load_encoder(f"{kind}:{target}", device=model.device)
 
 
-def _read_known_pairs(
-    folder: Path, snapshot: Snapshot, source: Path | None, known: Container[str]
-) -> tuple[list[Pair], int]:
+def _read_known_pairs(folder: Path, source: Path, known: Container[str]) -> tuple[list[Pair], int]:
     """Return the pairs of known items, and the number of others; refuse too few."""
-    given = _read_captions(snapshot) if source is None else _read_pairs(source)
+    given = _read_pairs(source)
     pairs = [pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given]
     pairs = [pair for pair in pairs if pair.items]
     left_out = len(given) - len(pairs)
     if len(pairs) < FEWEST:
-        where = "the captions of the index" if source is None else str(source)
         missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
         raise BadData(
-            f"{where} gives {plural(len(pairs), 'pair')} for {folder}{missing if left_out else ''}; at least "
-            f"{FEWEST} are needed: {WHAT_PAIRS_ARE}"
+            f"{source} gives {plural(len(pairs), 'pair')} for {folder}{missing if left_out else ''}; "
+            f"at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
         )
     return pairs, left_out
-
-
-def _read_captions(snapshot: Snapshot) -> list[Pair]:
-    """Return the captions of pictures as queries: all but the item's own text."""
-    found: list[Pair] = []
-    for item in chain.from_iterable(map(alive_items, snapshot.segments)):
-        listed = None if item.image is None else item.fields.get(CAPTIONS)
-        for text in listed if isinstance(listed, list) else []:
-            if isinstance(text, str) and text.strip() and text.strip() != item.text:
-                found.append(Pair(Item(f"{len(found)}", Modality.TEXT, text), (item.id,)))
-    return found
 
 
 def _read_pairs(source: Path) -> list[Pair]:

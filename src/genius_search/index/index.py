@@ -471,7 +471,7 @@ class Index:
 
     def fit(
         self,
-        pairs: str | Path | None = None,
+        pairs: str | Path,
         *,
         config: FitConfig | None = None,
         force: bool = False,
@@ -489,7 +489,7 @@ class Index:
         ----------
         pairs
             Queries with right answers: a ``.jsonl`` file with ``text`` or ``image`` and ``id`` on each line,
-            or a data set in M-BEIR's layout. By default the captions of the index's own pictures.
+            or a data set in M-BEIR's layout.
         config
             Settings of the training; by default the preset ``small``.
         force
@@ -511,7 +511,7 @@ class Index:
             fitted = fit_index(
                 writer,
                 self._model_for(writer.snapshot),
-                None if pairs is None else Path(pairs),
+                Path(pairs),
                 config or preset("small"),
                 force=force,
                 device=device,

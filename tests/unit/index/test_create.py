@@ -106,9 +106,20 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
         tmp_path / "texts", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
     )
     assert index.search("green ground")[0].id == "1:3"
-    with pytest.raises(UsageError, match=r"\.png"):
-        Index.create(tmp_path / "pictures", pool=pool, encoder=f"text:{sentence_folder}")
-    assert not (tmp_path / "pictures").exists()
+    (tmp_path / "new").mkdir()
+    shutil.copy(pool / "7.png", tmp_path / "new")
+    with pytest.raises(BadData, match=r"7\.png: has no caption"):
+        index.add(tmp_path / "new")
+
+
+def test_words_find_pictures_by_their_captions_with_an_encoder_of_texts(pool, sentence_folder, tmp_path):
+    index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"text:{sentence_folder}")
+    pictures = [hit for hit in index.search("green ground", k=50) if hit.image]
+    assert {(hit.id, hit.modality) for hit in pictures} == {(f"{n}.png", "text") for n in range(len(WORDS))}
+    assert pictures[0].id == "3.png"
+    assert [one.file for one in added.left_out if "has no caption" in one.reason] == [
+        str(pool / name) for name in ("10.png", "11.png", "6.png", "7.png", "8.png", "9.png", "broken.png")
+    ]
 
 
 def test_without_an_encoder_the_command_names_one_and_its_licence(pool, tmp_path, capsys, monkeypatch):

@@ -167,14 +167,6 @@ def test_training_that_dies_leaves_the_old_model(data, tmp_path, monkeypatch, fa
     assert [path.name for path in (tmp_path / "i").glob("model*")] == ["model-2"]
 
 
-def test_captions_of_pictures_are_pairs(pictures, clip_folder, tmp_path):
-    index, _ = Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
-    fitted = index.fit(config=TINY, force=True)
-    assert (fitted.pairs, fitted.measured) == (120, 20)
-    assert index.search("a red anchor 3 a", k=30)
-    assert index.verify().items == 30
-
-
 def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
     log = tmp_path / "log.jsonl"
@@ -212,8 +204,9 @@ def test_pairs_that_cannot_be_used_are_refused(pictures, clip_folder, tmp_path, 
 
 def test_queries_without_ids_have_no_precomputed_features(data, tmp_path):
     index = create(data, tmp_path / "i")
+    (tmp_path / "log.jsonl").touch()
     with pytest.raises(UsageError, match="looked up by id"):
-        index.fit()
+        index.fit(tmp_path / "log.jsonl")
 
 
 def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path):
