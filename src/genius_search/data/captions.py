@@ -126,7 +126,7 @@ def read_side_cars(files: Iterable[Path], problems: list[Problem]) -> Iterator[C
         except BadImage as error:
             problems.append(error)
         except (ValueError, SyntaxError, LookupError, TypeError, RecursionError) as error:
-            problems.append(BadRecord(file, getattr(error, "lineno", 1), f"cannot be used: {error}"))
+            problems.append(BadRecord(file, getattr(error, "lineno", None) or 1, f"cannot be used: {error}"))
 
 
 def _caption_of(row: Mapping[str, Any]) -> Caption:

@@ -5,6 +5,7 @@ Layout and fields follow M-BEIR's data card and UniIR's loader. Files are read o
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import re
@@ -80,7 +81,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     Raises
     ------
     BadData
-        The file cannot be opened.
+        The file cannot be opened, or is UTF-16.
     """
     if path.exists() and not path.is_file():  # a pipe or a device may never end
         raise BadData(f"{path}: is not a file; expected lines in a file")
@@ -89,6 +90,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
     with file:
+        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            raise BadData(f"{path}: is UTF-16; save it as UTF-8")
         for number, raw in enumerate(file, start=1):
             line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             if line.strip():

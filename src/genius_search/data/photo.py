@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -114,7 +114,7 @@ def _collect(fields: dict[str, Any], values: _Values) -> None:
             fields.setdefault(name, usable if name in _LISTS else usable[0])
 
 
-def _parse(name: str, text: str) -> str | float | None:
+def _parse(name: str, text: str) -> Hashable:
     """Return the value of a field, None if it means that there is none; raise ValueError for nonsense."""
     match name:
         case "taken":

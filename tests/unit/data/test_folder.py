@@ -6,8 +6,12 @@ from PIL import Image
 
 from genius_search.data.captions import MAX_TEXT_BYTES
 from genius_search.data.folder import read_file, read_folder
-from genius_search.errors import BadImage
+from genius_search.errors import BadImage, UsageError
 from genius_search.records import Modality
+
+XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<r:Description xmlns:d="http://purl.org/dc/elements/1.1/"><d:description><r:Alt><r:li xml:lang="x-default">the text\
+</r:li><r:li xml:lang="de">der Text</r:li></r:Alt></d:description></r:Description></r:RDF></x:xmpmeta>"""
 
 
 def picture(path, colour="red"):
@@ -25,12 +29,15 @@ def problems_of(root):
     }
 
 
+def found_in(root, **settings):
+    return [candidate.did for candidate in read_folder(root, **settings).candidates]
+
+
 def test_pictures_and_texts_of_all_subfolders_come_by_name_but_hidden_ones(tmp_path):
     for name in ("b.png", "a/z.JPG", "a/b/c.webp", ".hidden.png", ".cache/a.png"):
         picture(tmp_path / name)
     (tmp_path / "notes.md").write_text("# Notes\n")
     (tmp_path / ".DS_Store").write_bytes(b"x")
-    (tmp_path / "again").symlink_to(tmp_path)
     scan = read_folder(tmp_path)
     *pictures, notes = scan.candidates
     assert [candidate.did for candidate in pictures] == ["a/b/c.webp", "a/z.JPG", "b.png"]
@@ -43,6 +50,40 @@ def test_pictures_and_texts_of_all_subfolders_come_by_name_but_hidden_ones(tmp_p
         None,
     )
     assert scan.problems == ()
+
+
+def test_programs_folders_and_excluded_files_are_left_out(tmp_path):
+    for name in (
+        "a.png",
+        "@eaDir/a.png/SYNO_M.jpg",
+        "b/#recycle/c.png",
+        "$RECYCLE.BIN/d.png",
+        "__MACOSX/e.png",
+    ):
+        picture(tmp_path / name)
+    for name in ("b/raw/f.png", "b/g.draft.png", "b/keep.draft.png", "raw/h.png", "i.webp"):
+        picture(tmp_path / name)
+    (tmp_path / "b" / ".geniusignore").write_text("# mine\nraw/\n*.draft.png\n!keep.*\n")
+    assert found_in(tmp_path, exclude=["*.webp"]) == ["a.png", "b/keep.draft.png", "raw/h.png"]
+    assert "__MACOSX/e.png" in found_in(tmp_path, exclude=["!__MACOSX"])
+    with pytest.raises(UsageError, match="gitignore"):
+        read_folder(tmp_path, exclude=["!"])
+    (tmp_path / ".geniusignore").write_bytes(b"\xff")
+    assert "UTF-8" in problems_of(tmp_path)[".geniusignore"]
+
+
+def test_a_linked_folder_is_followed_once(tmp_path):
+    picture(tmp_path / "mine" / "z" / "a.png")
+    picture(tmp_path / "elsewhere" / "b.png")
+    for name, target in (
+        ("again", "mine"),
+        ("z/up", "mine"),
+        ("away", "elsewhere"),
+        ("too", "elsewhere"),
+        ("b", "mine/z"),
+    ):
+        (tmp_path / "mine" / name).symlink_to(tmp_path / target)
+    assert found_in(tmp_path / "mine") == ["away/b.png", "z/a.png"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +121,92 @@ def test_several_captions_are_one_text_a_line_each(tmp_path):
     [candidate] = read_folder(tmp_path).candidates
     assert candidate.text == "One.\nTwo."
     assert json.loads(candidate.source) == {"license": "CC0"}
+
+
+LONG = "IMG_20200101_121212_a_name_that_is_longer_than_others"
+
+
+@pytest.mark.parametrize(
+    ("photo", "beside"),
+    [
+        *(("p.JPG", f"p.{ending}") for ending in ("JPG.txt", "txt", "JPG.json", "json", "JPG.xmp", "xmp")),
+        ("p.JPG", "p.JPG.supplemental-metadata.json"),
+        ("p.JPG", "p.JPG.suppl.json"),
+        ("p.JPG", "p.JPG..json"),
+        ("p(2).JPG", "p.JPG(2).json"),
+        ("p(2).JPG", "p.JPG.supplemental-metadata(2).json"),
+        (f"{LONG}.jpg", f"{LONG[:46]}.json"),
+        (f"{LONG}(1).jpg", f"{LONG[:46]}(1).json"),
+        ("caf\u00e9.jpg", "cafe\u0301.jpg.json"),
+    ],
+)
+def test_a_side_car_may_have_the_whole_name_or_that_of_google_takeout(tmp_path, photo, beside):
+    content = "the text"
+    if beside.endswith("json"):
+        content = json.dumps({"title": photo, "description": "the text"})
+    elif beside.endswith("xmp"):
+        pytest.importorskip("defusedxml")
+        content = XMP
+    for name in (photo, "another.jpg"):
+        picture(tmp_path / name)
+    (tmp_path / beside).write_text(content)
+    scan = read_folder(tmp_path)
+    assert [(one.did, one.text) for one in scan.candidates if one.text] == [(photo, "the text")]
+    assert len(scan.candidates) == 2
+    assert scan.problems == ()
+    assert read_file(tmp_path / photo).candidates[0].text == "the text"
+
+
+def test_what_google_takeout_knows_becomes_fields(tmp_path):
+    picture(tmp_path / "p.jpg")
+    about = {
+        "title": "p.jpg",
+        "description": "",
+        "photoTakenTime": {"timestamp": "1258375918", "formatted": "16.11.2009"},
+        "geoData": {"latitude": 30.65, "longitude": 104.07, "altitude": 0.0},
+        "people": [{"name": "Ann"}, {"name": "Ben"}],
+        "favorited": True,
+    }
+    (tmp_path / "p.jpg.json").write_text(json.dumps(about))
+    [candidate] = read_folder(tmp_path).candidates
+    assert candidate.text is None
+    fields = json.loads(candidate.source)
+    assert (fields["taken"], fields["people"]) == ("2009-11-16T12:51:58+00:00", ["Ann", "Ben"])
+    assert (fields["latitude"], fields["longitude"], fields["favorited"]) == (30.65, 104.07, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "encoding"),
+    [
+        ("metadata.csv", "file_name,text,n\np.jpg,one,1\np.jpg,two,2\n", "utf-8"),
+        ("metadata.csv", "file_name;text;n\np.jpg;one;1\np.jpg;two;2\n", "utf-8-sig"),
+        ("captions.tsv", "image\tcaption\tn\np.jpg\tone\t1\np.jpg\ttwo\t2\n", "utf-16"),
+        ("captions.txt", "image,caption,n\np.jpg,one,1\np.jpg,two,2\n", "utf-8"),
+        ("metadata.jsonl", '{"file_name": "p.jpg", "text": ["one", "two"], "n": "1"}', "utf-8-sig"),
+        (
+            "metadata.jsonl",
+            '{"file": "p.jpg", "text": "one", "n": "1"}\n{"file": "p.jpg", "text": "two"}',
+            "utf-8",
+        ),
+        ("metadata.parquet", "", ""),
+    ],
+)
+def test_all_captions_of_a_list_count(tmp_path, name, text, encoding):
+    picture(tmp_path / "p.jpg")
+    if encoding:
+        (tmp_path / name).write_text(text, encoding=encoding)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = {"file_name": ["p.jpg"] * 2, "text": ["one", "two"], "n": ["1", "2"]}
+        parquet.write_table(pytest.importorskip("pyarrow").table(table), tmp_path / name)
+    scan = read_folder(tmp_path)
+    assert [(one.text, one.source) for one in scan.candidates] == [("one\ntwo", '{"n": "1"}')]
+    assert scan.problems == ()
+
+
+def test_captions_txt_is_a_text_if_it_is_no_list(tmp_path):
+    (tmp_path / "captions.txt").write_text("what captions are for")
+    assert found_in(tmp_path) == ["captions.txt"]
 
 
 def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):
@@ -138,12 +265,22 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("metadata.jsonl", b'{"file_name": "gone.png", "text": "x"}', "no picture 'gone.png'"),
         ("metadata.jsonl", b'{"file_name": "../a.png", "text": "x"}', "no picture"),
         ("metadata.jsonl", b"\xff\xff", "UTF-8"),
-        ("metadata.csv", b"text\nx\n", "file_name"),
+        ("metadata.csv", b"text\nx\n", "has the columns text; expected file_name"),
+        ("metadata.csv", b"file_name;bild\na.png;x\n", "has the columns file_name, bild; expected"),
+        ("metadata.csv", b"file_name,text\nb.png,caf\xe9\n", "UTF-8"),
+        ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}'.encode("utf-16"), "UTF-16"),
+        ("metadata.jsonl", b'{"name": "a.png"}\n' * 9, "has the columns name; expected file_name"),
+        ("metadata.parquet", b"PAR1", "cannot be read"),
+        ("a.xmp", b"<x", "cannot be used"),
+        ("a.xmp", b"<x/>", "cannot be used"),
     ],
 )
 def test_a_broken_caption_file_is_named_and_costs_only_the_caption(tmp_path, name, content, reason):
+    if name.endswith("xmp"):
+        pytest.importorskip("defusedxml")
     picture(tmp_path / "a.png")
     (tmp_path / name).write_bytes(content)
+    assert len(read_folder(tmp_path).problems) == 1
     assert reason in problems_of(tmp_path)[name]
     [candidate] = read_folder(tmp_path).candidates
     assert candidate.modality is Modality.IMAGE

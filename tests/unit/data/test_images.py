@@ -413,6 +413,72 @@ def test_what_is_unknown_or_damaged_is_absent(tmp_path):
     assert read_photo(blank).fields == {"camera": "Nikon Z 6", "taken": "2023-01-02T03:04:05"}
 
 
+def with_iptc(path, *values):
+    """Write a picture with IPTC data."""
+    data = b"".join(b"\x1c\x02" + bytes([n]) + len(text).to_bytes(2) + text for n, text in values)
+    data = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0" + len(data).to_bytes(4) + data + b"\0" * (len(data) % 2)
+    plain = saved("RGB", (40, 20), "JPEG")
+    path.write_bytes(plain[:2] + b"\xff\xed" + (len(data) + 2).to_bytes(2) + data + plain[2:])
+    return path
+
+
+XMP = b"""<x:xmpmeta xmlns:x="adobe:ns:meta/"><r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<r:Description xmlns:d="d" xmlns:e="e" e:Rating="4" e:GPSLatitude="33,51.5S" e:GPSLongitude="151,12,36E"
+e:City="Sydney" e:DateCreated="2024-05-01T12:30:00+10:00"><d:title>Gulls</d:title><d:subject><r:Bag><r:li>gull</r:li>
+<r:li>quay</r:li></r:Bag></d:subject></r:Description></r:RDF></x:xmpmeta>"""
+
+
+@pytest.mark.parametrize(
+    ("base", "details", "text", "fields"),
+    [
+        ({0x010E: "Swans on the lake"}, {}, "Swans on the lake", {}),
+        ({0x010E: "OLYMPUS DIGITAL CAMERA  "}, {}, None, {}),
+        (
+            {0x9C9B: "Holiday\0".encode("utf-16le"), 0x9C9E: "lake; swan;lake".encode("utf-16le"), 0x4746: 3},
+            {},
+            "Holiday\nlake, swan",
+            {"title": "Holiday", "keywords": ["lake", "swan"], "rating": 3},
+        ),
+        ({}, {0x9286: b"UNICODE\0" + "Schwäne".encode("utf-16be")}, "Schwäne", {}),
+        ({}, {0x9286: b"ASCII\0\0\0swans"}, "swans", {}),
+        ({0x0132: "2020:02:03 04:05:06"}, {}, None, {"taken": "2020-02-03T04:05:06"}),
+    ],
+)
+def test_captions_and_keywords_of_exif_are_read(tmp_path, base, details, text, fields):
+    found = read_photo(photo(tmp_path / "a.jpg", base=base, details=details))
+    assert (found.text, found.fields) == (text, fields)
+
+
+def test_captions_and_keywords_of_iptc_are_read(tmp_path):
+    values = (
+        (120, "Möwen".encode()),
+        (25, b"gull"),
+        (25, "Café".encode("latin-1")),
+        (5, b"Kai"),
+        (90, b"Kiel"),
+    )
+    found = read_photo(with_iptc(tmp_path / "a.jpg", *values))
+    assert found.text == "Möwen\ngull, Café"
+    assert found.fields == {"title": "Kai", "keywords": ["gull", "Café"], "city": "Kiel"}
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.webp"])
+def test_captions_and_keywords_of_xmp_are_read(tmp_path, name):
+    pytest.importorskip("defusedxml")
+    Image.new("RGB", (32, 24)).save(tmp_path / name, xmp=XMP)
+    found = read_photo(tmp_path / name)
+    assert found.text == "Gulls\ngull, quay"
+    assert found.fields == {
+        "title": "Gulls",
+        "keywords": ["gull", "quay"],
+        "rating": 4,
+        "city": "Sydney",
+        "taken": "2024-05-01T12:30:00+10:00",
+        "latitude": -33.858333,
+        "longitude": 151.21,
+    }
+
+
 def test_heic_is_read_with_its_fields(tmp_path):
     pytest.importorskip("pillow_heif")
     path = photo(tmp_path / "a.heic", **FULL)

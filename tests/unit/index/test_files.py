@@ -45,6 +45,21 @@ def test_folder_name_and_date_are_fields(index):
     assert found(index)["the_red-one.jpg"]["taken"] == "long ago"  # a file beside the picture knows better
 
 
+def test_a_caption_inside_a_picture_is_its_text_unless_captions_are_ignored(clip_folder, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.ImageDescription] = "a red anchor"
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "photos" / "a.jpg", exif=exif)
+    for captions, text, modality in ((True, "a red anchor", "image-text"), (False, None, "image")):
+        place = tmp_path / f"{modality}.index"
+        index, _ = Index.create(
+            place, pool=tmp_path / "photos", encoder=f"clip:{clip_folder}", captions=captions
+        )
+        [hit] = index.search("red", modality=modality)
+        assert (hit.text, hit.modality) == (text, modality)
+        assert index.sync(tmp_path / "photos", captions=captions)[0].unchanged == 1
+
+
 def test_unchanged_photos_are_not_opened_again(index, photos, monkeypatch):
     monkeypatch.setattr(pool, "read_photo", None)
     assert index.sync(photos)[0].unchanged == 5
