@@ -16,6 +16,7 @@ from genius_search.config import (
     NonNegative,
     Positive,
     Share,
+    Size,
     SmallEncoderConfig,
     settings,
 )
@@ -183,11 +184,45 @@ class EncoderConfig:
 
 
 @settings
+class AdapterConfig:
+    """Small networks over two frozen encoders (`adapters:IMAGE,TEXT`; paper, equation 2)."""
+
+    dim: Size = 128
+    """Width of a member's vectors; features are of all members' together."""
+
+    hidden: Size = 1024
+    """Width of a member's hidden layer."""
+
+    members: Annotated[int, Ge(1), Le(64)] = 4
+    """Networks that are trained side by side from other random weights, and whose vectors are joined."""
+
+    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.3
+    """Dropout rate of the frozen encoders' features and of the hidden layer."""
+
+    noise: NonNegative = 0.5
+    """Random noise that training adds to the frozen encoders' features, in their standard deviations."""
+
+    temperature: Positive = 0.06
+    """Divides the cosines in the contrastive loss."""
+
+    patience: Count = 5
+    """Stop when so many checks by validation queries, of 20, were no better than the best."""
+
+    training: TrainingConfig = TrainingConfig(
+        epochs=8.0, batch_size=1024, learning_rate=2e-3, warmup_steps=50, weight_decay=0.1
+    )
+    """Training settings."""
+
+
+@settings
 class FitConfig:
     """Settings of ``genius fit``; a preset provides them, a TOML file overrides them."""
 
     encoder: EncoderConfig = EncoderConfig()
     """Stage 0; only for the encoder `small`."""
+
+    adapters: AdapterConfig = AdapterConfig()
+    """Stage 0; only for `adapters:IMAGE,TEXT`."""
 
     quantizer: QuantizerConfig = QuantizerConfig()
     """Stage 1."""

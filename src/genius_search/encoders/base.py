@@ -34,6 +34,7 @@ _KNOWN: Final = (
     "siglip:NAME-or-folder",
     "text:NAME-or-folder",
     "precomputed:PATH",
+    "adapters:FOLDER",
     "uniir:FOLDER",
 )
 
@@ -138,7 +139,7 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     Parameters
     ----------
     spec
-        ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``,
+        ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``, ``adapters:FOLDER``,
         ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, ``vectors:DIM``, or the name of an
         entry point of the group :data:`PLUGINS`: a function of another package that is called with what
         follows the colon, ``download=`` and ``device=``.
@@ -170,6 +171,10 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
             from genius_search.encoders.precomputed import PrecomputedEncoder  # noqa: PLC0415
 
             return PrecomputedEncoder(folder)
+        case "adapters":
+            from genius_search.encoders.adapters import AdapterEncoder  # noqa: PLC0415
+
+            return AdapterEncoder(folder, download=download, device=device)
         case "text":
             return _load_text(place, download=download, device=device)
         case "uniir":

@@ -1,6 +1,6 @@
 """`precomputed:PATH`: features computed elsewhere, in plain ``.npy`` files, looked up by id.
 
-PATH is a folder, or one of the files in it:
+PATH is a folder, or a file in it, which leaves out files of the other modality:
 
 - ``text_features.npy`` and ``image_features.npy``, two-dimensional; either may be absent. Queries and
   candidates share them, unless ``query_text_features.npy``, ``candidate_image_features.npy`` and so on are
@@ -95,10 +95,11 @@ class PrecomputedEncoder:
     def __init__(self, path: Path) -> None:
         self.spec = f"precomputed:{path}"
         folder = path if path.is_dir() else path.parent
+        parts = [part for part in ("text", "image") if path.name.endswith(f"{part}_features.npy")]
         found = {
             f"{role} {part}": file
             for role in ("query", "candidate")
-            for part in ("text", "image")
+            for part in (parts if path != folder else ("text", "image"))
             for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
             if (file := folder / name).is_file()
         }

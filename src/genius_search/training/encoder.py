@@ -17,7 +17,7 @@ from genius_search.artifact import fingerprint_of
 from genius_search.config import checked, to_json
 from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
-from genius_search.encoders.base import ImageInput, TextInput
+from genius_search.encoders.base import Encoder, ImageInput, TextInput
 from genius_search.encoders.batches import decoded_images
 from genius_search.encoders.small import (
     PADDING,
@@ -109,22 +109,27 @@ def train_encoder(
     if not prepared_folder.exists():  # a finished model keeps only the features
         return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
     prepared = prepare(encoder)
-
-    @torch.no_grad()
-    def embed_prepared() -> Embedded:
-        queries, candidates = (
-            write_features(
-                features / source.manifest.folder.name,
-                read_shards(source.manifest.folder),
-                partial(embed_shard, encoder),
-                encoder,
-                inputs={"records": source.manifest.inputs["records"]},
-            )
-            for source in (prepared.queries, prepared.candidates)
+    with torch.no_grad():
+        return parallel.in_turn(
+            lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
         )
-        return Embedded(encoder, queries, candidates)
 
-    return parallel.in_turn(embed_prepared)
+
+def embed_prepared(
+    encoder: Encoder, prepared: Embedded, folder: Path, make: Callable[[Shard], Shard]
+) -> Embedded:
+    """Write the features that an encoder makes of prepared ones, shard by shard."""
+    queries, candidates = (
+        write_features(
+            folder / source.manifest.folder.name,
+            read_shards(source.manifest.folder),
+            make,
+            encoder,
+            inputs={"records": source.manifest.inputs["records"]},
+        )
+        for source in (prepared.queries, prepared.candidates)
+    )
+    return Embedded(encoder, queries, candidates)
 
 
 class EncoderStep:

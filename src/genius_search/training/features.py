@@ -390,21 +390,30 @@ class Embedded(NamedTuple):
 
 
 class TrainingRecords:
-    """Training queries of a data set; M-BEIR's 1.3 million lines take some 600 MB."""
+    """Training queries of a data set; M-BEIR's 1.3 million lines take some 600 MB.
 
-    def __init__(self, data: MBeir) -> None:
+    Parameters
+    ----------
+    files
+        other files of queries to read instead; ``most`` of the queries that have answers, evenly spaced.
+    """
+
+    def __init__(self, data: MBeir, files: Sequence[Path] | None = None, *, most: int = 0) -> None:
         self.data = data
+        files = data.training_queries() if files is None else files
         self.lines: list[Query] = []
         """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
-        for path in data.training_queries():
+        for path in files:
             for query in read_queries(path):
                 self.lines.append(Query(query.qid, query.modality, query.text, query.image, query.positives))
+        if most:
+            answered = [query for query in self.lines if query.positives]
+            self.lines = answered[:: max(1, -(-len(answered) // most))]
         self.queries: dict[str, Query] = {}
         """Each query once, by its id."""
         for query in self.lines:
             self.queries.setdefault(query.qid, query)
-        files = [*data.training_queries(), data.instructions.file]
-        self.fingerprint = fingerprint_of_files(filter(None, files))
+        self.fingerprint = fingerprint_of_files(filter(None, [*files, data.instructions.file]))
         """Of the queries and the instructions."""
 
     def all_texts(self) -> Iterator[str]:

@@ -13,12 +13,14 @@ from typing import Final
 from genius_search.config import checked
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
+from genius_search.encoders.adapters import KIND, FrozenPair
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
 from genius_search.nn import parallel
 from genius_search.progress import Progress, Silent
 from genius_search.recipe import FitConfig, preset
+from genius_search.training.adapters import train_adapters
 from genius_search.training.encoder import train_encoder
 from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.generator import train_generator
@@ -47,7 +49,8 @@ def fit(
     data
         the data set, or its folder.
     encoder
-        ``small`` trains one from scratch; anything else names one that exists.
+        ``small`` trains one from scratch, ``adapters:IMAGE,TEXT`` small networks over two that exist, such
+        as ``adapters:clip:FOLDER,text:FOLDER``; anything else names one that exists.
     folder
         receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``. A
         model that is trained again cannot be opened until that is finished.
@@ -68,9 +71,14 @@ def fit(
     _check_folder(folder)
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
+    frozen = parts_of_adapters(encoder)
     if encoder == "small":
         records = TrainingRecords(data)
         embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
+    elif frozen:
+        pair = FrozenPair(*map(absolute_spec, frozen), download=download, device=device)
+        records = TrainingRecords(data)
+        embedded = train_adapters(records, folder, config.adapters, pair, progress=progress, device=device)
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)
@@ -95,6 +103,26 @@ def absolute_spec(spec: str) -> str:
     kind, colon, place = spec.partition(":")
     path = Path(place).expanduser()
     return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
+
+
+def parts_of_adapters(spec: str) -> tuple[str, str] | None:
+    """Return the two encoders of ``adapters:IMAGE,TEXT``; None for other specs, trained adapters included.
+
+    Raises
+    ------
+    UsageError
+        There are not two encoders.
+    """
+    kind, _, place = spec.partition(":")
+    if kind != KIND or Path(place).expanduser().is_dir():
+        return None
+    image, _, text = place.partition(",")
+    if not all(":" in part for part in (image, text)) or "," in text:
+        raise UsageError(
+            f"{spec!r} names no two encoders; give adapters:IMAGE,TEXT, such as "
+            "adapters:clip:FOLDER,text:FOLDER, or the folder of trained ones"
+        )
+    return image, text
 
 
 def _check_folder(folder: Path) -> None:

@@ -41,6 +41,8 @@ class StepResult(NamedTuple):
 
     loss: Tensor
     measures: Mapping[str, Tensor | float]
+    stop: bool = False
+    """Whether this step is the last one."""
 
 
 class Stage:
@@ -147,6 +149,8 @@ def train(
                     sync(folder / METRICS)  # the checkpoint counts on the lines before it
                     _save(module, optimizer, folder, index + 1)
                     saved = time.monotonic()
+            if result.stop:
+                break
     module.eval()
 
 

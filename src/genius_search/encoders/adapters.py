@@ -1,0 +1,154 @@
+"""`adapters:FOLDER`: two small trained networks over two frozen encoders, one of images and one of texts.
+
+The encoders may be of any kinds and widths; training/adapters.py trains the networks. Here they are run in
+NumPy, so that a search needs PyTorch only if one of the encoders does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
+from genius_search.encoders.base import Encoder, ImageInput, TextInput, load_encoder, reads_images
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.nn.codebooks import as_array, normalize
+from genius_search.nn.stored import read_arrays, unfit
+
+KIND: Final = "adapters"
+CONFIG_FILE: Final = "config.json"
+"""Names the two encoders: ``{"image": SPEC, "text": SPEC}``."""
+WEIGHTS_FILE: Final = "model.safetensors"
+PARTS: Final = ("image", "text")
+_BATCH: Final = 1024
+
+
+class FrozenPair:
+    """Images by one encoder and texts by another, as features of two widths.
+
+    Raises
+    ------
+    UsageError
+        An encoder is itself one of adapters, or the first reads no images.
+    """
+
+    dim = 0  # the two widths may differ
+
+    def __init__(self, image: str, text: str, *, download: bool = False, device: str = "cpu") -> None:
+        for spec in (image, text):
+            if spec.startswith(f"{KIND}:"):
+                raise UsageError(f"{spec} cannot be inside adapters; give an encoder such as clip: or text:")
+        self.image, self.text = (
+            load_encoder(spec, download=download, device=device) for spec in (image, text)
+        )
+        if not reads_images(self.image):
+            raise UsageError(f"{image} reads texts only; the first encoder of adapters: must read images")
+        self.spec = f"{KIND}:{image},{text}"
+        self.needs_pixels = self.image.needs_pixels
+
+    @property
+    def encoders(self) -> dict[str, Encoder]:
+        """The two encoders, by part."""
+        return {"image": self.image, "text": self.text}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of both encoders."""
+        return fingerprint_of({part: encoder.fingerprint for part, encoder in self.encoders.items()})
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items image_dim"]:
+        """Return the features of images, of the first encoder's width."""
+        return as_array(self.image.image_features(images))
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items text_dim"]:
+        """Return the features of texts, of the second encoder's width."""
+        return as_array(self.text.text_features(texts))
+
+
+class Adapter(NamedTuple):
+    """A network of one hidden layer, or several side by side whose outputs are joined."""
+
+    mean: Float32[np.ndarray, " width"]
+    scale: Float32[np.ndarray, " width"]
+    hidden: Float32[np.ndarray, "members hidden width"]
+    hidden_bias: Float32[np.ndarray, "members hidden"]
+    output: Float32[np.ndarray, "members dim hidden"]
+
+    def __call__(self, features: Float32[np.ndarray, "items width"]) -> Float32[np.ndarray, "items dim"]:
+        """Return unit vectors."""
+        parts = [np.zeros((0, self.output.shape[0] * self.output.shape[1]), dtype=np.float32)]
+        for start in range(0, len(features), _BATCH):
+            inputs = (features[start : start + _BATCH] - self.mean) * self.scale
+            hidden = gelu(inputs @ self.hidden.transpose(0, 2, 1) + self.hidden_bias[:, None])
+            outputs = normalize(hidden @ self.output.transpose(0, 2, 1)) / math.sqrt(len(self.output))
+            parts.append(np.concatenate(list(outputs), axis=1))
+        return np.concatenate(parts)
+
+
+def gelu(values: np.ndarray) -> np.ndarray:
+    """Compute GELU's approximation by the hyperbolic tangent (Hendrycks and Gimpel, 2016)."""
+    result: np.ndarray = values * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3))) / 2
+    return result
+
+
+class AdapterEncoder:
+    """Two frozen encoders and the networks that bring their features together, as one encoder.
+
+    Parameters
+    ----------
+    folder
+        the networks, with the specs of the two encoders.
+    pair
+        the encoders, if they are open.
+
+    Raises
+    ------
+    ArtifactMissing, ArtifactMismatch
+        The folder lacks files, or they do not fit together or to the encoders.
+    """
+
+    def __init__(
+        self, folder: Path, pair: FrozenPair | None = None, *, download: bool = False, device: str = "cpu"
+    ) -> None:
+        missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+        if missing:
+            raise ArtifactMissing(
+                f"{folder} holds no trained adapters: it lacks {', '.join(missing)}. "
+                "`genius fit DATA --encoder adapters:IMAGE,TEXT --out MODEL` trains them in MODEL/encoder"
+            )
+        specs = read_json(folder / CONFIG_FILE)
+        if not all(isinstance(specs.get(part), str) for part in PARTS):
+            raise ArtifactMismatch(f"{folder / CONFIG_FILE} does not name an image and a text encoder")
+        self.pair = pair or FrozenPair(specs["image"], specs["text"], download=download, device=device)
+        self.spec = f"{KIND}:{folder}"
+        self.needs_pixels = self.pair.needs_pixels
+        self._weights = folder / WEIGHTS_FILE
+        arrays = read_arrays(self._weights)
+        try:
+            self.image, self.text = (
+                Adapter(*(arrays[f"{part}.{name}"] for name in Adapter._fields)) for part in PARTS
+            )
+            for part, encoder in self.pair.encoders.items():
+                getattr(self, part)(np.zeros((1, encoder.dim), dtype=np.float32))
+        except (KeyError, ValueError) as error:
+            raise unfit(self._weights, error) from None
+        self.dim = len(self.image.output) * self.image.output.shape[1]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the networks and of both encoders."""
+        return fingerprint_of([file_fingerprint(self._weights), self.pair.fingerprint])
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the features of images."""
+        return self.image(self.pair.image_features(images))
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the features of texts."""
+        return self.text(self.pair.text_features(texts))

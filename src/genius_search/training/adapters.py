@@ -1,0 +1,298 @@
+"""Stage 0 over two frozen encoders: small networks bring their features together (paper, equation 2)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from genius_search.config import checked, to_json
+from genius_search.data.features import Batch, FeatureBatch, Pairs, Shard, half
+from genius_search.data.mbeir import read_pool
+from genius_search.encoders.adapters import CONFIG_FILE, PARTS, WEIGHTS_FILE, AdapterEncoder, FrozenPair
+from genius_search.nn import parallel
+from genius_search.nn.losses import contrastive_loss
+from genius_search.nn.weights import write_weights
+from genius_search.progress import Progress
+from genius_search.recipe import AdapterConfig
+from genius_search.training.encoder import KIND, embed_prepared
+from genius_search.training.features import (
+    Embedded,
+    TrainingRecords,
+    candidate_row,
+    embed,
+    embed_training,
+    fingerprint_of_files,
+)
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.writing import ArtifactWriter
+
+VALIDATION_QUERIES: Final = 4096
+CHECKS: Final = 20
+"""Times that the validation queries are ranked during a training."""
+_SAMPLE: Final = 16_384
+"""Features that means and deviations are taken of."""
+
+
+class TrainedAdapter(nn.Module):
+    """What :class:`~genius_search.encoders.adapters.Adapter` computes, with dropout and noise in training."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int, config: AdapterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+        members, hidden = config.members, config.hidden
+        self.hidden = nn.Parameter(torch.empty(members, hidden, width))
+        self.hidden_bias = nn.Parameter(torch.zeros(members, hidden))
+        self.output = nn.Parameter(torch.empty(members, config.dim, hidden))
+        for weight in (self.hidden, self.output):  # as PyTorch starts a linear layer
+            nn.init.uniform_(weight, -1, 1)
+            weight.data /= math.sqrt(weight.shape[2])
+
+    def standardise(self, features: Float[Tensor, "items width"]) -> None:
+        """Take means and deviations of these features as those of all."""
+        self.mean.copy_(features.mean(dim=0))
+        self.scale.copy_(1 / (features.std(dim=0, unbiased=False) + 1e-3 * features.std() + 1e-12))
+
+    def forward(self, features: Float[Tensor, "items width"]) -> Float[Tensor, "items members dim"]:
+        """Return a unit vector of each member."""
+        inputs = (features - self.mean) * self.scale
+        if self.training:
+            inputs = inputs + self.config.noise * torch.randn_like(inputs)
+        inputs = F.dropout(inputs, self.config.dropout, self.training)
+        hidden = F.gelu(inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh")
+        outputs = F.dropout(hidden, self.config.dropout, self.training) @ self.output.transpose(1, 2)
+        return F.normalize(outputs, dim=-1).transpose(0, 1)
+
+
+class AdapterNetwork(nn.Module):
+    """An adapter of images and one of texts."""
+
+    def __init__(self, pair: FrozenPair, config: AdapterConfig) -> None:
+        super().__init__()
+        self.image, self.text = (TrainedAdapter(encoder.dim, config) for encoder in (pair.image, pair.text))
+
+    def forward(self, items: FeatureBatch) -> Float[Tensor, "items members dim"]:
+        """Return each member's unit vectors of items: of the sum of what it makes of image and text."""
+        device, size = self.image.output.device, self.image.output.shape
+        total = torch.zeros(len(items.image), size[0], size[1], device=device)
+        for part in PARTS:
+            rows = getattr(items, f"has_{part}").nonzero().squeeze(1)
+            vectors = getattr(self, part)(getattr(items, part)[rows].to(device))
+            total = total.index_add(0, rows.to(device), vectors)
+        return F.normalize(total, dim=-1)
+
+
+class AdapterStep(nn.Module):
+    """One step: equation 2 for each member; now and then, how early validation queries find their answers.
+
+    The best weights so far are part of the module, so that a training that was killed goes on with them.
+    """
+
+    best_score: Tensor
+    checks_since: Tensor
+
+    def __init__(
+        self,
+        network: AdapterNetwork,
+        pairs: Pairs,
+        validation: Pairs | None,
+        config: AdapterConfig,
+    ) -> None:
+        super().__init__()
+        self.network, self.pairs, self.validation, self.config = network, pairs, validation, config
+        self.total = num_steps(len(pairs), config.training)
+        self.best = copy.deepcopy(network).requires_grad_(requires_grad=False)
+        self.register_buffer("best_score", torch.zeros(()))
+        self.register_buffer("checks_since", torch.zeros(()))
+
+    def forward(self, step: Step) -> StepResult:
+        """Return the loss of a batch, and whether validation says that it is enough."""
+        training = self.config.training
+        if step.number and step.number % max(1, self.total // CHECKS) == 0:
+            self.check()
+        batch = self.pairs.draw(step.number, training.batch_size, seed=training.seed)
+        queries, candidates = self.embed(self.pairs, batch)
+        excluded = self.excluded(self.pairs, batch)
+        losses = [
+            contrastive_loss(*member, excluded, temperature=self.config.temperature, direction="both")
+            for member in zip(queries.unbind(1), candidates.unbind(1), strict=True)
+        ]
+        measures = {"validation": self.best_score} if self.validation else {}
+        stop = float(self.checks_since) >= self.config.patience
+        return StepResult(torch.stack(losses).sum(), measures, stop)
+
+    def embed(self, pairs: Pairs, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the vectors of the queries and of the candidates of a batch."""
+        queries, candidates = (
+            parallel.gather(self.network(FeatureBatch(*map(parallel.own_rows, features.gather(rows)))))
+            for features, rows in (
+                (pairs.queries, batch.query_rows),
+                (pairs.candidates, batch.candidate_rows),
+            )
+        )
+        return queries, candidates
+
+    def excluded(self, pairs: Pairs, batch: Batch) -> Tensor:
+        """Return which candidates do not count as wrong: other answers, and those of another modality.
+
+        A search says which modality it wants, and without words for that, a frozen encoder cannot know. A
+        picture's own caption in another pair would count as wrong for its picture, and the picture itself.
+        """
+        modality = torch.from_numpy(pairs.candidates.modality[batch.candidate_rows])
+        excluded = batch.false_negatives | (modality[:, None] != modality[None])
+        return excluded.to(self.best_score.device)
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Rank the answers of the validation queries, and keep the weights if they come earlier than ever.
+
+        The score is the mean reciprocal rank among the answers of the same modality to all these queries.
+        """
+        if self.validation is None:
+            self.best.load_state_dict(self.network.state_dict())
+            return
+        self.network.eval()
+        size = len(self.validation) // parallel.num_ranks() * parallel.num_ranks()
+        batch = self.validation.draw(0, size, seed=0)
+        queries, candidates = self.embed(self.validation, batch)
+        self.network.train()
+        scores = queries.flatten(1) @ candidates.flatten(1).T
+        scores.masked_fill_(self.excluded(self.validation, batch), float("-inf"))
+        ranks = (scores > scores.diagonal()[:, None]).sum(dim=1) + 1
+        score = (1 / ranks).mean()
+        self.checks_since += 1
+        if score > self.best_score:
+            self.best_score.copy_(score)
+            self.checks_since.zero_()
+            self.best.load_state_dict(self.network.state_dict())
+
+
+def train_adapters(
+    records: TrainingRecords,
+    folder: Path,
+    config: AdapterConfig,
+    pair: FrozenPair,
+    *,
+    progress: Progress,
+    device: str = "cpu",
+) -> Embedded:
+    """Train the networks over two frozen encoders and embed the training records, or open what was done.
+
+    The frozen encoders read each record once; training runs on their features. With queries of the split
+    ``val``, the weights that rank their answers best are kept.
+
+    Parameters
+    ----------
+    folder
+        folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
+    """
+    config = checked(config)
+    home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
+    pool = fingerprint_of_files(records.data.training_pools())
+    inputs = {"queries": records.fingerprint, "pool": pool, "encoders": pair.fingerprint}
+    stage = Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
+    if stage.is_finished and not prepared_folder.exists():
+        encoder = AdapterEncoder(home, pair)
+        return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
+    prepared = parallel.in_turn(lambda: embed_training(records, pair, prepared_folder, progress=progress))
+    if not stage.is_finished:
+        validation = parallel.in_turn(
+            lambda: validation_pairs(records, pair, prepared_folder / "val", progress=progress)
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.training.seed)
+            network = AdapterNetwork(pair, config)
+        pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
+        standardise(network, pairs)
+        step = AdapterStep(network, pairs, validation, config).to(device)
+        train(
+            step,
+            step,
+            total=step.total,
+            config=config.training,
+            folder=stage.path,
+            progress=progress,
+            name="train encoder",
+        )
+        step.check()
+        if validation:
+            progress.say(
+                f"the best weights rank the answers of {len(validation):,} validation queries with a mean "
+                f"reciprocal rank of {float(step.best_score):.3f}"
+            )
+        else:
+            progress.say("the data set has no queries of the split val; the last weights are kept")
+
+        def write(writer: ArtifactWriter) -> None:
+            write_weights(writer.path / WEIGHTS_FILE, step.best.state_dict())
+            specs = {part: getattr(pair, part).spec for part in PARTS}
+            (writer.path / CONFIG_FILE).write_text(json.dumps(specs, indent=2) + "\n")
+            writer.finish()
+
+        stage.write(write)
+    encoder = AdapterEncoder(home, pair)
+    return parallel.in_turn(
+        lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
+    )
+
+
+def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
+    """Give each adapter the means and deviations of the features that it reads."""
+    for part in PARTS:
+        parts = []
+        for source in (pairs.queries, pairs.candidates):
+            sample = np.random.default_rng(0).permutation(len(source))[:_SAMPLE]
+            batch = source.gather(np.sort(sample))
+            parts.append(getattr(batch, part)[getattr(batch, f"has_{part}")])
+        rows = torch.cat([part for part in parts if len(part)])
+        if len(rows):
+            getattr(network, part).standardise(rows)
+
+
+def validation_pairs(
+    records: TrainingRecords, pair: FrozenPair, folder: Path, *, progress: Progress
+) -> Pairs | None:
+    """Embed up to 4,096 validation queries and their answers; None if there are none."""
+    data = records.data
+    files = list(data.query_files("val").values())
+    validation = TrainingRecords(data, files, most=VALIDATION_QUERIES)
+    answers = {did for query in validation.lines for did in query.positives}
+    if not answers:
+        return None
+    candidates = embed(
+        (candidate_row(data, some) for some in read_pool(data.global_pool("val")) if some.did in answers),
+        pair,
+        folder / "candidates",
+        inputs={"records": fingerprint_of_files(data.global_pool("val")), "for": validation.fingerprint},
+        expected=len(answers),
+        progress=progress,
+    )
+    queries = embed(
+        validation.rows(candidates),
+        pair,
+        folder / "queries",
+        inputs={"records": validation.fingerprint},
+        expected=validation.num_rows(),
+        progress=progress,
+    )
+    return Pairs(validation.lines, queries, candidates)
+
+
+def embed_shard(encoder: AdapterEncoder, shard: Shard) -> Shard:
+    """Replace a shard's features of the frozen encoders by those of the adapters."""
+    image, text = (part.astype(np.float32) for part in (shard.image, shard.text))
+    return shard._replace(image=half(encoder.image(image)), text=half(encoder.text(text)))
