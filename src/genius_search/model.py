@@ -496,6 +496,13 @@ def save_model(
             "this model looks its features up in files, so it cannot encode anything new and cannot be "
             "published; train one with an encoder that reads texts and pictures"
         )
+    inside = read_json(Path(place) / "config.json").values() if kind == "adapters" else ()
+    local = [spec for spec in inside if Path(str(spec).partition(":")[2]).exists()]
+    if local:
+        raise UsageError(
+            f"this model reads with {local[0]}, which is on this machine only; publish that encoder, and "
+            "train with its name on the hub"
+        )
     parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
     encoder = Path(place).expanduser()
     spec = f"{kind}:./encoder" if encoder.is_dir() else f"{kind}:{place}"

@@ -64,7 +64,8 @@ class Fit(DeviceOptions, WaitOption):
     """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}."""
 
     encoder: Words = None
-    """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER."""
+    """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER;
+    adapters:IMAGE,TEXT trains small networks over two of them."""
 
     out: OptionalFolder = None
     """Folder of the model."""

@@ -91,8 +91,10 @@ class AdapterNetwork(nn.Module):
         total = torch.zeros(len(items.image), size[0], size[1], device=device)
         for part in PARTS:
             rows = getattr(items, f"has_{part}").nonzero().squeeze(1)
-            vectors = getattr(self, part)(getattr(items, part)[rows].to(device))
-            total = total.index_add(0, rows.to(device), vectors)
+            adapter = getattr(self, part)
+            # Features of a modality that no item has are of width 0; gradients are then 0, on any rank.
+            features = getattr(items, part)[rows].reshape(len(rows), len(adapter.mean))
+            total = total.index_add(0, rows.to(device), adapter(features.to(device)))
         return F.normalize(total, dim=-1)
 
 

@@ -13,7 +13,8 @@ from typing import Final
 from genius_search.config import checked
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
-from genius_search.encoders.adapters import KIND, FrozenPair
+from genius_search.encoders.adapters import KIND as ADAPTERS
+from genius_search.encoders.adapters import FrozenPair
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
@@ -71,12 +72,11 @@ def fit(
     _check_folder(folder)
     if not data.training_queries():
         raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
-    frozen = parts_of_adapters(encoder)
+    pair = frozen_encoders(encoder, download=download, device=device)
     if encoder == "small":
         records = TrainingRecords(data)
         embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
-    elif frozen:
-        pair = FrozenPair(*map(absolute_spec, frozen), download=download, device=device)
+    elif pair is not None:
         records = TrainingRecords(data)
         embedded = train_adapters(records, folder, config.adapters, pair, progress=progress, device=device)
     else:
@@ -105,24 +105,24 @@ def absolute_spec(spec: str) -> str:
     return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
 
 
-def parts_of_adapters(spec: str) -> tuple[str, str] | None:
-    """Return the two encoders of ``adapters:IMAGE,TEXT``; None for other specs, trained adapters included.
+def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | None:
+    """Open the two encoders of ``adapters:IMAGE,TEXT``; None for other specs, trained adapters included.
 
     Raises
     ------
     UsageError
-        There are not two encoders.
+        There are not two encoders, or they cannot be combined.
     """
     kind, _, place = spec.partition(":")
-    if kind != KIND or Path(place).expanduser().is_dir():
+    if kind != ADAPTERS or Path(place).expanduser().is_dir():
         return None
-    image, _, text = place.partition(",")
-    if not all(":" in part for part in (image, text)) or "," in text:
+    parts = [absolute_spec(part) for part in place.split(",")]
+    if len(parts) != 2 or not all(":" in part for part in parts):
         raise UsageError(
             f"{spec!r} names no two encoders; give adapters:IMAGE,TEXT, such as "
             "adapters:clip:FOLDER,text:FOLDER, or the folder of trained ones"
         )
-    return image, text
+    return FrozenPair(*parts, download=download, device=device)
 
 
 def _check_folder(folder: Path) -> None:
