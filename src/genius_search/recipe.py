@@ -193,16 +193,16 @@ class AdapterConfig:
     hidden: Size = 1024
     """Width of a member's hidden layer."""
 
-    members: Annotated[int, Ge(1), Le(64)] = 4
+    members: Annotated[int, Ge(1), Le(64)] = 2
     """Networks that are trained side by side from other random weights, and whose vectors are joined."""
 
-    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.3
-    """Dropout rate of the frozen encoders' features and of the hidden layer."""
+    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.2
+    """Dropout rate of the hidden layer."""
 
     noise: NonNegative = 0.5
     """Random noise that training adds to the frozen encoders' features, in their standard deviations."""
 
-    temperature: Positive = 0.06
+    temperature: Positive = 0.05
     """Divides the cosines in the contrastive loss."""
 
     patience: Count = 5

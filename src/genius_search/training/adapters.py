@@ -72,7 +72,6 @@ class TrainedAdapter(nn.Module):
         inputs = (features - self.mean) * self.scale
         if self.training:
             inputs = inputs + self.config.noise * torch.randn_like(inputs)
-        inputs = F.dropout(inputs, self.config.dropout, self.training)
         hidden = F.gelu(inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh")
         outputs = F.dropout(hidden, self.config.dropout, self.training) @ self.output.transpose(1, 2)
         return F.normalize(outputs, dim=-1).transpose(0, 1)
