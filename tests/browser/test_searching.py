@@ -58,7 +58,7 @@ def test_words_find_items_with_their_pictures_and_the_time_taken(page):
     shown = page.locator(".grid .frame img")
     expect(shown.first).to_be_visible()
     expect(shown.first).not_to_have_js_property("naturalWidth", 0)
-    expect(page.get_by_role("heading", name=re.compile(r"20 hits in \d+ ms"))).to_be_visible()
+    expect(page.get_by_role("heading", name="20 hits")).to_be_visible()
     expect(page.locator("#status")).to_contain_text("20 hits")
 
 
@@ -94,7 +94,7 @@ def test_more_like_this_finds_the_item_itself(page, items):
     with page.expect_request("**/v1/search") as sent:
         first.get_by_role("button", name="Similar").click()
     assert sent.value.post_data_json["parts"] == [{"id": item_id, "weight": 1}]
-    expect(page.get_by_role("heading", name=re.compile("hits in"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("^[0-9]+ hits$"))).to_be_visible()
     expect(page.locator(f'.grid [data-id="{item_id}"]')).to_be_visible()
 
 
@@ -121,12 +121,10 @@ def test_a_hit_is_added_to_the_query_and_weighed(page):
 def test_a_condition_narrows_and_survives_in_the_address(page, open_page, operator, value, condition):
     search(page, "a leaf")
     page.get_by_role("button", name="Filters").click()
-    page.get_by_role("button", name="Condition", exact=True).click()
     page.get_by_role("combobox", name="Field").select_option("kind")
     page.get_by_role("combobox", name="Comparison").select_option(operator)
-    page.get_by_role("textbox", name="Value", exact=True).fill(value)
     with page.expect_request("**/v1/search") as sent:
-        page.keyboard.press("Enter")
+        page.get_by_role("textbox", name="Value", exact=True).fill(value)
     assert sent.value.post_data_json["where"] == [condition]
     expect(page.locator(".grid .text.alone")).to_have_count(0)
     again = open_page(page.url)
@@ -152,7 +150,8 @@ def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
         page.keyboard.press("ArrowRight")
         page.wait_for_url(lambda url, beam=beam: url.endswith(f"beam={beam}"))
     page.get_by_role("combobox", name="Re-ranking").select_option("embeddings")
-    expect(page.locator(".time")).to_contain_text("beam 100, re-ranking embeddings")
+    page.locator("#results").get_by_text("Details").click()
+    expect(page.get_by_text(re.compile(r"\d+ ms, beam 100, re-ranking embeddings"))).to_be_visible()
 
 
 def test_hits_appear_as_one_types_and_back_leaves_them_in_one_step(page):

@@ -1,6 +1,6 @@
 // New items: drop files, look at them, name them, send them in parts small enough to be accepted.
 
-import { ask, ready } from "./api.js";
+import { ask, isPicture, ready } from "./api.js";
 import { byId, count, h, icon, items, say, tell } from "./elements.js";
 import { forgetAnswer } from "./results.js";
 import { address, arrive, chosen, current, learnIndexes, START } from "./state.js";
@@ -20,7 +20,7 @@ export function showAdd() {
   }
   if (drawn) return;
   drawn = true;
-  const files = h("input", { id: "files", type: "file", multiple: true, accept: "image/*,.txt,.md", class: "unseen" });
+  const files = h("input", { id: "files", type: "file", multiple: true, accept: "image/*,.heic,.heif,.txt,.md", class: "unseen" });
   files.addEventListener("change", () => (take([...files.files]), (files.value = "")));
   const zone = h("label", { class: "zone", for: "files" }, icon("drop"), h("strong", {}, "Drop pictures and texts here"), h("span", { class: "fine" }, "or choose files. A .txt file with the name of a picture becomes its caption."), files);
   const words = h("textarea", { id: "words", rows: 2, maxlength: 4000, placeholder: "A text to be found" });
@@ -38,27 +38,11 @@ export function showAdd() {
     h("div", { id: "waiting" }),
     h("div", { id: "added" }),
   );
-  acceptDrops(place, zone);
   redraw();
 }
 
-function acceptDrops(place, zone) {
-  const has = (event) => event.dataTransfer.types.includes("Files");
-  place.addEventListener("dragover", (event) => has(event) && (event.preventDefault(), zone.classList.add("over")));
-  place.addEventListener("dragleave", (event) => place.contains(event.relatedTarget) || zone.classList.remove("over"));
-  place.addEventListener("drop", (event) => {
-    if (!has(event)) return;
-    event.preventDefault();
-    zone.classList.remove("over");
-    take([...event.dataTransfer.files]);
-  });
-  document.addEventListener("paste", (event) => {
-    const files = [...(event.clipboardData?.files ?? [])];
-    if (files.length && !byId("add").hidden) take(files);
-  });
-}
-
-async function take(files) {
+/** Put files on the list of what is to be added. */
+export async function take(files) {
   const stem = (file) => file.name.replace(/\.[^.]*$/, "");
   const texts = new Map();
   const amiss = [];
@@ -70,7 +54,7 @@ async function take(files) {
   }
   for (const file of files.filter((one) => !isText(one))) {
     const caption = `${stem(file)}.txt`;
-    if (!file.type.startsWith("image/")) amiss.push(`${file.name} is neither a picture nor a .txt or .md file`);
+    if (!isPicture(file)) amiss.push(`${file.name} is neither a picture nor a .txt or .md file`);
     else if (!chosen().reads_images) amiss.push(`${file.name} is a picture, and this index reads only texts`);
     else {
       waiting = waiting.filter((one) => one.id !== file.name);

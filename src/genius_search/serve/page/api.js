@@ -131,4 +131,5 @@ export async function ready(file, { shrink }) {
   return new Promise((resolve) => canvas.toBlob((blob) => resolve(blob ?? file), "image/jpeg", 0.92));
 }
 
-export const picturesIn = (transfer) => [...(transfer?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+/** Browsers know some kinds of pictures, such as HEIC, by the name at best. */
+export const isPicture = (file) => file.type.startsWith("image/") || /\.(hei[cf]|hif|avif)$/i.test(file.name);

@@ -1,6 +1,6 @@
 // The query: words, a picture, parts with weights; modality, filters and settings beside it.
 
-import { picture, picturesIn } from "./api.js";
+import { isPicture, picture } from "./api.js";
 import { byId, count, h, icon, modalityNames, say, tell } from "./elements.js";
 import { filtersPanel } from "./filters.js";
 import { chosen, current, go, keepPicture, pictureOf, START } from "./state.js";
@@ -29,13 +29,6 @@ export function startComposer() {
   });
   byId("file").addEventListener("change", (event) => (bring([...event.target.files]), (event.target.value = "")));
   for (const button of document.querySelectorAll(".panels button")) button.addEventListener("click", () => openPanel(button));
-  document.addEventListener("paste", (event) => {
-    const files = picturesIn(event.clipboardData);
-    if (files.length && !byId("search").hidden) (event.preventDefault(), bring(files));
-  });
-  const takes = (event) => event.dataTransfer.types.includes("Files") && !byId("search").hidden;
-  document.addEventListener("dragover", (event) => takes(event) && event.preventDefault());
-  document.addEventListener("drop", (event) => takes(event) && (event.preventDefault(), bring([...event.dataTransfer.files])));
 }
 
 /** Search with what the form says, and these changes. */
@@ -53,10 +46,10 @@ function searchTyped() {
   typed = true;
 }
 
-function bring(files) {
+export function bring(files) {
   if (!files.length) return;
   if (!chosen().reads_images) tell({ status: 0, title: "No search by pictures", message: "This index can only be searched with words." });
-  else if (!files[0].type.startsWith("image/")) tell({ status: 0, title: "Not a picture", message: `${files[0].name} is not a picture (JPEG, PNG, …).` });
+  else if (!isPicture(files[0])) tell({ status: 0, title: "Not a picture", message: `${files[0].name} is not a picture (JPEG, PNG, …).` });
   else search({ picture: keepPicture(files[0]) });
 }
 
@@ -208,6 +201,6 @@ function dialsPanel(state) {
       h("div", {}, h("label", { for: "k" }, "Hits"), k),
     ),
     h("div", { class: "row" }, h("label", { for: "instruction" }, "Instruction"), instruction, known),
-    h("p", { class: "fine" }, "A wider beam misses less and takes longer; the time is shown above the hits. The beam is at least as wide as the number of hits."),
+    h("p", { class: "fine" }, "A wider beam misses less and takes longer; “Details” above the hits tells the time. The beam is at least as wide as the number of hits."),
   ];
 }

@@ -46,6 +46,19 @@ export function modal(label, attributes, ...children) {
   return dialog;
 }
 
+/** Pass on the files that are dropped on the page or pasted. */
+export function onFiles(take) {
+  const receive = (transfer, event) => {
+    const files = [...(transfer?.files ?? [])];
+    if (files.length) (event.preventDefault(), take(files));
+  };
+  const hover = (event, isOver) => document.body.classList.toggle("over", isOver && event.dataTransfer.types.includes("Files"));
+  document.addEventListener("paste", (event) => receive(event.clipboardData, event));
+  document.addEventListener("dragover", (event) => hover(event, true) && event.preventDefault());
+  document.addEventListener("dragleave", (event) => event.relatedTarget || hover(event, false));
+  document.addEventListener("drop", (event) => (hover(event, false), receive(event.dataTransfer, event)));
+}
+
 /** Said by a screen reader when it is free. */
 export function say(text) {
   byId("status").textContent = text;

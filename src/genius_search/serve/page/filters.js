@@ -1,7 +1,7 @@
 // Conditions on the items' fields, built row by row, and spelt as `genius search --where` reads them.
 
 import { byId, h, icon } from "./elements.js";
-import { chosen } from "./state.js";
+import { chosen, current } from "./state.js";
 
 const OWN = ["text", "id"];
 const OPERATORS = [
@@ -9,6 +9,8 @@ const OPERATORS = [
   ["<", "below"], ["<=", "at most"], [">=", "at least"], [">", "above"],
 ];
 const SPELT = /^\s*((?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+)(?:\.(?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+))*)\s*(!=|<=|>=|=|<|>|~|in(?=[\s"']))\s*([^]*)$/;
+const TYPING_MS = 250;
+let typing = 0;
 
 /** The rows of the panel, redrawn unless somebody is in the middle of one. */
 export function filtersPanel(panel, state, search) {
@@ -17,12 +19,15 @@ export function filtersPanel(panel, state, search) {
     for (const row of panel.querySelectorAll(".condition")) row.classList.toggle("unfinished", !row.querySelector(".value").value.trim());
     const where = spelt(panel);
     const match = panel.querySelector("#match").value.trim();
-    if (where.join("\n") !== state.where.join("\n") || match !== state.match) search({ where, match });
+    const now = current();
+    if (where.join("\n") === now.where.join("\n") && match === now.match) return;
+    search({ where, match }, { replace: where.length === now.where.length && Boolean(match) === Boolean(now.match) });
   };
-  const rows = h("ul", { class: "conditions", "aria-label": "Conditions, all of which hold" }, state.where.map((condition) => conditionRow(condition, apply)));
-  const match = h("input", { id: "match", type: "text", maxlength: 500, value: state.match, placeholder: 'words, "a phrase", begin*', onchange: apply });
+  const typed = () => (clearTimeout(typing), (typing = setTimeout(apply, TYPING_MS)));
+  const rows = h("ul", { class: "conditions", "aria-label": "Conditions, all of which hold" }, (state.where.length ? state.where : [null]).map((condition) => conditionRow(condition, apply, typed)));
+  const match = h("input", { id: "match", type: "text", maxlength: 500, value: state.match, placeholder: 'words, "a phrase", begin*', onchange: apply, oninput: typed });
   const add = () => {
-    const row = conditionRow(null, apply);
+    const row = conditionRow(null, apply, typed);
     rows.append(row);
     row.querySelector("select").focus();
   };
@@ -34,7 +39,7 @@ export function filtersPanel(panel, state, search) {
   );
 }
 
-function conditionRow(condition, apply) {
+function conditionRow(condition, apply, typed) {
   const [, name = "", operator = "", raw = ""] = SPELT.exec(condition ?? "") ?? [];
   const fields = [...chosen().fields, ...OWN];
   if (name && !fields.includes(name)) fields.push(name);
@@ -42,10 +47,9 @@ function conditionRow(condition, apply) {
   field.value = name || fields[0];
   const how = h("select", { "aria-label": "Comparison", class: "how" }, OPERATORS.map(([sign, words]) => h("option", { value: sign }, words)));
   how.value = operator || "=";
-  const value = h("input", { type: "text", "aria-label": "Value", class: "value", value: unquoted(raw, operator), placeholder: "a value", maxlength: 400 });
+  const value = h("input", { type: "text", "aria-label": "Value", class: "value", value: unquoted(raw, operator), placeholder: "a value", maxlength: 400, onchange: apply, oninput: typed });
   field.addEventListener("change", apply);
   how.addEventListener("change", apply);
-  value.addEventListener("change", apply);
   const row = h("li", { class: "condition" }, field, how, value);
   const remove = () => {
     row.remove();

@@ -35,9 +35,8 @@ function draw(body, item, state) {
   };
   const fields = Object.entries(flat(item.fields ?? {}));
   body.replaceChildren(
-    h("div", { class: "seen" }, face(item)),
+    h("div", { class: "seen" }, face(item, 1024)),
     h("h2", { class: "id" }, item.id),
-    h("p", { class: "fine" }, `${modalityName(item.modality)}, codes `, h("span", { class: "code" }, item.codes.join(" "))),
     h(
       "div",
       { class: "actions" },
@@ -53,10 +52,8 @@ function draw(body, item, state) {
       chosen().writable && h("button", { type: "button", class: "danger", onclick: () => confirmDelete(item) }, "Delete"),
     ),
     fields.length ? h("dl", { class: "fields" }, fields.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))) : "",
-    h("section", { class: "path", "aria-label": "Path through the codes" }),
+    h("details", { class: "path", ontoggle: ({ target }) => target.open && asks(state) && explain(target.lastChild, item, state) }, h("summary", {}, "Details"), h("p", { class: "fine" }, `${modalityName(item.modality)}, codes `, h("span", { class: "code" }, item.codes.join(" "))), h("section", { "aria-label": "Path through the codes" })),
   );
-  const path = body.querySelector(".path");
-  if (state.view === "search" && asks(state)) explain(path, item, state);
 }
 
 const fileName = (item) => item.id.split("/").at(-1);
@@ -139,7 +136,7 @@ function confirmDelete(item) {
     "Delete this item?",
     { class: "small" },
     h("h2", {}, "Delete this item?"),
-    h("p", {}, `Searches will no longer find “${itemName(item)}”. This cannot be undone.`),
+    h("p", {}, `Searches will no longer find “${itemName(item)}”. If it was made of a file on the server, the file stays, and adding that again brings it back; what was added on this page is gone.`),
     h("div", { class: "actions" }, h("button", { type: "button", class: "danger", onclick: () => remove(item, dialog) }, "Delete"), cancel),
   );
   cancel.focus();

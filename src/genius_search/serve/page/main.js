@@ -1,9 +1,9 @@
 // Starts the page: which view is shown, links, Back, the key.
 
-import { showAdd } from "./add.js";
+import { showAdd, take } from "./add.js";
 import { key, onKeyWanted } from "./api.js";
-import { fill, startComposer } from "./composer.js";
-import { byId, h, items, modal, tell } from "./elements.js";
+import { bring, fill, startComposer } from "./composer.js";
+import { byId, h, items, modal, onFiles, tell } from "./elements.js";
 import { showItem } from "./item.js";
 import { showResults } from "./results.js";
 import { allIndexes, arrive, chosen, current, go, learnIndexes, onShow, read, START } from "./state.js";
@@ -116,4 +116,5 @@ document.addEventListener("keydown", (event) => {
   (byId("search").hidden ? go(START) : Promise.resolve()).then(() => byId("text").select());
 });
 startComposer();
+onFiles((files) => (byId("add").hidden ? bring : take)(files));
 learn();

@@ -66,7 +66,8 @@ export function forgetAnswer() {
 }
 
 function draw(place, { hits, good_match: isGood, took_ms: took, settings }, state) {
-  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"} in ${Math.ceil(took.queue + took.search)} ms`;
+  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"}`;
+  const told = `${Math.ceil(took.queue + took.search)} ms, beam ${settings.beam}, re-ranking ${settings.rerank}`;
   if (!hits.length) {
     say(`Nothing found. ${narrowed(state) ? "Filters are set." : ""}`);
     place.replaceChildren(nothing(state));
@@ -77,7 +78,7 @@ function draw(place, { hits, good_match: isGood, took_ms: took, settings }, stat
   const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
   place.replaceChildren(
     ...[
-      h("div", { class: "taken" }, h("h2", {}, found), h("p", { class: "fine time" }, `beam ${settings.beam}, re-ranking ${settings.rerank}`)),
+      h("div", { class: "taken" }, h("h2", {}, found), h("details", { class: "fine" }, h("summary", {}, "Details"), told)),
       isGood === false && h("div", { class: "notice warn" }, h("h3", {}, "No good match"), h("p", {}, noMatchWords(hits[0], state))),
       list,
       more,
@@ -129,7 +130,7 @@ function hitCard(hit, state) {
       { class: "acts" },
       h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
       h("button", { type: "button", onclick: () => moreLike(hit) }, "Similar"),
-      h("button", { type: "button", onclick: () => thisBut(hit) }, "Like this, but …"),
+      h("button", { type: "button", "aria-label": "Like this, but …", title: "Like this, but …", onclick: () => thisBut(hit) }, "But …"),
       chosen().writable && h("button", { type: "button", "aria-label": "This is it", title: "This is it: similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "✓"),
     ),
   );
@@ -153,12 +154,12 @@ function card(item, label, state, ...rest) {
   return h("li", { class: "card", "data-id": item.id }, open, ...rest);
 }
 
-/** What can be seen of an item. */
-export function face(item) {
+/** What can be seen of an item. A text alone is the larger the shorter it is, to fill its card. */
+export function face(item, size) {
+  const text = item.text || item.id;
   return [
-    item.image && h("span", { class: "frame" }, picture(item.image, "")),
-    item.text && h("span", { class: item.image ? "text" : "text alone" }, item.text),
-    !item.image && !item.text && h("span", { class: "text alone" }, item.id),
+    item.image && h("span", { class: "frame" }, picture(item.image, "", size)),
+    item.image ? item.text && h("span", { class: "text" }, text) : h("span", { class: "text alone", "--size": Math.sqrt(8500 / text.length) }, text),
   ];
 }
 
