@@ -67,7 +67,13 @@ def send_repeatedly(
 
 
 def send_slowly(
-    url: str, seconds: float, starts: list[bytes], rest: bytes = b"", *, pause: float = 0.001
+    url: str,
+    seconds: float,
+    starts: list[bytes],
+    rest: bytes = b"",
+    *,
+    pause: float = 0.001,
+    size: int = 1 << 18,
 ) -> Counter[str]:
     """Open many connections, send a beginning on each and then, slowly, the rest; read nothing until the end."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -86,7 +92,6 @@ def send_slowly(
             seen[type(error).__name__] += 1
         open_ones.append(one)
     left = {one: memoryview(rest) for one in open_ones}
-    size = 1 << 18 if pause < 1 else 1
     while time.monotonic() < until:
         for one, data in left.items():
             try:
@@ -123,6 +128,11 @@ def idle_connections(url: str, seconds: float) -> Counter[str]:
     return send_slowly(url, seconds, [b""] * SOCKETS)
 
 
+def kept_connections(url: str, seconds: float) -> Counter[str]:
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    return send_slowly(url, seconds, [ask] * SOCKETS, ask * 20, pause=2.0, size=len(ask))
+
+
 def half_a_head(url: str, seconds: float) -> Counter[str]:
     head = HEAD.format(path="/v1/search", kind=JSON, size=9)[:-4].encode()
     return send_slowly(url, seconds, [b"GET /hea", head] * (SOCKETS // 2))
@@ -130,7 +140,7 @@ def half_a_head(url: str, seconds: float) -> Counter[str]:
 
 def trickled_bodies(url: str, seconds: float) -> Counter[str]:
     head = HEAD.format(path="/v1/search", kind=JSON, size=60_000).encode()
-    return send_slowly(url, seconds, [head + b" "] * SOCKETS, b" " * 1_000, pause=3.0)
+    return send_slowly(url, seconds, [head + b" "] * SOCKETS, b" " * 1_000, pause=3.0, size=1)
 
 
 def unfinished_uploads(url: str, seconds: float) -> Counter[str]:
@@ -237,6 +247,7 @@ ATTACKS: dict[str, Attack] = {
         json_of_many_values,
         json_of_allowed_values,
         idle_connections,
+        kept_connections,
         half_a_head,
         trickled_bodies,
         unfinished_uploads,
