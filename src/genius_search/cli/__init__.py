@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "keys add": "serve:AddKey",
     "index create": "index:Create",
     "index add": "index:Add",
+    "index sync": "index:Sync",
     "index delete": "index:Delete",
     "index learn": "index:Learn",
     "index refit": "index:Refit",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from genius_search.index.build import Added
+    from genius_search.index.index import Index
+    from genius_search.index.pool import GivenPool, Pool
     from genius_search.index.writer import Writer
 
 
@@ -80,15 +82,20 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     def run(self) -> None:
         from genius_search.index.build import check_place
         from genius_search.index.index import Index
+        from genius_search.index.pool import open_pool
 
         encoder, download = self.encoder, self.download
+        pool: GivenPool | None = self.pool
+        if self.pool is not None:
+            print(f"reading {self.pool}", file=sys.stderr, flush=True)
         if encoder is None and self.model is None and self.pool is not None:
             check_place(self.index)
-            encoder, download = choose_encoder(self.pool, captions=not self.no_captions, download=download)
+            pool = open_pool(self.pool, captions=not self.no_captions)
+            encoder, download = choose_encoder(pool, download=download)
         with TerminalProgress() as progress:
             _, added = Index.create(
                 self.index,
-                pool=self.pool,
+                pool=pool,
                 vectors=read_vectors(self.vectors),
                 ids=read_ids(self.ids),
                 model=self.model,
@@ -109,9 +116,10 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
 
 @command
 class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
-    """Add items to an index or a cluster, without retraining; unchanged items are skipped.
+    """Add a folder, a file or a list to an index or a cluster, without retraining.
 
-    An item with a known id replaces the old one.
+    Only what is new or has changed is encoded. The index remembers the folder for `genius index sync`. Ids in
+    the first folder are paths in it; those in another begin with its name.
     """
 
     pool: Annotated[Path | None, tyro.conf.Positional, optional("[POOL]")] = None
@@ -124,38 +132,80 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
     """With --vectors: a text file with the id of each item, a line each."""
 
     no_captions: bool = False
-    """Ignore texts beside pictures."""
-
-    sync: bool = False
-    """Delete what is not in the pool, too, so that the index holds exactly what the pool holds."""
+    """Ignore texts beside pictures, in a folder that is new."""
 
     def run(self) -> None:
         with TerminalProgress() as progress:
             if is_cluster(self.index):
                 self._add_to_cluster(progress)
                 return
-            index, deleted = self.open_index(), None
-            options: Any = {"captions": not self.no_captions, "wait_seconds": self.wait, "progress": progress}
-            if self.sync and self.pool is not None:
-                added, deleted = index.sync(self.pool, **options)
-            else:
-                vectors, ids = read_vectors(self.vectors), read_ids(self.ids)
-                added = index.add(self.pool, vectors=vectors, ids=ids, **options)
-            report_added(progress, added, deleted, as_json=self.json)
-            if index.has_outgrown:
-                progress.say(
-                    "the index has grown by more than a half since its codebooks were fitted; "
-                    f"`genius index refit {shlex.quote(str(self.index))}` fits them anew"
-                )
+            progress.say(f"reading {self.pool or self.vectors}")
+            index = self.open_index()
+            added = index.add(
+                self.pool,
+                vectors=read_vectors(self.vectors),
+                ids=read_ids(self.ids),
+                captions=not self.no_captions,
+                progress=progress,
+                wait_seconds=self.wait,
+            )
+            report_added(progress, added, as_json=self.json)
+            suggest_refit(index, progress)
 
     def _add_to_cluster(self, progress: TerminalProgress) -> None:
         from genius_search.index.pool import open_pool
 
-        if self.pool is None or self.sync:
-            raise UsageError(f"{self.index} is a cluster; name a POOL to add, without --vectors and --sync")
+        if self.pool is None:
+            raise UsageError(f"{self.index} is a cluster; name a POOL to add, without --vectors")
         pool = open_pool(self.pool, captions=not self.no_captions)
         with open_cluster(self.index, self) as searcher:
             report_added(progress, searcher.add(pool), as_json=self.json)
+
+
+def suggest_refit(index: Index, progress: TerminalProgress) -> None:
+    """Say how to fit the codebooks of an index that has grown."""
+    if index.has_outgrown:
+        progress.say(
+            "the index has grown by more than a half since its codebooks were fitted; "
+            f"`genius index refit {shlex.quote(str(index.folder))}` fits them anew"
+        )
+
+
+@command
+class Sync(WaitOption, OpenIndexOptions, JsonOption):
+    """Bring an index up to date with its folders: add, update and move items, and delete those without files.
+
+    Items stay whose folder or disk cannot be read, or of whose folder more than half is gone; exit status 3
+    if there are such items.
+    """
+
+    folder: Annotated[Path | None, tyro.conf.Positional, optional("[FOLDER]")] = None
+    """A folder that was added, a part of one, or its new place if it was moved. Default: all."""
+
+    delete_missing: OptionalInt = None
+    """Delete all items whose files are not found, if they are at most so many."""
+
+    dry_run: bool = False
+    """Only list what would be done."""
+
+    def run(self) -> int:
+        with TerminalProgress() as progress:
+            progress.say(f"reading {self.folder or 'all folders of the index'}")
+            index = self.open_index()
+            done = index.sync(
+                self.folder,
+                delete_missing=self.delete_missing,
+                dry_run=self.dry_run,
+                progress=progress,
+                wait_seconds=self.wait,
+            )
+            for change in () if self.json else done.changes:
+                before = "" if change.before is None else f"{change.before} -> "
+                print_text(f"{change.kind} {before}{change.id}")
+            report_added(progress, done, as_json=self.json)
+            if not self.dry_run:
+                suggest_refit(index, progress)
+        return 3 if done.missing else 0
 
 
 @command
@@ -320,7 +370,7 @@ class Info(JsonOption, IndexArgument):
         print_facts(facts, as_json=self.json)
 
 
-def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, bool]:
+def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     """Return the spec of an encoder for a pool, and whether it may be downloaded; ask if that was not said.
 
     Raises
@@ -330,11 +380,9 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     """
     from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
-    from genius_search.index.pool import open_pool
     from genius_search.records import Modality
 
-    items = open_pool(pool, captions=captions).items()
-    only_texts = all(item.modality is Modality.TEXT for item in items)
+    only_texts = all(item.modality is Modality.TEXT for item in pool.items())
     suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
     if download or suggestion.is_downloaded():
         print(f"encoder: {suggestion.description}", file=sys.stderr)
@@ -359,19 +407,19 @@ def choose_encoder(pool: Path, *, captions: bool, download: bool) -> tuple[str, 
     )
 
 
-def report_added(
-    progress: TerminalProgress, added: Added, deleted: int | None = None, *, as_json: bool
-) -> None:
+def report_added(progress: TerminalProgress, added: Added, *, as_json: bool) -> None:
     """Say what was added and deleted, and every file that was left out with its reason."""
     for left_out in added.left_out:
         progress.say(f"left out: {left_out.file}: {left_out.reason}".replace("\n", "\\n"))
-    replaced = f" ({added.replaced:,} replaced)" if added.replaced else ""
+    counts = {"replaced": added.replaced, "moved": added.moved, "not encoded again": added.reused}
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     unreadable = f", {plural(len(added.left_out), 'file')} left out" if added.left_out else ""
-    also = "" if deleted is None else f", {deleted:,} deleted"
+    deleted = f", {added.deleted:,} deleted" if added.deleted else ""
     progress.say(
-        f"{plural(added.added, 'item')} added{replaced}, {added.unchanged:,} unchanged{also}{unreadable}"
+        f"{'would be: ' if added.changes else ''}{plural(added.added, 'item')} added"
+        f"{f' ({parts})' if parts else ''}, {added.unchanged:,} unchanged{deleted}{unreadable}"
     )
     if as_json:
         left = [{"file": one.file, "reason": one.reason} for one in added.left_out]
-        also_deleted = {} if deleted is None else {"deleted": deleted}
-        print_json({**dataclasses.asdict(added), **also_deleted, "left_out": left})
+        changes = [change._asdict() for change in added.changes]
+        print_json({**dataclasses.asdict(added), "left_out": left, "changes": changes})

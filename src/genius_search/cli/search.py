@@ -60,6 +60,7 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
     from genius_search.cli.index import choose_encoder, report_added
     from genius_search.index.index import Index
+    from genius_search.index.pool import open_pool
     from genius_search.index.store import CURRENT
 
     place = cached_index(folder)
@@ -70,10 +71,11 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
             return index
         if inside := sorted(folder.glob(f"*.index/{CURRENT}")):
             raise UsageError(f"{folder} is no index; did you mean {inside[0].parent}?")
-        encoder, download = choose_encoder(folder, captions=True, download=download)
+        pool = open_pool(folder, captions=True)
+        encoder, download = choose_encoder(pool, download=download)
         progress.say(f"indexing {folder} once; the index is kept in {place}")
         index, added = Index.create(
-            place, pool=folder, encoder=encoder, device=device, download=download, progress=progress
+            place, pool=pool, encoder=encoder, device=device, download=download, progress=progress
         )
         report_added(progress, added, as_json=False)
     return index

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 QUIET_SECONDS: Final = 15.0
 """Seconds between lines of progress when stderr is not a terminal."""
+FIRST_SECONDS: Final = 2.0
+"""Seconds until the first of them."""
 MEASURES: Final = ("loss", "validation", "purity", "collision_rate", "reconstruction")
 """Measures that are shown beside the progress."""
 _CONTROLS: Final = re.compile(
@@ -52,7 +54,8 @@ class TerminalProgress:
         """Begin a stage of ``total`` steps."""
         self.close()
         self._stage, self._total, self._done, self._latest = stage, total, -1, {}
-        self._began = self._printed = time.monotonic()
+        self._began = time.monotonic()
+        self._printed = self._began - QUIET_SECONDS + FIRST_SECONDS
         if self._is_quiet or not sys.stderr.isatty():
             return
         from rich import progress

@@ -175,7 +175,9 @@ def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
         places = [folder / BUILD / ROWS.format(number) for number in range(settings.shards)]
         files = [stack.enter_context(place.open("w", encoding="utf-8")) for place in places]
         for rows, item in enumerate(pool.items(), start=1):  # noqa: B007  raises if there is none
-            files[shard_of(item.id, settings.shards)].write(json.dumps([*item], ensure_ascii=False) + "\n")
+            files[shard_of(item.id, settings.shards)].write(
+                json.dumps([*item._replace(root=None)], ensure_ascii=False) + "\n"
+            )
         if not all(file.tell() for file in files):
             raise UsageError(f"{rows} items are too few for {settings.shards} shards; give fewer --shards")
     write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])

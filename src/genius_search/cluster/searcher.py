@@ -198,7 +198,8 @@ class Searcher:
         """
         total, items = Added(), pool.items()
         while batch := list(islice(items, BATCH)):
-            for done in self._ask_owners("add", batch, has_files=pool.has_files).values():
+            own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
+            for done in self._ask_owners("add", own, has_files=pool.has_files).values():
                 total.added += done.added
                 total.replaced += done.replaced
                 total.unchanged += done.unchanged

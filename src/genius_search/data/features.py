@@ -20,6 +20,7 @@ from genius_search.writing import new_folder
 KIND: Final = "features"
 ABSENT: Final = -1
 LEFT_OUT: Final = "left_out.json"
+CONTENTS: Final = "contents.json"
 
 ROW: Final = np.dtype(
     [
@@ -84,8 +85,29 @@ def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items
     return stored
 
 
-def write_shard(folder: Path, number: int, shard: Shard) -> None:
+def join_shards(shards: Sequence[Shard]) -> Shard:
+    """Return several shards as one, with all that they left out."""
+    rows = np.concatenate([shard.rows for shard in shards])
+
+    def join(name: str) -> np.ndarray:
+        parts = [getattr(shard, name) for shard in shards]
+        starts = np.repeat(np.cumsum([0, *map(len, parts)])[:-1], [len(shard.rows) for shard in shards])
+        rows[name] += np.where(rows[name] == ABSENT, 0, starts).astype(np.int32)
+        return np.concatenate([part for part in parts if len(part)] or parts[:1])
+
+    left_out = [one for shard in shards for one in shard.left_out]
+    return Shard(rows, join("image"), join("text"), left_out)
+
+
+def write_shard(
+    folder: Path, number: int, shard: Shard, *, contents: Sequence[str | None] | None = None
+) -> None:
     """Write a shard atomically.
+
+    Parameters
+    ----------
+    contents
+        what else is known of each row, in the file :data:`CONTENTS`.
 
     Raises
     ------
@@ -98,6 +120,8 @@ def write_shard(folder: Path, number: int, shard: Shard) -> None:
         for name in ("rows", "image", "text"):
             np.save(temporary / f"{name}.npy", getattr(shard, name))
         (temporary / LEFT_OUT).write_text(json.dumps(shard.left_out))
+        if contents is not None:
+            (temporary / CONTENTS).write_text(json.dumps(contents))
 
 
 def read_shards(folder: Path) -> Iterator[Shard]:
@@ -133,15 +157,24 @@ class Features:
             self._image.append(shard.image)
             self._text.append(shard.text)
             self.left_out += shard.left_out
-        self._starts = np.cumsum([len(part) for part in parts])
-        self._rows = np.concatenate(parts)
-        self.ids, self.variant, self.modality, self.wanted = (
-            self._rows[name].copy() for name in ("id", "variant", "modality", "wanted")
-        )
+        self._shards = np.repeat(np.arange(len(parts)) - 1, [len(part) for part in parts]).astype(np.int32)
+        self._set_rows(np.concatenate(parts))
         # Shards without any image (or text) may have width 0 there, so take the maximum.
         self.image_dim, self.text_dim = (
             max((array.shape[1] for array in arrays), default=0) for arrays in (self._image, self._text)
         )
+
+    def _set_rows(self, rows: Shaped[np.ndarray, " rows"]) -> None:
+        self._rows = rows
+        self.ids, self.variant, self.modality, self.wanted = (
+            rows[name].copy() for name in ("id", "variant", "modality", "wanted")
+        )
+
+    def choose(self, rows: Int64[np.ndarray, " chosen"], ids: Int64[np.ndarray, " chosen"]) -> None:
+        """Keep only some rows, in this order, and give them other ids."""
+        self._shards = self._shards[rows]
+        self._set_rows(self._rows[rows])
+        self._rows["id"] = self.ids = ids
 
     @staticmethod
     def open(folder: Path) -> Features:
@@ -166,7 +199,7 @@ class Features:
 
     def gather(self, rows: Int64[np.ndarray, " items"]) -> FeatureBatch:
         """Return the features of rows as float32."""
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        shards = self._shards[rows]
         image, text = self._rows["image"][rows], self._rows["text"][rows]
         return FeatureBatch(
             _gather(self._image, image, shards, self.image_dim),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, islice
@@ -36,9 +36,10 @@ from genius_search.index.pool import (
     open_given,
     stamp_of,
 )
-from genius_search.index.segment_writer import Batch, check_bits
-from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import draw_embeddings, feature_rows, given_features
+from genius_search.index.roots import content_of, size_of
+from genius_search.index.segment_writer import Batch, check_bits, stored_batches
+from genius_search.index.snapshot import Location, Snapshot
+from genius_search.index.source import SavedFeatures, draw_embeddings, given_features, saved_features
 from genius_search.index.store import (
     CURRENT,
     DELETED,
@@ -58,15 +59,10 @@ from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
-from genius_search.training.features import SHARD_ROWS, embed, encode_shard
 from genius_search.training.fit import absolute_spec
 
 CHUNK: Final = 4096
 """Items whose IDs are computed together."""
-MIN_SAVED: Final = 256
-"""Features of at least so many items are saved in ``.work/``, so that an interrupted run can resume."""
-STEPS: Final = 64
-"""Parts in which features are saved: an interrupted run loses at most one of them."""
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings have one bit a number by default."""
 LEFTOVERS: Final = frozenset(
@@ -84,9 +80,18 @@ class ItemOutcome(NamedTuple):
     """Why it was left out."""
 
 
+class Change(NamedTuple):
+    """A change of an index."""
+
+    kind: Literal["add", "update", "move", "delete"]
+    id: str
+    before: str | None = None
+    """The id that a moved item has until then."""
+
+
 @dataclass(slots=True)
 class Added:
-    """The result of adding items."""
+    """The result of adding items, or of following folders."""
 
     added: int = 0
     replaced: int = 0
@@ -95,41 +100,115 @@ class Added:
     """Number of items that were already in the index, unchanged."""
     left_out: list[LeftOut] = field(default_factory=list)
     """Unusable files with their reasons."""
+    reused: int = 0
+    """Number of the added that were not encoded, because the index knew their contents."""
+    moved: int = 0
+    """Number of these whose file was moved or renamed, so that they took the place of another item."""
+    deleted: int = 0
+    missing: int = 0
+    """Number of items that stay, though their files are not found (:meth:`genius_search.Index.sync`)."""
+    changes: list[Change] = field(default_factory=list)
+    """What a dry run would change."""
 
 
-class Changes(NamedTuple):
-    """The items of a pool that are new or have changed, with their features."""
+class Reused(NamedTuple):
+    """A changed item whose contents an index knows, so that nothing is encoded."""
+
+    location: Location
+    """Where its ID and embedding are."""
+    content: str
+    is_touched: bool = False
+    """Whether it is the item that is there, and nothing but the time of its file has changed."""
+
+
+@dataclass(slots=True)
+class Changes:
+    """The items of a pool that are new or have changed."""
 
     pool: Pool
     stamps: list[str | None]
     """Of all items of the pool; None for those that have not changed."""
-    features: Features
+    codes: list[int]
+    """Their modalities."""
+    known: set[int]
+    """Numbers of the changed items whose id the index has."""
+    reused: dict[int, Reused]
+    """By the number of the item."""
+    left_out: list[LeftOut]
+    num_unchanged: int = 0
+    """Number of items that the index has as they are; their files may have other times."""
+    features: Features = field(default_factory=lambda: Features(()))
+    """Of the other changed items, their ids the numbers among these."""
+    contents: list[str | None] = field(default_factory=list)
+    """Of the items with features."""
 
-    def items(self) -> Iterator[Item]:
-        """Return the items that have features."""
-        known = zip(self.pool.items(), self.stamps, strict=False)
-        changed = (item._replace(stamp=stamp) for item, stamp in known if stamp is not None)
-        has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
-        items = map(self.pool.with_fields, compress(changed, has_features))
-        kinds = list(Modality)  # a picture is a text to an encoder of texts
-        codes = self.features.modality.tolist()
-        return (item._replace(modality=kinds[code]) for item, code in zip(items, codes, strict=False))
+    def changed(self) -> Iterator[tuple[int, Item]]:
+        """Yield the changed items by their numbers."""
+        for number, (item, stamp) in enumerate(zip(self.pool.items(), self.stamps, strict=False)):
+            if stamp is not None:
+                yield number, item._replace(stamp=stamp)
 
-    @property
-    def all_left_out(self) -> list[LeftOut]:
-        """What could not be used."""
-        return [*self.pool.left_out, *self.features.left_out]
+    def new_items(self) -> Iterator[Item]:
+        """Yield the changed items that are not reused."""
+        return (item for number, item in self.changed() if number not in self.reused)
+
+    def arrived(self) -> dict[str, list[str]]:
+        """Return the ids of new items whose contents the index has already, by these."""
+        found: dict[str, list[str]] = {}
+        for number, item in self.changed():
+            if number in self.reused and number not in self.known:
+                found.setdefault(self.reused[number].content, []).append(item.id)
+        return found
+
+    def encode(self, work: SavedFeatures, progress: Progress) -> None:
+        """Find the features of what is not reused."""
+        numbers = np.array(
+            [n for n, stamp in enumerate(self.stamps) if stamp is not None and n not in self.reused],
+            dtype=np.int64,
+        )
+        if self.pool.vectors is not None:
+            modality = np.array(self.codes, dtype=np.int8)[numbers]
+            self.features = given_features(self.pool.vectors, numbers, modality)
+            self.contents = [None] * len(numbers)
+        elif len(numbers):
+            self.features, self.contents = work.encode(
+                self.new_items(), self.pool.with_fields, len(numbers), progress
+            )
+            self.left_out += self.features.left_out
 
     def require_any(self) -> None:
         """Raise :class:`BadData` if nothing in the pool can be used."""
-        if not len(self.features) and None not in self.stamps:
-            raise nothing_to_index(": none of the pictures can be read", self.all_left_out)
+        if not len(self.features) and not self.reused and not self.num_unchanged:
+            raise nothing_to_index(": none of the pictures can be read", self.left_out)
+
+    def batches(
+        self, model: Genius, manifest: IndexManifest, snapshot: Snapshot | None, progress: Progress
+    ) -> Iterator[Batch]:
+        """Yield what is to be written: reused items first, then those with features."""
+        if snapshot is not None and self.reused:
+            numbers = sorted(self.reused)
+            places = [self.reused[number].location for number in numbers]
+            old = snapshot.items(*map(np.array, zip(*places, strict=True)))
+            chosen = (item for number, item in self.changed() if number in self.reused)
+            items = [
+                self.pool.with_fields(item)._replace(content=was.content, modality=was.modality)
+                for item, was in zip(chosen, old, strict=True)
+            ]
+            yield from stored_batches(snapshot.segments, items, places)
+        if len(self.features):
+            has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
+            kinds = list(Modality)  # a picture is a text to an encoder of texts
+            codes = self.features.modality.tolist()
+            found = zip(compress(self.new_items(), has_features), self.contents, codes, strict=False)
+            encoded = (
+                self.pool.with_fields(item)._replace(content=content, modality=kinds[code])
+                for item, content, code in found
+            )
+            yield from encode_items(model, encoded, self.features, manifest, progress)
 
 
-def read_changes(
-    folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None, progress: Progress
-) -> Changes:
-    """Find the items of a pool that an index does not have as they are, and their features.
+def find_changes(folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None) -> Changes:
+    """Find the items of a pool that an index does not have as they are; nothing is encoded.
 
     Raises
     ------
@@ -141,46 +220,78 @@ def read_changes(
             f"the vectors have {pool.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
             "give vectors of its encoder"
         )
-    stamps: list[str | None] = []
-    codes: list[int] = []
+    changes = Changes(pool, [], [], set(), {}, [*pool.left_out])
+    sizes: dict[int, int | None] = {}
     items = pool.items()
     while chunk := list(islice(items, CHUNK)):
-        known = {} if snapshot is None else snapshot.stamps([item.id for item in chunk])
+        known = {} if snapshot is None else snapshot.known([item.id for item in chunk])
         for item in chunk:
-            stamp = stamp_of(item)
-            stamps.append(None if known.get(item.id) == stamp else stamp)
-            codes.append(item.modality.code)
-    changed = np.flatnonzero([stamp is not None for stamp in stamps])
-    if pool.vectors is not None:
-        modality = np.array(codes, dtype=np.int8)[changed]
-        return Changes(pool, stamps, given_features(pool.vectors, changed, modality))
-    every = zip(pool.items(), stamps, strict=False)
-    rows = feature_rows((pool.with_fields(item) for item, stamp in every if stamp is not None), folder)
-    if len(changed) < MIN_SAVED:
-        return Changes(pool, stamps, Features([encode_shard([*rows], encoder, skip_bad_images=True)]))
-    features = embed(
-        rows,
-        encoder,
-        folder / WORK / "features",
-        inputs={"items": fingerprint_of(stamps)},
-        expected=len(changed),
-        progress=progress,
-        skip_bad_images=True,
-        shard_rows=min(SHARD_ROWS, max(MIN_SAVED, len(changed) // STEPS)),
-    )
-    return Changes(pool, stamps, features)
+            number, stamp, old = len(changes.codes), stamp_of(item), known.get(item.id)
+            changes.codes.append(item.modality.code)
+            if old is not None and old.root != item.root:
+                reason = f"an item that is not from there has the id {item.id!r}; delete that, or rename this"
+                changes.left_out.append(LeftOut(number, item.image or item.id, reason))
+                changes.stamps.append(None)
+                continue
+            is_same = old is not None and old.stamp == stamp
+            changes.stamps.append(None if is_same else stamp)
+            if is_same:
+                changes.num_unchanged += 1
+            elif old is None:
+                sizes[number] = size_of(item, folder) if snapshot is not None and pool.has_files else None
+            else:
+                changes.known.add(number)
+                if old.content is not None and old.content == content_of(item, folder):
+                    is_touched = (old.stamp or "").partition(".")[0] == stamp.partition(".")[0]
+                    changes.num_unchanged += is_touched
+                    changes.reused[number] = Reused(old.location, old.content, is_touched)
+    if snapshot is not None:
+        _find_contents(changes, folder, snapshot, {number: size for number, size in sizes.items() if size})
+    return changes
+
+
+def _find_contents(changes: Changes, folder: Path, snapshot: Snapshot, sizes: Mapping[int, int]) -> None:
+    """Find new items whose contents the index has, as those of files that were moved or copied.
+
+    Parameters
+    ----------
+    sizes
+        of new items, by number; only contents of the same size are compared.
+    """
+    if not sizes:
+        return
+    wanted = set(map(str, sizes.values()))
+    known = {
+        item.content: location
+        for item, location in snapshot.alive()
+        if item.content is not None and item.content.partition("-")[0] in wanted
+    }
+    there = {content.partition("-")[0] for content in known}
+    for number, item in changes.changed():
+        if str(sizes.get(number)) in there and (content := content_of(item, folder)) in known:
+            changes.reused[number] = Reused(known[content], content)
 
 
 def write_changes(
-    writer: Writer, model: Genius, changes: Changes, create: IndexManifest | None, progress: Progress
+    writer: Writer,
+    model: Genius,
+    changes: Changes,
+    create: IndexManifest | None,
+    progress: Progress,
+    *,
+    delete: Collection[str] = (),
 ) -> Added:
-    """Add items to an index, or create the index with them."""
-    result = Added(unchanged=changes.stamps.count(None), left_out=changes.all_left_out)
-    if len(changes.features):
-        manifest = create or writer.snapshot.manifest
-        batches = encode_items(model, changes.items(), changes.features, manifest, progress)
-        done = writer.add(batches) if create is None else writer.create(create, batches)
-        result.added, result.replaced = done
+    """Add items to an index, and delete some in the same step, or create the index with them."""
+    result = Added(unchanged=changes.num_unchanged, left_out=changes.left_out)
+    before = writer.snapshot if create is None else None
+    batches = changes.batches(model, create or writer.snapshot.manifest, before, progress)
+    if create is None:
+        result.added, result.replaced = writer.add(batches, delete=delete)
+        num_touched = sum(one.is_touched for one in changes.reused.values())
+        result.added, result.replaced = result.added - num_touched, result.replaced - num_touched
+        result.reused = len(changes.reused) - num_touched
+    else:
+        result.added, result.replaced = writer.create(create, batches)
     remove_work(writer.folder)
     return result
 
@@ -196,9 +307,11 @@ def add_pool(
         Nothing in the pool can be used; the index is unchanged.
     """
     before = writer.snapshot if create is None else None
-    changes = read_changes(writer.folder, pool, model.encoder, before, progress)
-    changes.require_any()
-    return write_changes(writer, model, changes, create, progress)
+    changes = find_changes(writer.folder, pool, model.encoder, before)
+    with saved_features(writer.folder, model.encoder) as work:
+        changes.encode(work, progress)
+        changes.require_any()
+        return write_changes(writer, model, changes, create, progress)
 
 
 def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> list[ItemOutcome]:
@@ -214,13 +327,15 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
         else:
             given.append(item)
             last[item.id] = item
-    known = writer.snapshot.stamps(list(last))
+    known = {name: one.stamp for name, one in writer.snapshot.known(list(last)).items()}
     changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
     unreadable: dict[str, str] = {}
     if changed:
         pool = Pool(partial(iter, changed))
-        changes = read_changes(writer.folder, pool, model.encoder, None, Silent())
-        write_changes(writer, model, changes, None, Silent())
+        changes = find_changes(writer.folder, pool, model.encoder, None)
+        with saved_features(writer.folder, model.encoder) as work:
+            changes.encode(work, Silent())
+            write_changes(writer, model, changes, None, Silent())
         unreadable = {changed[entry.id].id: entry.reason for entry in changes.features.left_out}
     outcomes = []
     for new, read in zip(items, given, strict=True):
@@ -268,10 +383,12 @@ def create_index(
     else:
         raise UsageError("give either a model, or the encoder of an index that needs no training")
     check_place(folder)
-    with one_writer(folder) as writer:
+    with one_writer(folder) as writer, saved_features(folder, reads) as work:
         try:
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
-            changes = read_changes(folder, open_given(pool, folder, captions=captions), reads, None, progress)
+            given = open_given(pool, folder, captions=captions)
+            changes = find_changes(folder, given, reads, None)
+            changes.encode(work, progress)
             changes.require_any()
             if model is None:
                 count = len(changes.features)
@@ -289,6 +406,7 @@ def create_index(
                 manifest = manifest.replace(model=OWN_MODEL)
             else:
                 manifest = first_manifest(model, embeddings, embedding_bits)
+            manifest = manifest.replace(roots=given.roots)
             return model, write_changes(writer, model, changes, manifest, progress)
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays

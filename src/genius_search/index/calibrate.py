@@ -161,7 +161,7 @@ def _labelled(index: Index, data: MBeir, split: str) -> Iterator[tuple[SearchReq
     for row in data.rows(split):
         queries = list(read_queries(row.queries))
         judged = read_judgements(row, [query.qid for query in queries])
-        there = set(snapshot.stamps([did for query in queries for did in judged[query.qid]]))
+        there = set(snapshot.known([did for query in queries for did in judged[query.qid]]))
         for query in queries:
             right = frozenset(did for did, grade in judged[query.qid].items() if grade > 0 and did in there)
             if right:

@@ -20,7 +20,15 @@ from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, UnknownItem, diagnose_corruption
-from genius_search.index.store import CURRENT, LEARNED, Calibration, Hubness, StoredEmbeddings, read_manifest
+from genius_search.index.store import (
+    CURRENT,
+    LEARNED,
+    Calibration,
+    Hubness,
+    Root,
+    StoredEmbeddings,
+    read_manifest,
+)
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from genius_search.index.info import IndexInfo, SharedGroup, Verified
     from genius_search.index.learned import Choices
     from genius_search.index.pool import GivenPool, NewItem, Pool
+    from genius_search.index.store import Root
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
@@ -278,18 +287,24 @@ class Index:
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> Added:
-        """Add the items of a pool, or vectors of the index's encoder, without retraining.
+        """Add a folder, a file, a list, or vectors of the index's encoder, without retraining.
 
-        They are searchable at once.
+        They are searchable at once. The index remembers a folder (:attr:`roots`), so that :meth:`sync`
+        follows it. The ids of the first folder are paths in it; those of another begin with its name, such
+        as ``more/dog.jpg``. A folder or file that lies in a remembered one is brought up to date. A file
+        that lies in none is remembered alone, without its folder; its id is its name.
 
-        An item replaces the one with the same id. Unchanged items are skipped, so a folder can be added
-        repeatedly. Items with unreadable images are left out; if they are in the index already, they stay
-        unchanged.
+        Only what is new or has changed is encoded; files that were moved, renamed or touched are recognised
+        by their contents, and so is a folder that was moved. Items with unreadable images are left out; if
+        they are in the index already, they stay unchanged. In lists and vectors, an item replaces the one
+        with the same id, but not one that was found in a folder.
 
         Parameters
         ----------
         vectors, ids, modalities, texts, fields
             Instead of a pool; see :meth:`create`. Each item needs an id.
+        captions
+            Whether texts beside pictures are read. A remembered folder is read as it was at first.
         wait_seconds
             How long to wait while another process changes the index.
 
@@ -302,15 +317,26 @@ class Index:
             The pool is a list; :meth:`add_items` adds items from memory.
         """
         from genius_search.index.build import add_pool
-        from genius_search.index.pool import open_pool, open_vectors
+        from genius_search.index.pool import is_list, open_pool, open_vectors
+        from genius_search.index.sync import follow
 
         items: Pool
         if vectors is not None:
             if ids is None:
                 raise UsageError("vectors that are added need ids=, a name for each row")
             items = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-        elif isinstance(pool, str | Path):
+        elif isinstance(pool, str | Path) and is_list(Path(pool)):
             items = open_pool(Path(pool), captions=captions)
+        elif isinstance(pool, str | Path):
+            with self._one_writer(wait_seconds) as writer:
+                return follow(
+                    writer,
+                    self._model_for(writer.snapshot),
+                    Path(pool),
+                    captions=captions,
+                    deletes=False,
+                    progress=progress or Silent(),
+                )
         else:
             raise UsageError(
                 f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
@@ -321,36 +347,47 @@ class Index:
 
     def sync(
         self,
-        pool: str | Path,
+        path: str | Path | None = None,
         *,
-        captions: bool = True,
+        delete_missing: int | None = None,
+        dry_run: bool = False,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
-    ) -> tuple[Added, int]:
-        """Add and replace items as :meth:`add` does, and delete those that are not in the pool.
+    ) -> Added:
+        """Bring the index up to date with the folders that it follows (:attr:`roots`).
 
-        Returns
-        -------
-        The outcome of adding, and the number of deleted items.
+        New and changed files are added as :meth:`add` does, items of moved ones get their new ids, and items
+        whose files are gone are deleted. But items stay whose file or folder cannot be read or whose disk is
+        not there, and so do those of a folder of whose items more than half are gone: it says so, and counts
+        them as missing. Items that came from lists, vectors or memory stay in any case.
+
+        Parameters
+        ----------
+        path
+            A remembered folder, a part of one, or its new place if it was moved; by default all of them.
+        delete_missing
+            Delete all items without files, even the missing, if they are at most so many.
+        dry_run
+            Change nothing; the result lists what would be done.
 
         Raises
         ------
-        BadData
-            There is nothing in the pool that can be used; nothing is deleted then.
         UsageError
-            The pool is a single picture or text.
+            The index does not follow this path, or more than ``delete_missing`` items would be deleted;
+            nothing has changed then.
         """
-        from genius_search.index.build import add_pool
-        from genius_search.index.pool import open_pool
+        from genius_search.index.sync import follow
 
-        if Path(pool).is_file() and Path(pool).suffix != ".jsonl":
-            raise UsageError(f"{pool} is one file, and all other items would be deleted; add it instead")
-        items = open_pool(Path(pool), captions=captions)
-        present = {item.id for item in items.items()}
         with self._one_writer(wait_seconds) as writer:
-            added = add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
-            gone = [item_id for item_id in writer.snapshot.ids() if item_id not in present]
-            return added, writer.delete(gone).deleted if gone else 0
+            return follow(
+                writer,
+                self._model_for(writer.snapshot),
+                None if path is None else Path(path),
+                deletes=True,
+                delete_missing=delete_missing,
+                dry_run=dry_run,
+                progress=progress or Silent(),
+            )
 
     def add_items(
         self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = 0.0
@@ -636,6 +673,14 @@ class Index:
     def snapshot(self) -> Snapshot:
         """The current state, opened anew if another handle or process has changed the index."""
         return self.current()[1]
+
+    @property
+    def roots(self) -> tuple[Root, ...]:
+        """The folders and single files that the index follows, in the order in which they were added.
+
+        The picture of an item that was found in one of them lies below its folder.
+        """
+        return self.snapshot.manifest.roots
 
     @property
     def model(self) -> Genius:

@@ -27,7 +27,7 @@ from genius_search.records import Modality
 ITEMS_FILE: Final = "items.sqlite"
 ITEMS: Final = (
     "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
-    "text TEXT, image TEXT, source TEXT, stamp TEXT)"
+    "text TEXT, image TEXT, source TEXT, stamp TEXT, content TEXT, root INTEGER)"
 )
 MODALITIES: Final = "CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)"
 ITEM_IDS: Final = "CREATE UNIQUE INDEX item_ids ON items(item_id)"
@@ -85,7 +85,11 @@ class Item(NamedTuple):
     source: str | None = None
     """Additional data as text; if it is a JSON object, its keys are the item's fields."""
     stamp: str | None = None
-    """Stamp that changes with the contents, so that unchanged items need not be indexed again."""
+    """Stamp that changes with the item or its file, so that unchanged items need not be looked at again."""
+    content: str | None = None
+    """Size and hash of what is embedded, by which a file is known after it was moved, renamed or touched."""
+    root: int | None = None
+    """Number of the root (:attr:`genius_search.Index.roots`) that the item was found in; None for others."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -152,7 +156,7 @@ class ItemStore:
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Return the items of these rows, in this order."""
         query = (
-            "SELECT row, item_id, modality, text, image, source, stamp "
+            "SELECT row, item_id, modality, text, image, source, stamp, content, items.root "
             "FROM json_each(?) CROSS JOIN items ON row = value"
         )
         found = {}
@@ -162,7 +166,7 @@ class ItemStore:
 
     def all(self) -> Iterator[Item]:
         """Yield every item, by row."""
-        query = "SELECT item_id, modality, text, image, source, stamp FROM items ORDER BY row"
+        query = "SELECT item_id, modality, text, image, source, stamp, content, root FROM items ORDER BY row"
         with self._reading(self._for_items):
             cursor = self._for_items.database.execute(query)
         while True:
@@ -175,14 +179,17 @@ class ItemStore:
 
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""
-        return {name: row for name, row, _ in self.find(item_ids)}
+        return {name: row for name, row, *_ in self.find(item_ids)}
 
-    def find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None]]:
-        """Return id, row and stamp of each of these items that is in the store."""
+    def find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None, str | None, int | None]]:
+        """Return id, row, stamp, content and root of each of these items that is in the store."""
         # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.
         # Sorted, so that adjacent pages are read together.
         ids = sorted({item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)})
-        query = "SELECT item_id, row, stamp FROM json_each(?) CROSS JOIN items ON item_id = value"
+        query = (
+            "SELECT item_id, row, stamp, content, items.root FROM json_each(?) "
+            "CROSS JOIN items ON item_id = value"
+        )
         return self._query(query, [json.dumps(ids)])
 
     def mask(

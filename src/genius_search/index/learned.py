@@ -121,7 +121,7 @@ class Choices:
             return
         segments, rows = np.array(logged).T
         chosen = [str(item.fields.get(FIELD)) for item in self._searcher.snapshot.items(segments, rows)]
-        there = self._snapshot.stamps(chosen)
+        there = self._snapshot.known(chosen)
         for place, item_id in zip(logged, chosen, strict=True):
             self._chosen[place] = self._snapshot.locate(item_id) if item_id in there else None
 
@@ -131,7 +131,7 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
     choices = list(choices)
     searcher = SnapshotSearcher(*index.current())
     requests, kinds, chosen, unknown = [], [], [], []
-    there = searcher.snapshot.stamps([_chosen(choice) for choice in choices])
+    there = searcher.snapshot.known([_chosen(choice) for choice in choices])
     for choice in choices:
         item_id = _chosen(choice)
         if item_id not in there:

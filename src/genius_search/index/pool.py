@@ -18,13 +18,15 @@ import PIL.Image
 from jaxtyping import Shaped
 
 from genius_search.data.features import LeftOut
-from genius_search.data.folder import FolderScan, is_file, read_file, read_folder
+from genius_search.data.folder import Problem, is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
 from genius_search.data.photo import Caption, read_photo
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.query import SHORTEST_VECTOR
+from genius_search.index.roots import id_in, new_root
+from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
 from genius_search.records import Candidate, Modality
 
@@ -62,13 +64,13 @@ class Pool:
     """Whether each item is a file, so that :func:`with_file_fields` applies."""
     vectors: Shaped[np.ndarray, "items dim"] | None = None
     """Given vectors of the items, in their order, instead of features; may be memory-mapped."""
-
-    captions: bool = True
-    """Whether the texts inside pictures count."""
+    roots: tuple[Root, ...] = ()
+    """The roots that the items' numbers refer to."""
 
     def with_fields(self, item: Item) -> Item:
         """Return an item with all that is known of it; a picture is read only if it is to be encoded."""
-        return with_file_fields(item, captions=self.captions) if self.has_files else item
+        captions = self.roots[item.root].captions if self.roots and item.root is not None else True
+        return with_file_fields(item, captions=captions) if self.has_files else item
 
 
 GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
@@ -99,6 +101,22 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     return item._replace(modality=modality, text=text, source=source)
 
 
+def is_list(pool: Path) -> bool:
+    """Return whether a pool is a list of candidates, which has their ids, rather than files.
+
+    Raises
+    ------
+    BadData
+        It is neither.
+    """
+    if (pool / "cand_pool").is_dir() and (pool / "query").is_dir():
+        raise BadData(
+            f"{pool} is a data set in M-BEIR's layout; give one of its pools, a file in "
+            f"{pool / 'cand_pool' / 'local'} or {pool / 'cand_pool' / 'global'}"
+        )
+    return pool.suffix == ".jsonl"
+
+
 def open_pool(pool: Path, *, captions: bool) -> Pool:
     """Open a pool: a folder of images and texts, one such file, or a ``.jsonl`` file of M-BEIR candidates.
 
@@ -107,18 +125,12 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
     BadData
         The path is not a pool, or a folder without items. A file without items raises when it is read.
     """
-    if (pool / "cand_pool").is_dir() and (pool / "query").is_dir():
-        raise BadData(
-            f"{pool} is a data set in M-BEIR's layout; give one of its pools, a file in "
-            f"{pool / 'cand_pool' / 'local'} or {pool / 'cand_pool' / 'global'}"
-        )
-    if not pool.exists():
+    if not os.path.exists(pool):  # noqa: PTH110  False whatever the error
         raise BadData(f"{pool}: there is no such file or folder")
-    if pool.suffix != ".jsonl":
-        read = read_folder if pool.is_dir() else read_file
-        found, problems = _read_scan(read(pool.absolute(), captions=captions))
-        items = list(_some(found, pool, problems))
-        return Pool(partial(iter, items), problems, has_files=True, captions=captions)
+    if not is_list(pool):
+        opened = open_roots((new_root(pool.resolve(), (), is_first=True, captions=captions),), [0])
+        next(_some(opened.items(), pool, opened.left_out))
+        return opened
     if not pool.is_file():
         raise BadData(
             f"{pool} is not a pool: give a folder of pictures and texts, one such file, or a .jsonl file of "
@@ -130,11 +142,41 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
     return Pool(lambda: _some((to_item(one, root) for one in read_pool([pool])), pool, []))
 
 
-def _read_scan(scan: FolderScan) -> tuple[Iterator[Item], list[LeftOut]]:
-    """Return the items of a folder or of a single file, and what cannot be used."""
-    root = scan.root.resolve()
-    problems = [LeftOut(-1, str(one.file), getattr(one, "reason", str(one))) for one in scan.problems]
-    return (to_item(candidate, root) for candidate in scan.candidates), problems
+def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | None = None) -> Pool:
+    """Read some of the roots as they are now, or what lies within a path; it may be nothing.
+
+    A whole root is read in any case, since its lists and rules apply below it.
+    """
+    names = {root.name for root in roots}
+    items: list[Item] = []
+    left_out: list[LeftOut] = []
+    for number in numbers:
+        root = roots[number]
+        place = Path(root.folder)
+        inner = {
+            other.folder for other in roots if other != root and Path(other.folder).is_relative_to(place)
+        }
+
+        def is_own(file: Path, inner: set[str] = inner) -> bool:
+            above = {str(file), *map(str, file.parents)} if inner or within else set[str]()
+            return above.isdisjoint(inner) and (within is None or str(within) in above)
+
+        if not os.path.exists(place):  # noqa: PTH110  False whatever the error
+            left_out.append(LeftOut(-1, root.folder, "there is no such folder or file"))
+            continue
+        read = read_folder if place.is_dir() else read_file
+        scan = read(place, captions=root.captions)
+        left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
+        for candidate in scan.candidates:
+            if is_own(scan.root / candidate.did):
+                path = candidate.did if scan.root == place else "."
+                item = to_item(candidate, scan.root)
+                items.append(item._replace(id=id_in(root, names, path), root=number))
+    return Pool(partial(iter, items), left_out, has_files=True, roots=roots)
+
+
+def _left_out(problem: Problem) -> LeftOut:
+    return LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
 
 
 def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
@@ -202,9 +244,10 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Poo
     left_out: list[LeftOut] = []
     for number, one in enumerate(given):
         if isinstance(one, Path):
-            found, problems = _read_scan(read_file(one, captions=captions))
+            scan = read_file(one, captions=captions)
+            found = (to_item(candidate, scan.root.resolve()) for candidate in scan.candidates)
             items += [with_file_fields(item, captions=captions)._replace(id=one.as_posix()) for item in found]
-            left_out += problems
+            left_out += map(_left_out, scan.problems)
             continue
         new = read_new_item(one, default_id=str(number))
         try:
@@ -380,7 +423,10 @@ def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:
 
 
 def stamp_of(item: Item) -> str:
-    """Return a stamp that changes whenever the item's text, fields, image file or given vector change."""
+    """Return a stamp that changes whenever the item's text, fields, image file or given vector change.
+
+    What follows the dot changes when the size or the time of the image file does.
+    """
     if item.stamp is not None:
         return item.stamp
     file = None
@@ -388,5 +434,5 @@ def stamp_of(item: Item) -> str:
         with contextlib.suppress(OSError):  # a missing picture is reported when it is opened
             status = Path(item.image).stat()
             file = (status.st_size, status.st_mtime_ns)
-    contents = (item.modality.mbeir, item.text, item.source, item.image, file)
-    return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
+    known = (item.modality.mbeir, item.text, item.source, item.image)
+    return ".".join(hashlib.sha256(repr(part).encode()).hexdigest()[:16] for part in (known, file))

@@ -55,7 +55,7 @@ def save_index(
         if model is None and state.manifest.has_own_model:
             save_model(source / state.manifest.model, folder / OWN_MODEL)
             model = OWN_MODEL
-        writer.copy_to(folder, state.manifest.replace(model=model or ""), _without_path)
+        writer.copy_to(folder, state.manifest.replace(model=model or "", roots=()), _without_path)
         facts: dict[str, object] = {"model": state.manifest.model_fingerprint}
         facts |= {f"items: {kind.value}": count for kind, count in state.count_by_modality().items()}
         use = "" if model in (None, OWN_MODEL) else f"$ genius pull {model} --out model\n"
@@ -88,4 +88,5 @@ def check_images(folder: Path) -> None:
 
 
 def _without_path(item: Item) -> Item:
-    return item if item.image is None or _STORED.fullmatch(item.image) else item._replace(image=None)
+    stored = item.image is not None and _STORED.fullmatch(item.image)
+    return item._replace(image=item.image if stored else None, root=None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.errors import BadData, UsageError
@@ -32,6 +32,7 @@ from genius_search.index.items import (
     Item,
     spell_path,
 )
+from genius_search.index.snapshot import Location
 from genius_search.index.store import (
     CODE_COSINE,
     CURRENT,
@@ -156,16 +157,40 @@ def alive_items(segment: Segment) -> Iterator[Item]:
 def alive_batches(segments: Iterable[Segment]) -> Iterator[Batch]:
     """Yield the items that are not deleted as they are stored."""
     for segment in segments:
-        items, alive, table_rows = alive_items(segment), segment.alive_rows(), segment.table.rows()
-        values, scales = segment.embeddings or (None, None)
-        for start in range(0, len(alive), ROWS_AT_ONCE):
-            rows = alive[start : start + ROWS_AT_ONCE]
-            arrays = ItemArrays(
+        items, alive = alive_items(segment), segment.alive_rows()
+        for rows, arrays in _stored_arrays(segment, alive):
+            yield [*itertools.islice(items, len(rows))], arrays
+
+
+def stored_batches(
+    segments: Sequence[Segment], items: Sequence[Item], places: Sequence[Location]
+) -> Iterator[Batch]:
+    """Yield items with the IDs and embeddings that are stored at some places, one for each."""
+    for number, segment in enumerate(segments):
+        own = [
+            (item, place.row) for item, place in zip(items, places, strict=True) if place.segment == number
+        ]
+        rest = iter(own)
+        for rows, arrays in _stored_arrays(segment, np.array([row for _, row in own], dtype=np.int64)):
+            yield [item for item, _ in itertools.islice(rest, len(rows))], arrays
+
+
+def _stored_arrays(
+    segment: Segment, chosen: Int64[np.ndarray, " rows"]
+) -> Iterator[tuple[Int64[np.ndarray, " rows"], ItemArrays]]:
+    """Yield some rows of a segment, and what is stored there."""
+    table_rows = segment.table.rows()
+    values, scales = segment.embeddings or (None, None)
+    for start in range(0, len(chosen), ROWS_AT_ONCE):
+        rows = chosen[start : start + ROWS_AT_ONCE]
+        yield (
+            rows,
+            ItemArrays(
                 segment.table.ids[table_rows[rows]],
                 segment.code_cosine[rows],
                 *(None if array is None else array[rows] for array in (values, segment.densities, scales)),
-            )
-            yield [*itertools.islice(items, len(rows))], arrays
+            ),
+        )
 
 
 def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:
@@ -223,11 +248,8 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             database.execute(ITEMS)
             database.execute(MODALITIES)
             database.executemany(
-                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (row, item.id, item.modality.mbeir, item.text, item.image, item.source, item.stamp)
-                    for row, item in enumerate(items)
-                ),
+                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                ((row, item.id, item.modality.mbeir, *item[2:]) for row, item in enumerate(items)),
             )
             database.execute("INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality")
             database.execute("COMMIT")

@@ -53,6 +53,15 @@ class Location(NamedTuple):
     row: int
 
 
+class Known(NamedTuple):
+    """What tells whether an item is as it was; see :class:`Item`."""
+
+    stamp: str | None
+    content: str | None
+    root: int | None
+    location: Location
+
+
 class Snapshot:
     """One state of an index. Its files stay readable while the object exists, even if writers remove them."""
 
@@ -111,11 +120,17 @@ class Snapshot:
         """Number of items that are not deleted."""
         return sum(segment.num_alive for segment in self.segments)
 
+    def alive(self) -> Iterator[tuple[Item, Location]]:
+        """Yield every item that is not deleted, with its place; paths of stored pictures stay relative."""
+        for number, segment in enumerate(self.segments):
+            dead = set(segment.dead.tolist())
+            for row, item in enumerate(segment.items.all()):
+                if row not in dead:
+                    yield item, Location(number, row)
+
     def ids(self) -> Iterator[str]:
         """Yield the id of every item that is not deleted."""
-        for segment in self.segments:
-            dead = set(segment.dead.tolist())
-            yield from (item.id for row, item in enumerate(segment.items.all()) if row not in dead)
+        return (item.id for item, _ in self.alive())
 
     @cached_property
     def search_segments(self) -> list[SearchSegment]:
@@ -219,14 +234,16 @@ class Snapshot:
         (listed,) = np.flatnonzero(table.items == location.row)
         return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
 
-    def stamps(self, item_ids: Sequence[str]) -> dict[str, str | None]:
-        """Return the stamps of the given items, without those that are not in the index."""
-        stamps: dict[str, str | None] = {}
-        for segment in self.segments:
+    def known(self, item_ids: Sequence[str]) -> dict[str, Known]:
+        """Return what is known of the given items, without those that are not in the index."""
+        known: dict[str, Known] = {}
+        for number, segment in enumerate(self.segments):
             found = segment.items.find(item_ids)
-            is_dead = segment.is_dead(np.array([row for _, row, _ in found], dtype=np.int64))
-            stamps |= {name: stamp for (name, _, stamp), dead in zip(found, is_dead, strict=True) if not dead}
-        return stamps
+            is_dead = segment.is_dead(np.array([row for _, row, *_ in found], dtype=np.int64))
+            for (name, row, stamp, content, root), dead in zip(found, is_dead, strict=True):
+                if not dead:
+                    known[name] = Known(stamp, content, root, Location(number, row))
+        return known
 
 
 @contextlib.contextmanager

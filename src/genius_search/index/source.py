@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import json
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,15 +17,37 @@ from jaxtyping import Float, Float32, Int8, Int64, Shaped
 from torch import Tensor, nn
 
 from genius_search.artifact import FORMAT, Manifest, fingerprint_of
-from genius_search.data.features import KIND, FeatureBatch, Features
-from genius_search.encoders.base import ItemKey
+from genius_search.data.features import (
+    CONTENTS,
+    KIND,
+    ROW,
+    FeatureBatch,
+    Features,
+    LeftOut,
+    Shard,
+    join_shards,
+    look_up,
+    read_shards,
+    write_shard,
+)
+from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.index.items import Item
+from genius_search.index.roots import content_of
 from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import WORK
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
+from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.codebooks import MAX_SAMPLE
-from genius_search.training.features import FeatureRow
+from genius_search.training.features import SHARD_ROWS, FeatureRow, chunks, encode_shard
+from genius_search.writing import make_folder
+
+IMAGES_AT_ONCE: Final = 8
+"""Pictures that are encoded together: an interrupted run loses at most those."""
+TEXTS_AT_ONCE: Final = 1024
+SAVE_SECONDS: Final = 10.0
+"""Features are saved so often."""
 
 
 class VectorFeatures(Features):
@@ -120,3 +148,109 @@ def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
             image=None if item.image is None else folder / item.image,
             text=format_text(item.text),
         )
+
+
+class SavedFeatures:
+    """Features of items, saved in ``.work/`` while they are made; a later run goes on with what is there.
+
+    They are looked up by item, so that a run goes on also when the pool has changed meanwhile.
+    """
+
+    def __init__(self, folder: Path, encoder: Encoder) -> None:
+        self._folder, self._encoder = folder, encoder
+        kind = fingerprint_of([encoder.fingerprint, ROW.names])
+        self._place = folder / WORK / f"features-{kind[:12]}"
+        self._shards: list[Shard] = []
+        self._contents: list[str | None] = []
+        """Of the items of the shards that are not saved yet."""
+
+    def encode(
+        self, items: Iterable[Item], complete: Callable[[Item], Item], expected: int, progress: Progress
+    ) -> tuple[Features, list[str | None]]:
+        """Return the features of items with stamps, their ids the numbers of the items; and the contents.
+
+        What cannot be read is left out.
+
+        Parameters
+        ----------
+        complete
+            adds to an item what is inside its file.
+        expected
+            the number of items.
+
+        Raises
+        ------
+        BadData
+            Features are not finite.
+        """
+        progress.begin("encode", expected)
+        saved = {one for shard in read_shards(self._place) for one in shard.rows["id"].tolist()}
+        has_pixels = self._encoder.needs_pixels and reads_images(self._encoder)
+        keys = array("q")
+        left_out: list[LeftOut] = []
+        saved_at = time.monotonic()
+        for block in chunks(items, IMAGES_AT_ONCE if has_pixels else TEXTS_AT_ONCE):
+            own = [*map(_key, block)]
+            keys.extend(own)
+            new = [(key, item) for key, item in zip(own, block, strict=True) if key not in saved]
+            left_out += (one._replace(id=keys.index(one.id)) for one in self._encode(new, complete))
+            progress.advance(len(keys), {})
+            if time.monotonic() - saved_at > SAVE_SECONDS or len(self._contents) >= SHARD_ROWS:
+                self.save()
+                saved_at = time.monotonic()
+        features = Features([*read_shards(self._place), *self._shards])
+        contents = [*_read_contents(self._place), *self._contents]
+        if contents:
+            rows, exists = look_up(features.ids, np.array(keys, dtype=np.int64))
+            numbers = np.flatnonzero(exists)
+            features.choose(rows[numbers], numbers)
+            contents = [contents[row] for row in rows[numbers].tolist()]
+        features.left_out = left_out
+        return features, contents
+
+    def _encode(
+        self, items: Sequence[tuple[int, Item]], complete: Callable[[Item], Item]
+    ) -> Sequence[LeftOut]:
+        """Encode items with their keys; return what is left out."""
+        if not items:
+            return ()
+        contents = {
+            key: content_of(item, self._folder) for key, item in items
+        }  # of what is encoded, or older
+        rows = feature_rows((complete(item) for _, item in items), self._folder)
+        keyed = [row._replace(id=key) for row, (key, _) in zip(rows, items, strict=True)]
+        shard = encode_shard(keyed, self._encoder, skip_bad_images=True)
+        self._shards.append(shard)
+        self._contents += [contents[key] for key in shard.rows["id"].tolist()]
+        return shard.left_out
+
+    def save(self) -> None:
+        """Save what is not saved yet."""
+        if self._contents:
+            make_folder(self._place)
+            number = sum(1 for _ in self._place.glob("shard-*"))
+            shard = join_shards(self._shards)._replace(left_out=())
+            write_shard(self._place, number, shard, contents=self._contents)
+        self._shards, self._contents = [], []
+
+
+def _key(item: Item) -> int:
+    """Return a number for an item as it is now."""
+    digest = hashlib.blake2b(f"{item.stamp} {item.id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _read_contents(folder: Path) -> Iterator[str | None]:
+    for path in sorted(folder.glob(f"shard-*/{CONTENTS}")):
+        yield from json.loads(path.read_text())
+
+
+@contextmanager
+def saved_features(folder: Path, encoder: Encoder) -> Iterator[SavedFeatures]:
+    """Yield what encodes items of an index; if the block raises, what was encoded is saved."""
+    work = SavedFeatures(folder, encoder)
+    try:
+        yield work
+    except BaseException:
+        work.save()
+        raise

@@ -179,7 +179,7 @@ WORK: Final = ".work"
 LOCK: Final = ".lock"
 TEMPORARY: Final = "tmp"
 """Folder inside the index where a segment is written before it gets its name."""
-FORMAT: Final = 7
+FORMAT: Final = 8
 """The only format that is read."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
@@ -270,6 +270,20 @@ def _score_settings(config: SearchConfig) -> tuple[object, ...]:
     )
 
 
+class Root(BaseModel):
+    """A folder, or a single file, that an index follows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    folder: str
+    """Where it is: an absolute path."""
+    name: str
+    """What its items' ids begin with, before a slash and the path below the folder; empty for the first
+    folder, whose ids are the paths alone."""
+    captions: bool = True
+    """Whether texts beside pictures are read."""
+
+
 class SegmentEntry(BaseModel):
     """A segment in ``index.json``. Names are generated, so that none leads out of the folder."""
 
@@ -298,6 +312,8 @@ class IndexManifest(BaseModel):
     embeddings: StoredEmbeddings
     embedding_bits: EmbeddingBits = 16
     segments: tuple[SegmentEntry, ...] = ()
+    roots: tuple[Root, ...] = ()
+    """Never fewer than before: items name theirs by its number."""
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
     hubness: Annotated[Hubness | None, Field(exclude_if=lambda value: value is None)] = None
 

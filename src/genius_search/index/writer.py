@@ -12,7 +12,7 @@ import errno
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -214,8 +214,8 @@ class Writer:
         self._snapshot = Snapshot(manifest, ())
         return self.add(batches)
 
-    def add(self, batches: Iterable[Batch]) -> Changed:
-        """Add items as one segment; an item replaces the one with the same id.
+    def add(self, batches: Iterable[Batch], *, delete: Collection[str] = ()) -> Changed:
+        """Add items as one segment, and delete others in the same step; a new item replaces an old one.
 
         The last segment is merged into the new one as long as it has at most twice as many items, without
         deleted ones, as are written already. So each segment is more than twice as long as the next: adding
@@ -240,6 +240,7 @@ class Writer:
         if first is None:
             if snapshot.manifest.generation == 0:
                 self._change(snapshot, kept=0)
+            self.delete(delete)
             return Changed(0, 0)
 
         def with_merged() -> Iterator[Batch]:
@@ -249,7 +250,7 @@ class Writer:
                 ids.extend(item.id for item in batch[0])
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
-            gone.update((segment.name, _alive_rows(segment, ids)[1]) for segment in segments)
+            gone.update((segment.name, _alive_rows(segment, [*ids, *delete])[1]) for segment in segments)
             rest = [
                 segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
                 for segment in segments[kept:]
@@ -258,7 +259,7 @@ class Writer:
 
         new = _write_segment(self.folder, snapshot.manifest, with_merged())
         self._change(snapshot, kept=kept, gone=gone, new=new)
-        return Changed(len(ids), sum(map(len, gone.values())))
+        return Changed(len(ids), sum(map(len, gone.values())) - len(delete))
 
     def rewrite(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Snapshot:
         """Write all items anew, with the model and settings of a manifest; return that state.

@@ -23,7 +23,7 @@ from genius_search.records import Modality
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 ITEMS = st.lists(
-    st.builds(Item, NAMES, st.sampled_from(Modality), TEXTS, TEXTS, TEXTS, TEXTS),
+    st.builds(Item, NAMES, st.sampled_from(Modality), *[TEXTS] * 5, st.none() | st.integers(0, 9)),
     unique_by=lambda item: item.id,
     max_size=8,
 )  # fmt: skip

@@ -1,0 +1,128 @@
+"""The roots of an index: the folders and single files that it follows, and the ids of what lies in them.
+
+Ids of different roots never meet: in the first folder, an id is the path below it; in every other root, it
+begins with the root's name, which no other id begins with. Should the first folder get a subfolder with such
+a name later, the ids in it begin with ``./``. A file belongs to the innermost root that it lies in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from genius_search.index.items import Item
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import Root
+
+SAMPLE: Final = 32
+"""Files that are compared to see whether a folder is one that was moved."""
+
+
+def id_in(root: Root, names: Collection[str], path: str) -> str:
+    """Return the id of what lies at a path below a root; ``.`` is the root itself, a single file.
+
+    Parameters
+    ----------
+    names
+        the names of all roots.
+    """
+    if root.name:
+        return root.name if path == "." else f"{root.name}/{path}"
+    return f"./{path}" if path.partition("/")[0] in names else path
+
+
+def file_of(roots: Sequence[Root], item: Item) -> str:
+    """Return where the file of an item of a root is."""
+    assert item.root is not None
+    root = roots[item.root]
+    below = item.id[len(root.name) + 1 :] if root.name else item.id
+    return os.path.normpath(Path(root.folder, below))
+
+
+def composed(path: str | Path) -> str:
+    """Return a path in the form by which paths are compared: macOS decomposes accents, others do not."""
+    return unicodedata.normalize("NFC", str(path))
+
+
+def root_of(roots: Sequence[Root], path: Path) -> int | None:
+    """Return the number of the innermost root that a path is, or lies in."""
+    numbers = {root.folder: number for number, root in enumerate(roots)}
+    return next((numbers[str(one)] for one in (path, *path.parents) if str(one) in numbers), None)
+
+
+def new_root(folder: Path, taken: Collection[str], *, is_first: bool, captions: bool) -> Root:
+    """Return a root with a name that no id begins with: that of its folder or file, with a number if needed.
+
+    Parameters
+    ----------
+    taken
+        what the ids of the index begin with, up to the first slash, and the names of the other roots.
+    is_first
+        whether there is no other root, so that the ids of a folder are plain paths.
+    """
+    is_file = folder.is_file()
+    if is_first and not is_file:
+        return Root(folder=str(folder), name="", captions=captions)
+    plain = "".join(letter if letter.isprintable() else "_" for letter in composed(folder.name)) or "root"
+    stem, suffix = os.path.splitext(plain) if is_file else (plain, "")  # noqa: PTH122  of a name
+    name, count = plain, 1
+    while name in taken:
+        count += 1
+        name = f"{stem}-{count}{suffix}"
+    return Root(folder=str(folder), name=name, captions=captions)
+
+
+def content_of(item: Item, folder: Path) -> str | None:
+    """Return the size and a hash of what an encoder reads of an item; None if its picture cannot be read.
+
+    Parameters
+    ----------
+    folder
+        that of the index, which paths of stored pictures begin at.
+    """
+    digest = hashlib.blake2b(repr((item.modality.mbeir, item.text)).encode(), digest_size=12)
+    size = size_of(item, folder)
+    if item.image is not None:
+        try:
+            with (folder / item.image).open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        except OSError:
+            return None
+    return None if size is None else f"{size}-{digest.hexdigest()}"
+
+
+def size_of(item: Item, folder: Path) -> int | None:
+    """Return the bytes of an item's picture, or of its text; None if the picture is not there."""
+    if item.image is None:
+        return len(item.text or "")
+    path = folder / item.image
+    return path.stat().st_size if os.path.isfile(path) else None  # noqa: PTH113  False whatever the error
+
+
+def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int | None:
+    """Return the number of the root that was moved to a folder: what it had is gone, and found there."""
+    below: dict[int, list[tuple[str, Item]]] = {number: [] for number in range(len(roots))}
+    for item, _ in snapshot.alive():
+        if item.root is not None:
+            path = os.path.relpath(file_of(roots, item), roots[item.root].folder)
+            below[item.root].append((path, item))
+    for number, items in below.items():
+        if any(os.path.lexists(item.image or Path(roots[number].folder, path)) for path, item in items):
+            continue
+        there = [(folder / path, item) for path, item in items if os.path.isfile(folder / path)]  # noqa: PTH113
+        sample = there[:: max(1, len(there) // SAMPLE)]
+        same = [item.content == content_of(_moved(item, path), snapshot.folder) for path, item in sample]
+        if 2 * len(there) > len(items) and 2 * sum(same) > len(same):
+            return number
+    return None
+
+
+def _moved(item: Item, file: Path) -> Item:
+    """Return an item as it is in another file."""
+    if item.image is not None:
+        return item._replace(image=str(file))
+    return item._replace(text=file.read_text(encoding="utf-8-sig", errors="replace").strip())

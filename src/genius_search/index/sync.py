@@ -1,0 +1,181 @@
+"""Bringing an index up to date with the folders that it follows: what was added, changed, moved, deleted.
+
+Nothing is deleted because a disk, a folder or a file cannot be read, or because most of a folder is gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from genius_search.errors import BadData, UsageError, plural
+from genius_search.index.build import Added, Change, Changes, find_changes, write_changes
+from genius_search.index.items import Item
+from genius_search.index.pool import open_roots
+from genius_search.index.roots import composed, file_of, find_moved, new_root, root_of
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.source import saved_features
+from genius_search.index.store import Root
+from genius_search.index.writer import Writer
+from genius_search.model import Genius
+from genius_search.progress import Progress
+
+
+class _Gone(NamedTuple):
+    """Items of the roots that were read, whose files were not found."""
+
+    moved: dict[str, str]
+    """Id that an item has now -> the one that it had."""
+    deleted: list[Item]
+    kept: list[Item]
+    """Items that are not deleted unless the user says so."""
+
+    def without_kept(self, most: int) -> _Gone:
+        """Return these with all of them deleted, if they are at most so many; otherwise raise."""
+        deleted = self.deleted + self.kept
+        if len(deleted) > most:
+            raise UsageError(
+                f"{plural(len(deleted), 'item')} would be deleted, more than the {most} that you allow, so "
+                "nothing is changed; a dry run lists them"
+            )
+        return _Gone(self.moved, deleted, [])
+
+
+def follow(
+    writer: Writer,
+    model: Genius,
+    given: Path | None,
+    *,
+    captions: bool = True,
+    deletes: bool,
+    delete_missing: int | None = None,
+    dry_run: bool = False,
+    progress: Progress,
+) -> Added:
+    """Add what is new in the roots, or in one path; with ``deletes``, delete what is not there any more.
+
+    See :meth:`genius_search.Index.add` and :meth:`genius_search.Index.sync`.
+    """
+    snapshot = writer.snapshot
+    roots, numbers, within = _choose(
+        writer, given, captions=captions, may_be_new=not deletes, progress=progress
+    )
+    changes = find_changes(writer.folder, open_roots(roots, numbers, within), model.encoder, snapshot)
+    gone = _find_gone(snapshot, changes, numbers if deletes else (), within)
+    if delete_missing is not None:
+        gone = gone.without_kept(delete_missing)
+    for folder, count in Counter(roots[item.root or 0].folder for item in gone.kept).items():
+        progress.say(
+            f"{folder}: {plural(count, 'item')} stay, whose files are not found; if it moved, sync its new "
+            f"place; `genius index sync {writer.folder} --delete-missing {len(gone.kept)}` deletes all such items"
+        )
+    if dry_run:
+        listed = [*_list_changes(changes, gone)]
+        kinds = Counter(change.kind for change in listed)
+        added = kinds["add"] + kinds["update"] + kinds["move"]
+        done = Added(added, kinds["update"], changes.num_unchanged, changes.left_out, changes=listed)
+    else:
+        with saved_features(writer.folder, model.encoder) as work:
+            changes.encode(work, progress)
+            if not deletes:
+                changes.require_any()
+            if roots != snapshot.manifest.roots:
+                writer.note(roots=roots)
+            ids = [*gone.moved.values(), *(item.id for item in gone.deleted)]
+            done = write_changes(writer, model, changes, None, progress, delete=ids)
+    done.moved, done.deleted, done.missing = len(gone.moved), len(gone.deleted), len(gone.kept)
+    return done
+
+
+def _choose(
+    writer: Writer, given: Path | None, *, captions: bool, may_be_new: bool, progress: Progress
+) -> tuple[tuple[Root, ...], list[int], Path | None]:
+    """Return the roots, with a new or moved one, those to read, and the path within which they are read."""
+    snapshot = writer.snapshot
+    roots = snapshot.manifest.roots
+    if given is None:
+        if not roots:
+            raise UsageError(f"{writer.folder} follows no folder; `genius index add` adds one")
+        return roots, [*range(len(roots))], None
+    path = Path(os.path.abspath(given))  # noqa: PTH100  links are kept
+    if root_of(roots, path) is None:
+        path = given.resolve()
+    number = root_of(roots, path)
+    inside = [one for one, root in enumerate(roots) if path in Path(root.folder).parents]
+    if number is not None:
+        return roots, [number, *inside], None if str(path) == roots[number].folder else path
+    if not os.path.exists(path):  # noqa: PTH110  False whatever the error
+        raise BadData(f"{given}: there is no such file or folder")
+    moved = find_moved(roots, path, snapshot)
+    if moved is not None:
+        progress.say(f"{roots[moved].folder} has moved to {path}")
+        place = roots[moved].model_copy(update={"folder": str(path)})
+        return (*roots[:moved], place, *roots[moved + 1 :]), [moved, *inside], None
+    if may_be_new:
+        taken = {name.partition("/")[0] for name in snapshot.ids()} | {root.name for root in roots}
+        new = new_root(path, taken, is_first=not roots, captions=captions)
+        if new.name:
+            progress.say(f"ids of items in {path} begin with {new.name}")
+        return (*roots, new), [*inside, len(roots)], None
+    if inside:
+        return roots, inside, None
+    followed = ", ".join(root.folder for root in roots) or "none"
+    raise UsageError(f"{given} is in no folder that {writer.folder} follows ({followed}); add it first")
+
+
+def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], within: Path | None) -> _Gone:
+    """Find items that were not read: moved ones, and those of some roots to delete and to keep."""
+    roots = changes.pool.roots
+    present = {item.id for item in changes.pool.items()}
+    blocked = {composed(one.file) for one in changes.left_out}
+    new = changes.arrived()
+    moved: dict[str, str] = {}
+    lost: dict[int, list[Item]] = {number: [] for number in numbers}
+    kept: list[Item] = []
+    sizes: Counter[int] = Counter()
+    for item, _ in snapshot.alive():
+        if item.root is None:
+            continue
+        sizes[item.root] += 1
+        if item.id in present:
+            continue
+        file = composed(file_of(roots, item))
+        above = {file, *map(str, Path(file).parents)}
+        is_blocked = not above.isdisjoint(blocked)
+        if not is_blocked and new.get(item.content or "") and _is_gone(roots, item):
+            moved[new[item.content or ""].pop()] = item.id
+        elif item.root in lost and (within is None or composed(within) in above):
+            if not is_blocked:
+                lost[item.root].append(item)
+            elif not os.path.lexists(item.image or file):
+                kept.append(item)
+    few = [number for number, items in lost.items() if 2 * len(items) <= sizes[number]]
+    deleted = [item for number in few for item in lost.pop(number)]
+    return _Gone(moved, deleted, [*kept, *itertools.chain.from_iterable(lost.values())])
+
+
+def _is_gone(roots: Sequence[Root], item: Item) -> bool:
+    """Return whether an item's file is not there, though its root is."""
+    file, root = file_of(roots, item), roots[item.root or 0].folder
+    try:
+        os.lstat(item.image or file)
+    except (FileNotFoundError, NotADirectoryError):
+        return os.path.isdir(root if file != root else os.path.dirname(root))  # noqa: PTH112, PTH120
+    except OSError:
+        pass
+    return False
+
+
+def _list_changes(changes: Changes, gone: _Gone) -> Iterator[Change]:
+    for number, item in changes.changed():
+        if item.id in gone.moved:
+            yield Change("move", item.id, gone.moved[item.id])
+        elif number not in changes.known:
+            yield Change("add", item.id)
+        elif number not in changes.reused or not changes.reused[number].is_touched:
+            yield Change("update", item.id)
+    yield from (Change("delete", item.id) for item in gone.deleted)
