@@ -71,7 +71,7 @@ def follow(
     for folder, count in Counter(roots[item.root or 0].folder for item in gone.kept).items():
         progress.say(
             f"{folder}: {plural(count, 'item')} stay, whose files are not found; if it moved, sync its new "
-            f"place; `genius index sync {writer.folder} --delete-missing {len(gone.kept)}` deletes all such items"
+            f"place; `genius index sync {writer.folder} --delete-missing {len(gone.kept)}` deletes all such"
         )
     if dry_run:
         listed = [*_list_changes(changes, gone)]
@@ -119,7 +119,7 @@ def _choose(
         taken = {name.partition("/")[0] for name in snapshot.ids()} | {root.name for root in roots}
         new = new_root(path, taken, is_first=not roots, captions=captions)
         if new.name:
-            progress.say(f"ids of items in {path} begin with {new.name}")
+            progress.say(f"ids of what is in {path} begin with {new.name}")
         return (*roots, new), [*inside, len(roots)], None
     if inside:
         return roots, inside, None

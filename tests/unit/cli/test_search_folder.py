@@ -1,4 +1,4 @@
-"""`genius search FOLDER`: a folder of files is indexed in the user's cache; `genius index add --sync`."""
+"""`genius search FOLDER`: a folder of files is indexed in the user's cache; `genius index sync`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from genius_search.cli import main
-from genius_search.errors import BadData
 from genius_search.index.index import Index
 
 NOTES = {
@@ -61,22 +60,16 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
 def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):
     index, _ = Index.create(tmp_path / "i", pool=notes, encoder="text:wordllama")
     (notes / "bike.txt").rename(notes / "cycle.txt")
-    added, deleted = index.sync(notes)
-    assert (added.added, added.unchanged, deleted) == (1, 2, 1)
+    done = index.sync(notes)
+    assert (done.added, done.unchanged, done.moved, done.deleted) == (1, 2, 1, 0)
     assert set(index.snapshot.ids()) == {"bread.txt", "train.txt", "cycle.txt"}
     (notes / "cycle.txt").unlink()
-    main(["index", "add", str(tmp_path / "i"), str(notes), "--sync", "--json"])
-    assert json.loads(capsys.readouterr().out) == {
-        "added": 0,
-        "replaced": 0,
-        "unchanged": 2,
-        "deleted": 1,
-        "left_out": [],
-    }
+    main(["index", "sync", str(tmp_path / "i"), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert {name: count for name, count in said.items() if count} == {"unchanged": 2, "deleted": 1}
     for file in notes.iterdir():
         file.unlink()
-    with pytest.raises(BadData):
-        index.sync(notes)
+    assert main(["index", "sync", str(tmp_path / "i")]) == 3
     assert len(set(Index.open(tmp_path / "i").snapshot.ids())) == 2
 
 

@@ -215,7 +215,6 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     model, files, tmp_path, monkeypatch, embeddings
 ):
     monkeypatch.setattr(build, "CHUNK", 4)  # so that there are several
-    monkeypatch.setattr(build, "MIN_SAVED", 1)
     of_files, _ = Index.create(tmp_path / "files", model=model, pool=files, embeddings=embeddings)
     index, _ = Index.create(tmp_path / "memory", model=model, pool=files, embeddings=embeddings)
     expected = contents(of_files)

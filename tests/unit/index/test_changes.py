@@ -15,7 +15,7 @@ from PIL import Image
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch
-from genius_search.index import build
+from genius_search.index import build, source
 from genius_search.index.build import Added
 from genius_search.index.index import Index
 from genius_search.index.segment_writer import write_manifest
@@ -84,7 +84,7 @@ def test_what_changed_is_indexed_anew_and_what_did_not_is_passed_over(index, poo
     (pool / "green square.json").write_text(json.dumps({"price": 3}))
     Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
     later(pool / "red square.png")
-    assert index.add(pool) == Added(4, 3, 5)
+    assert index.add(pool) == Added(4, 3, 5, reused=1)  # of one picture, only a field changed
     hits = {hit.id: hit for hit in index.search("a kite", k=100, config=WIDE)}
     assert set(hits) == {*ALL, "new.txt"}
     assert hits["red.txt"].text == "a boat"
@@ -175,7 +175,7 @@ def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_
         return encoded
 
     with monkeypatch.context() as patched:
-        patched.setattr(build, "encode_shard", encode_and_replace)
+        patched.setattr(source, "encode_shard", encode_and_replace)
         made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     assert made.add(pool) == Added(1, 1, 7)
     assert made.add(pool) == Added(0, 0, 8)
@@ -187,7 +187,6 @@ def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(in
 
     (pool / "new.txt").write_text("a new kite")
     with monkeypatch.context() as patched:
-        patched.setattr(build, "MIN_SAVED", 1)
         patched.setattr(build, "remove_work", killed)
         with pytest.raises(KeyboardInterrupt):
             index.add(pool)

@@ -65,8 +65,8 @@ def test_an_index_moves_with_its_model_and_takes_changes(pool, clip_folder, tmp_
     (tmp_path / "more" / "new.txt").write_text("red red red")
     assert index.add(tmp_path / "more").added == 1
     assert index.add(pool).unchanged == 18
-    assert index.search("red red red")[0].id == "new.txt"
-    assert index.delete("new.txt").deleted == 1
+    assert index.search("red red red")[0].id == "more/new.txt"
+    assert index.delete("more/new.txt").deleted == 1
     index.compact()
     assert index.verify().items == 18
     assert index.explain("note 3.txt", "green ground a").rank == 1
@@ -91,7 +91,7 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
         patch.setattr(build, "fit_codebooks", stop)
         with pytest.raises(Stop):
             Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
-    monkeypatch.setattr("genius_search.training.features.encode_shard", stop)
+    monkeypatch.setattr("genius_search.index.source.encode_shard", stop)
     index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     assert added.added == len(index.search("red", k=50)) == 18
     assert not (tmp_path / "i" / ".work").exists()

@@ -1,0 +1,199 @@
+"""A library of several folders, in which no item is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from genius_search.cli import main
+from genius_search.errors import UsageError
+from genius_search.index import source
+from genius_search.index.index import Index
+from genius_search.training import features as embed
+
+
+def draw(path, seed):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def write(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"a red anchor: {folder.name} {name}")
+    return folder
+
+
+def ids(index):
+    return sorted(index.snapshot.ids())
+
+
+@pytest.fixture
+def notes(tmp_path):
+    return write(tmp_path / "notes", "a.txt", "b.txt", "sub/a.txt", "sub/b.txt")
+
+
+@pytest.fixture
+def index(notes, tmp_path):
+    return Index.create(tmp_path / "i", pool=notes, encoder="text:wordllama")[0]
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Names of the pictures that were decoded; the ninth is interrupted."""
+    names: Counter[str] = Counter()
+    real = embed.open_image
+    monkeypatch.setattr(source, "IMAGES_AT_ONCE", 1)
+
+    def open_image(path, **settings):
+        if len(names) == 8 and not names["interrupted"]:
+            names["interrupted"] += 1
+            raise KeyboardInterrupt
+        names["/".join(path.parts[-3:])] += 1
+        return real(path, **settings)
+
+    monkeypatch.setattr(embed, "open_image", open_image)
+    return names
+
+
+@pytest.fixture
+def block(monkeypatch):
+    """Make a folder unreadable, even for root."""
+
+    def block(folder):
+        for name in ("scandir", "listdir"):
+            real = getattr(os, name)
+
+            def refuse(path=".", real=real):
+                if os.fspath(path) == str(folder):
+                    raise PermissionError(13, "Permission denied", str(path))
+                return real(path)
+
+            monkeypatch.setattr(os, name, refuse)
+
+    return block
+
+
+def test_of_two_folders_with_the_same_names_nothing_is_lost_doubled_or_encoded_twice(
+    tmp_path, clip_folder, opened, block
+):
+    first, second = tmp_path / "camA", tmp_path / "camB"
+    for number in range(6):
+        draw(first / "DCIM" / f"{number}.png", number)
+        draw(second / "DCIM" / f"{number}.png", number + 10)
+    index, _ = Index.create(tmp_path / "i", pool=first, encoder=f"clip:{clip_folder}")
+    with pytest.raises(KeyboardInterrupt):
+        index.add(second)
+    draw(second / "DCIM" / "6.png", 16)
+    assert index.add(second).added == 7
+    expected = [f"{root}DCIM/{n}.png" for root in ("", "camB/") for n in range(6 + bool(root))]
+    assert ids(index) == sorted(expected)
+
+    (first / "DCIM" / "0.png").rename(second / "moved.png")
+    os.utime(first / "DCIM" / "1.png", (0, 0))
+    block(second / "DCIM")
+    planned = index.sync(dry_run=True)
+    assert [(change.kind, change.before, change.id) for change in planned.changes] == [
+        ("move", "DCIM/0.png", "camB/moved.png")
+    ]
+    done = index.sync()
+    assert (done.added, done.moved, done.unchanged, done.deleted, done.missing) == (1, 1, 5, 0, 0)
+    assert ids(index) == sorted([*expected[1:], "camB/moved.png"])
+    assert index.search(image=second / "moved.png", k=1)[0].id == "camB/moved.png"
+    assert set(opened.values()) == {1}
+    assert index.verify().items == 13
+
+
+def test_folders_in_and_around_a_remembered_one_add_what_is_new_only(index, notes, tmp_path):
+    write(notes, "sub/new.txt")
+    assert (index.add(notes / "sub").added, index.add(notes / "sub" / "a.txt").added) == (1, 0)
+    write(tmp_path, "above.txt")
+    assert index.add(tmp_path).added == 1
+    assert ids(index) == [
+        "a.txt",
+        "b.txt",
+        "sub/a.txt",
+        "sub/b.txt",
+        "sub/new.txt",
+        f"{tmp_path.name}/above.txt",
+    ]
+    assert index.sync().unchanged == 6
+    assert [root.folder for root in index.roots] == [str(notes), str(tmp_path)]
+
+
+def test_ids_of_several_roots_never_meet(index, notes, tmp_path):
+    index.add(write(tmp_path / "x" / "more", "a.txt"))
+    index.add(write(tmp_path / "y" / "more", "a.txt"))
+    index.add(write(tmp_path / "z", "a.txt") / "a.txt")
+    index.add(write(tmp_path / "y" / "sub", "a.txt"))
+    index.sync()
+    write(notes, "more/a.txt")
+    assert index.sync().added == 1
+    given = ["./more/a.txt", "a-2.txt", "more-2/a.txt", "more/a.txt", "sub-2/a.txt"]
+    assert ids(index) == sorted(["a.txt", "b.txt", "sub/a.txt", "sub/b.txt", *given])
+    assert index.sync().unchanged == 9
+
+
+def test_what_lists_and_memory_brought_is_neither_deleted_nor_replaced(index, notes, tmp_path):
+    rows = [{"did": name, "modality": "text", "txt": "a list"} for name in ("1:1", "1:2")]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    index.add(tmp_path / "list.jsonl")
+    index.add_items([{"id": "mine.txt", "text": "from memory"}])
+    done = index.sync()
+    assert (done.unchanged, done.deleted, done.missing) == (4, 0, 0)
+    write(notes, "mine.txt")
+    done = index.sync()
+    assert [entry.file for entry in done.left_out] == ["mine.txt"]
+    assert index.search("from memory", k=1)[0].text == "from memory"
+
+
+@pytest.mark.parametrize("loss", ["no root", "an empty root", "most files", "a folder unreadable"])
+def test_what_cannot_be_seen_is_deleted_only_when_its_number_is_given(index, notes, tmp_path, block, loss):
+    count = {"most files": 3, "a folder unreadable": 2}.get(loss, 4)
+    if loss == "no root":
+        notes.rename(tmp_path / "elsewhere")
+    elif loss == "a folder unreadable":
+        (notes / "sub").rename(tmp_path / "elsewhere")
+        (notes / "sub").mkdir()
+        block(notes / "sub")
+    else:
+        for file in ["sub/a.txt", "sub/b.txt", "b.txt", "a.txt"][:count]:
+            (notes / file).unlink()
+    done = index.sync()
+    assert (done.deleted, done.missing, len(ids(index))) == (0, count, 4)
+    with pytest.raises(UsageError, match="more than the 1"):
+        index.sync(delete_missing=1)
+    assert index.sync(delete_missing=count).deleted == count
+    assert len(ids(index)) == 4 - count
+
+
+def test_a_file_that_cannot_be_read_keeps_its_item_and_one_that_is_gone_loses_it(index, notes):
+    (notes / "a.txt").write_bytes(b"\xff\x00\xff")
+    (notes / "b.txt").unlink()
+    done = index.sync()
+    assert ([Path(one.file).name for one in done.left_out], done.deleted) == (["a.txt"], 1)
+    assert ids(index) == ["a.txt", "sub/a.txt", "sub/b.txt"]
+
+
+@pytest.mark.parametrize("command", ["add", "sync"])
+def test_a_folder_that_was_moved_is_recognised(index, notes, tmp_path, monkeypatch, command):
+    place = notes.rename(tmp_path / "there")
+    monkeypatch.setattr(source, "encode_shard", None)
+    assert main(["index", command, str(index.folder), str(place)]) == 0
+    assert [root.folder for root in index.roots] == [str(place)]
+    assert len(ids(index)) == index.sync().unchanged == 4
+
+
+def test_another_folder_with_the_same_names_is_not_the_one_that_is_gone(index, notes, tmp_path):
+    notes.rename(tmp_path / "away")
+    index.add(write(tmp_path / "other", "a.txt", "b.txt", "sub/a.txt", "sub/b.txt"))
+    assert len(ids(index)) == 8
+    with pytest.raises(UsageError, match="no folder that"):
+        index.sync(write(tmp_path / "third", "c.txt"))
