@@ -12,9 +12,10 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
-from genius_search.index import build
+from genius_search.index import build, source
 from genius_search.index.index import Index
 from genius_search.index.pool import open_pool
+from genius_search.training.features import encode_shard
 
 WORDS = [
     "a red anchor",
@@ -91,9 +92,16 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
         patch.setattr(build, "fit_codebooks", stop)
         with pytest.raises(Stop):
             Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
-    monkeypatch.setattr("genius_search.index.source.encode_shard", stop)
+    again = []
+
+    def encode(rows, encoder, **options):
+        again.extend(row.image.name for row in rows)
+        return encode_shard(rows, encoder, **options)
+
+    monkeypatch.setattr(source, "encode_shard", encode)
     index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
     assert added.added == len(index.search("red", k=50)) == 18
+    assert again == ["broken.png"]
     assert not (tmp_path / "i" / ".work").exists()
 
 
@@ -149,7 +157,7 @@ def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_fold
             "green ground a", k=5, config=dataclasses.replace(index.settings, density_weight=0.0)
         )
         assert "note 3.txt" in [hit.id for hit in hits[:3]]
-    assert sorted(path.name for path in (tmp_path / "i").glob("model*")) == ["model-4"]
+    assert sorted(path.name for path in (tmp_path / "i").glob("model*")) == ["model-5"]
     assert reader.add(tmp_path / "more").unchanged == 20
 
 
