@@ -17,8 +17,8 @@ import numpy as np
 import PIL.Image
 from jaxtyping import Shaped
 
-from genius_search.data.features import LeftOut
 from genius_search.data.captions import Problem
+from genius_search.data.features import LeftOut
 from genius_search.data.folder import is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
