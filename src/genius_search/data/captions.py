@@ -166,13 +166,19 @@ def read_lists(
     """Return the captions of pictures in the lists among some files, and the lists."""
     known = {key(path): path for path in pictures}
     captions: dict[Path, Caption] = {}
-    lists: set[Path] = set()
-    for path in files:
-        if not is_list(path):
-            continue
-        lists.add(path)
+    lists = set(filter(is_list, files))
+    for path in sorted(lists):
         try:
-            if (rows := _open_list(path, problems)) is None:
+            require_file(path)
+            rows: Rows | None
+            match path.suffix.lower():
+                case ".jsonl":
+                    rows = read_json_lines(path, dict, problems.append)
+                case ".parquet":
+                    rows = _parquet_rows(path)
+                case _:
+                    rows = _csv_rows(path)
+            if rows is None:
                 lists.remove(path)
             else:
                 _read_list(path, rows, known, captions, problems)
@@ -183,29 +189,26 @@ def read_lists(
     return captions, lists
 
 
-def _open_list(path: Path, problems: list[Problem]) -> Rows | None:
-    """Return the numbered rows of a list; None for a text file that is none."""
-    require_file(path)
-    match path.suffix.lower():
-        case ".jsonl":
-            return read_json_lines(path, dict, problems.append)
-        case ".parquet":
-            return _parquet_rows(path)
-    text = decode_text(path)
-    first = text.partition("\n")[0]
-    headers = {mark: next(csv.reader([first], delimiter=mark), []) for mark in ",;\t|"}
-    for mark, columns in headers.items():
-        if {*columns} & {*FILE_KEYS}:
-            return _csv_rows(text, mark)
+def _csv_rows(path: Path) -> Rows | None:
+    """Return the rows of a table, whatever is between its columns; None for a text file that is none."""
+    file = io.StringIO(decode_text(path), newline="")
+    header = file.readline()
+    names = {
+        mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t|"
+    }
+    mark = next((mark for mark, columns in names.items() if {*columns} & {*FILE_KEYS}), None)
+    if mark is not None:
+        return _cells(csv.DictReader(file, names[mark], restkey="", delimiter=mark), mark)
     if path.suffix.lower() == ".txt":
         return None
-    raise BadImage(path, _wanted(max(headers.values(), key=len)))
+    raise BadImage(path, _wanted(max(names.values(), key=len)))
 
 
-def _csv_rows(text: str, delimiter: str) -> Rows:
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+def _cells(reader: csv.DictReader[str], mark: str) -> Rows:
     for row in reader:
-        yield reader.line_num, {column: cell for column, cell in row.items() if column and cell}
+        if rest := row.pop("", None):  # a text with commas and without quotes
+            row[[*row][-1]] += mark + mark.join(rest)
+        yield reader.line_num + 1, {column: cell for column, cell in row.items() if cell}
 
 
 def _parquet_rows(path: Path) -> Rows:

@@ -221,6 +221,15 @@ def cut_texts(texts: Sequence[str], *, max_tokens: int) -> list[str]:
     return [text if len(text) <= most else text.lstrip()[:most] for text in texts]
 
 
+def is_cut(encoder: Encoder, text: str) -> bool:
+    """Return whether an encoder reads only the beginning of a text; False for one that does not tell.
+
+    It tells by ``max_tokens`` and ``num_tokens(text)``, which may stop counting behind ``max_tokens``.
+    """
+    most = getattr(encoder, "max_tokens", len(text))
+    return len(text) > most and encoder.num_tokens(*cut_texts([text], max_tokens=most)) > most  # type: ignore[attr-defined]
+
+
 def refuse_images(images: Sequence[ImageInput]) -> None:
     """Raise :class:`UsageError` if there is an image, for encoders of texts only."""
     if images:

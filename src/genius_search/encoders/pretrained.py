@@ -131,6 +131,7 @@ class ClipEncoder(BatchEncoder):
         tokenizer = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
         self._tokenizer = tokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         config = self._model.config
+        self.max_tokens = int(config.text_config.max_position_embeddings)
         self.dim = int(config.projection_dim if self._type == "clip" else config.text_config.projection_size)
 
     @cached_property
@@ -144,9 +145,13 @@ class ClipEncoder(BatchEncoder):
         features: Tensor = self._model.get_image_features(pixel_values=pixels).pooler_output
         return features
 
+    def num_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text, at most one more than ``max_tokens``."""
+        return len(self._tokenizer(text, truncation=True, max_length=self.max_tokens + 1)["input_ids"])
+
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
         """Return the features of a batch of texts, cut at the model's maximum length."""
-        most = self._model.config.text_config.max_position_embeddings
+        most = self.max_tokens
         if self._type == "siglip":  # trained on lower case, which the tokenizers of SigLIP 2 do not make
             texts = [text.lower() for text in texts]
         tokens = self._tokenizer(
@@ -203,13 +208,18 @@ class SentenceEncoder:
         self.dim = cast("int", self._model.get_embedding_dimension())
         limit = self._model.max_seq_length or DEFAULT_TOKENS
         positions = getattr(self._model[0].config, "max_position_embeddings", limit)
-        self._max_tokens = self._model.max_seq_length = min(limit, positions)
+        self.max_tokens = self._model.max_seq_length = min(limit, positions)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and weights, also of the parts in folders inside."""
         inside = sorted(folder for folder in self._folder.iterdir() if folder.is_dir())
         return fingerprint_of([contents_fingerprint(folder) for folder in (self._folder, *inside)])
+
+    def num_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text, at most one more than ``max_tokens``."""
+        tokens = self._model.tokenizer(text, truncation=True, max_length=self.max_tokens + 1)
+        return len(tokens["input_ids"])
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
         """Raise :class:`UsageError` for any image."""
@@ -222,7 +232,7 @@ class SentenceEncoder:
         for role, encode in (("query", self._model.encode_query), ("candidate", self._model.encode_document)):
             rows = [row for row, text in enumerate(texts) if text.key.role == role]
             if rows:
-                some = cut_texts([texts[row].text for row in rows], max_tokens=self._max_tokens)
+                some = cut_texts([texts[row].text for row in rows], max_tokens=self.max_tokens)
                 # Named, since encode_document takes an empty prompt for "document" before one for "passage".
                 prompt = next(filter(None, map(self._model.prompts.get, _PROMPTS[role])), "")
                 found = encode(some, prompt=prompt, convert_to_tensor=True, show_progress_bar=False)

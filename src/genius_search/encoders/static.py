@@ -88,11 +88,17 @@ class StaticEncoder:
         except Exception as error:  # noqa: BLE001  tokenizers raises nothing more specific
             raise ArtifactMismatch(f"{self.spec} cannot be opened as static embeddings: {error}") from None
         self.dim = int(self._model.dim)
+        self.max_tokens = _MAX_TOKENS
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of weights, tokenizer and settings."""
         return fingerprint_of([file_fingerprint(file) for file in self._files])
+
+    def num_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text, also of those that are not read."""
+        tokens = self._model.tokenizer.encode(text, add_special_tokens=False)
+        return sum(len(part.ids) for part in (tokens, *tokens.overflowing))
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors of texts, cut at the maximum length."""

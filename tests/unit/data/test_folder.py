@@ -204,6 +204,14 @@ def test_all_captions_of_a_list_count(tmp_path, name, text, encoding):
     assert scan.problems == ()
 
 
+def test_a_caption_with_commas_needs_no_quotes(tmp_path):
+    picture(tmp_path / "p.jpg")
+    (tmp_path / "captions.txt").write_text("image,caption\np.jpg,one,two\ngone.jpg,three\n")
+    scan = read_folder(tmp_path)
+    assert [one.text for one in scan.candidates] == ["one,two"]
+    assert [(one.file.name, one.line) for one in scan.problems] == [("captions.txt", 3)]
+
+
 def test_captions_txt_is_a_text_if_it_is_no_list(tmp_path):
     (tmp_path / "captions.txt").write_text("what captions are for")
     assert found_in(tmp_path) == ["captions.txt"]
