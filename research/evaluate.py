@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+import torch
 import tyro
 from torch.nn import functional as F
 
@@ -223,8 +224,8 @@ def evaluate_pools(
             seed=config.seed,
             progress=progress,
         )
-        raw = F.normalize(features.total(), dim=-1)
-        fused = model.embed(features) if isinstance(model, Genius) else raw
+        raw = F.normalize(torch.from_numpy(features.total()), dim=-1)
+        fused = torch.from_numpy(model.embed(features)) if isinstance(model, Genius) else raw
         queries.append((row, RowQueries(qids, raw, fused)))
     folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int, Int64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,8 +16,8 @@ from matplotlib.figure import Figure
 from genius_search.data.features import Features
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_pool
-from genius_search.nn.quantizer import Quantizer, load_quantizer
-from genius_search.nn.spread import NUM_EXTRA_COLUMNS
+from genius_search.nn.codebooks import Codebooks, StoredQuantizer
+from genius_search.nn.spread import NUM_EXTRA_COLUMNS, sum_codes
 from genius_search.records import Modality, candidate_number
 from research.evaluate import CANDIDATES
 from research.systems import System
@@ -97,7 +96,7 @@ def code_figures(model: Path, evaluation: Path, data: MBeir | None, *, title: st
     features = Features.open(folder / "features")
     columns = np.load(codes_files[0], mmap_mode="r")
     codes = columns[:, : columns.shape[1] - NUM_EXTRA_COLUMNS]
-    quantizer = load_quantizer(model / "quantizer")
+    quantizer = StoredQuantizer(model / "quantizer").codebooks
     drawings = [cloud_figure(quantizer, codes, features.modality, title=title)]
     if data is not None:
         first = 1 if quantizer.has_modality_level else 0
@@ -110,7 +109,7 @@ def code_figures(model: Path, evaluation: Path, data: MBeir | None, *, title: st
 
 
 def cloud_figure(
-    quantizer: Quantizer,
+    quantizer: Codebooks,
     codes: Int[np.ndarray, "items levels"],
     modality: Int[np.ndarray, " items"],
     *,
@@ -118,7 +117,7 @@ def cloud_figure(
 ) -> Drawing:
     """Draw the vectors of IDs on their two principal components, coloured by modality."""
     rows = np.linspace(0, len(codes) - 1, min(CLOUD_ITEMS, len(codes))).astype(np.int64)
-    vectors = quantizer.decode(torch.from_numpy(codes[rows].astype(np.int64))).numpy()
+    vectors = sum_codes(quantizer.tables(), codes[rows])
     # On the two directions of most variance, with the share of the variance that they hold.
     left, sizes, _ = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
     places, shares = left[:, :2] * sizes[:2], np.square(sizes) / max(np.square(sizes).sum(), 1e-12)

@@ -99,7 +99,7 @@ class PoolCandidates:
 
     def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
         """Return unit sums of the encoder's features."""
-        return F.normalize(self._features.gather(self._rows[places]).total(), dim=-1)
+        return F.normalize(torch.from_numpy(self._features.gather(self._rows[places]).total()), dim=-1)
 
     @property
     def _kept(self) -> ItemArrays:
@@ -188,7 +188,7 @@ def find(
             vectors_of,
             len(pool),
             k=depth,
-            device=model.quantizer.device,
+            device=torch.device(model.device),
         )
         for method, (queries_of, vectors_of) in _exact_methods(model, pool, settings).items()
         if method in methods
@@ -232,9 +232,7 @@ def _exact_methods(
 
     def code_vectors(rows: slice) -> Tensor:
         codes = pool.codes[rows]
-        levels = torch.from_numpy(codes.astype(np.int64)).T
-        tables = model.quantizer.tables()
-        vectors = sum((table[level] for table, level in zip(tables, levels, strict=False)), torch.zeros(()))
+        vectors = torch.from_numpy(model.ranker.vectors(codes))
         return append_bias(vectors, model.ranker.costs(codes, density_cost=density_cost))
 
     return {

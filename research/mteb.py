@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import FeatureBatch
@@ -29,6 +28,7 @@ from genius_search.index.build import encode_batch
 from genius_search.index.query import features_of
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
+from genius_search.nn.spread import normalize
 from genius_search.records import Modality, format_text, instructed
 from research.methods import PoolCandidates, RowQueries, find
 from research.runs import strictly_decreasing
@@ -245,8 +245,8 @@ class MtebModel:
             if not contents:
                 continue
             features = self._features([(one.image, self._text(one, prompt)) for one in contents])
-            raw, fused = F.normalize(features.total(), dim=-1), self.model.embed(features)
-            asked = RowQueries([one.id for one in contents], raw, fused)
+            vectors = normalize(features.total()), self.model.embed(features)
+            asked = RowQueries([one.id for one in contents], *map(torch.from_numpy, vectors))
             ((ranked,),) = find(self.model, [asked], self._pool, [self.method], self._config, depth=top_k)
             for qid, hits in zip(asked.qids, ranked.hits, strict=True):
                 # Strictly decreasing, so that sorting by score keeps the order.
@@ -263,10 +263,10 @@ class MtebModel:
         return instructed(query.instruction or prompt or own, query.text)
 
     def _features(self, contents: Sequence[tuple[Image.Image | None, str]]) -> FeatureBatch:
-        image, text = map(torch.from_numpy, features_of(self.model.encoder, contents))
+        image, text = features_of(self.model.encoder, contents)
         return FeatureBatch(
             image,
             text,
-            torch.tensor([image is not None for image, _ in contents]),
-            torch.tensor([bool(text) for _, text in contents]),
+            np.array([image is not None for image, _ in contents]),
+            np.array([bool(text) for _, text in contents]),
         )

@@ -12,18 +12,17 @@ from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import tyro
-from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import Count, Natural, checked
 from genius_search.data.mbeir import MBeir
-from genius_search.encoders.base import Encoder
+from genius_search.encoders.base import Encoder, absolute_spec
 from genius_search.errors import UsageError
 from genius_search.model import Genius
+from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.training.features import embed_pool
-from genius_search.training.fit import absolute_spec
 from research.baselines.faiss_index import (
     NORM_BYTES,
     FaissIndex,
@@ -128,7 +127,7 @@ def evaluate_dense(
             code_bytes=dense.code_bytes,
         )
         if factory not in trained:
-            vectors = [F.normalize(batch.total(), dim=-1).numpy() for _, batch in training.batches(BATCH)]
+            vectors = [normalize(batch.total()) for _, batch in training.batches(BATCH)]
             trained[factory] = train_index(factory, np.concatenate(vectors), seed=dense.seed)
         index = FaissIndex(trained[factory], pool.raw(slice(None)).numpy())
         for of_row in queries:

@@ -31,13 +31,13 @@ from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.nn.generator import Generator
-from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.records import candidate_number, query_number
 from genius_search.search.beam import search as beam_search
 from genius_search.search.rank import Evidence, Ranking, rank_items
 from genius_search.search.table import IdTable, SearchSegment
+from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.features import TrainingRecords, embed_pool, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
@@ -186,9 +186,9 @@ def pool_items(
 
 def _read_items(model: Genius, features: Features, files: list[Path], *, with_codes: bool) -> Candidates:
     texts = {candidate_number(candidate.did): candidate.text for candidate in read_pool(files)}
-    codes = encode(model.quantizer, features).codes.short().numpy() if with_codes else None
+    codes = encode_features(model.codebooks, features).codes.astype(np.int16) if with_codes else None
     return Candidates(
-        fuse(model.quantizer, features).float(),
+        torch.from_numpy(fuse_features(model.codebooks, features)).float(),
         np.zeros((len(features), 0), dtype=np.int16) if codes is None else codes,
         features.ids,
         [texts[number] for number in features.ids.tolist()],
@@ -226,11 +226,11 @@ def _assign_ids(
     if config.indexing == "yes":
         pool = pool_items(data, model, split, evaluation, with_codes=with_codes, progress=progress)
     everything = join(trained, pool)
-    queries = fuse(model.quantizer, features.queries)
+    queries = torch.from_numpy(fuse_features(model.codebooks, features.queries))
     progress.say(f"giving {config.kind} IDs to {len(everything.embeddings):,} items")
     scheme: IdScheme
     if config.kind == "genius":
-        scheme = ResidualIds(model.quantizer)
+        scheme = ResidualIds(model.codebooks)
     else:
         kind = SCHEMES[config.kind]
         training_set = TrainingSet(

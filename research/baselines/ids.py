@@ -22,8 +22,10 @@ from torch.nn import functional as F
 
 from genius_search.data.features import Pairs, look_up
 from genius_search.errors import BadData, UsageError
+from genius_search.nn import kmeans
+from genius_search.nn.codebooks import Codebooks, as_floats
 from genius_search.nn.losses import contrastive_loss
-from genius_search.nn.quantizer import Codebook, Quantizer, assign, kmeans
+from genius_search.nn.quantizer import Codebook
 from genius_search.progress import Progress
 from genius_search.recipe import TrainingConfig
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
@@ -92,7 +94,7 @@ class ResidualIds:
 
     shares_codes = False
 
-    def __init__(self, quantizer: Quantizer) -> None:
+    def __init__(self, quantizer: Codebooks) -> None:
         self._quantizer = quantizer
         self.sizes = quantizer.sizes
 
@@ -102,7 +104,7 @@ class ResidualIds:
 
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
         """Return the codebooks."""
-        return self._quantizer.tables()
+        return [torch.from_numpy(table) for table in self._quantizer.tables()]
 
 
 def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np.ndarray, "items levels"]:
@@ -348,7 +350,7 @@ class ClusterTree:
         paths: list[TreePath] = [()] * len(items)
         queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
         for node, rows in queue:
-            chosen = assign(items[rows], self.entries[node])
+            chosen = _assign(items[rows], self.entries[node])
             for code in chosen.unique().tolist():
                 following, own = (*node, code), rows[chosen == code]
                 if following in self.entries:
@@ -359,10 +361,20 @@ class ClusterTree:
         return paths
 
 
+def _kmeans(items: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    random = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
+    found = kmeans.kmeans(as_floats(items), size, iterations=KMEANS_ITERATIONS, random=random)
+    return torch.from_numpy(found.centroids).to(items.device)
+
+
+def _assign(items: Tensor, centroids: Tensor) -> Tensor:
+    return torch.from_numpy(kmeans.assign(as_floats(items), as_floats(centroids))).to(items.device)
+
+
 def _divide(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return the cluster of each item, and the centroids of the clusters that have any."""
-    centroids, _ = kmeans(items, branches, iterations=KMEANS_ITERATIONS, generator=generator)
-    used, chosen = assign(items, centroids).unique(return_inverse=True)
+    centroids = _kmeans(items, branches, generator)
+    used, chosen = _assign(items, centroids).unique(return_inverse=True)
     if len(used) > 1:
         return chosen, centroids[used]
     dealt = torch.arange(len(items)) // -(-len(items) // branches)
@@ -469,8 +481,8 @@ class RetrievalTokenizer(nn.Module):
         residual = self(embeddings)
         for book in self._books():
             size = len(book.embed)
-            centroids, _ = kmeans(residual, size, iterations=KMEANS_ITERATIONS, generator=generator)
-            chosen = assign(residual, centroids)
+            centroids = _kmeans(residual, size, generator)
+            chosen = _assign(residual, centroids)
             book.start(centroids, torch.bincount(chosen, minlength=size).float())
             residual = residual - centroids[chosen]
 
@@ -483,7 +495,7 @@ class RetrievalTokenizer(nn.Module):
         distances: list[Tensor] = []
         for book in self._books():
             residuals.append(residual.detach())
-            chosen = assign(residual.detach(), book.embed)
+            chosen = _assign(residual.detach(), book.embed)
             distances.append(F.mse_loss(residual, book.embed[chosen]))
             residual = residual - book.embed[chosen]
             codes.append(chosen)
@@ -562,7 +574,7 @@ class Irgen:
             loss, prefixes = tokenizer.loss(
                 data.queries[torch.from_numpy(batch.query_rows)].float(),
                 embeddings[torch.from_numpy(batch.candidate_rows)].float(),
-                batch.false_negatives,
+                torch.from_numpy(batch.false_negatives),
             )
             tokenizer.update_codebooks(prefixes, generator=step.generator)
             return StepResult(loss, {"commitment": prefixes.commitment.detach()})

@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float32, Int64
 from genius_search.config import SearchConfig, usual_search
 from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
-from genius_search.nn.fusion import SumFusion
-from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.codebooks import Codebooks
 from genius_search.progress import Progress
 from genius_search.search.decoder import Decoder, GeometricDecoder
 from genius_search.search.kernel import CompiledSearch, find, quick_search
@@ -45,44 +44,35 @@ MOST_BITS: Final = max(BITS)
 class Codes(NamedTuple):
     """Code vectors, and the items of a pool written in them."""
 
-    quantizer: Quantizer
+    quantizer: Codebooks
     arrays: ItemArrays
 
 
-def fit(given: Given, folder: Path, *, levels: int = LEVELS, progress: Progress) -> Quantizer:
+def fit(given: Given, folder: Path, *, levels: int = LEVELS, progress: Progress) -> Codebooks:
     """Return codebooks fitted to a pool without training, as `genius index create` does."""
     count = len(given.items)
     rows = np.sort(np.random.default_rng(0).permutation(count)[:MAX_SAMPLE])
     sample, modality = given.items[rows], given.modality[rows]
-    quantizer: Quantizer = fit_codebooks(
-        torch.from_numpy(sample),
+    return fit_codebooks(
+        sample,
         modality,
         folder,
         items=count,
         inputs={"vectors": hashlib.sha256(sample.tobytes()).hexdigest()},
         levels=levels,
         progress=progress,
-    ).quantizer
-    return quantizer
+    ).codebooks
 
 
-def of_model(model: Genius) -> Quantizer:
-    """Return a trained model's codebooks, for embeddings that are fused already."""
-    quantizer: Quantizer = copy.deepcopy(model.quantizer)
-    quantizer.fusion = SumFusion()
-    return quantizer
-
-
-def encode(quantizer: Quantizer, given: Given) -> Codes:
+def encode(quantizer: Codebooks, given: Given) -> Codes:
     """Return the IDs of items, with their embeddings and densities."""
     batches = []
     for start in range(0, len(given.items), CHUNK):
-        own = torch.from_numpy(given.items[start : start + CHUNK])
-        kinds = torch.from_numpy(given.modality[start : start + CHUNK].astype(np.int64))
-        found = quantizer.encode_items(torch.zeros_like(own), own, kinds)
+        own = given.items[start : start + CHUNK]
+        found = quantizer.encode_items(own, given.modality[start : start + CHUNK])
         densities = quantizer.norm_and_density.item_density(found.embeddings, found.codes)
         batches.append(
-            (found.columns.numpy(), found.code_cosine.half().numpy(), own.half().numpy(), densities.numpy())
+            (found.columns, found.code_cosine.astype(np.float16), own.astype(np.float16), densities)
         )
     return Codes(quantizer, ItemArrays(*map(np.concatenate, zip(*batches, strict=True))))
 
@@ -93,7 +83,9 @@ class Ours:
     def __init__(self, codes: Codes, vectors: Float32[np.ndarray, "items dim"] | None = None) -> None:
         self.ranker = CodeRanker(codes.quantizer.tables(), codes.quantizer.spread)
         self.quick = quick_search(self.ranker)
-        self.router = GeometricDecoder(list(codes.quantizer.tables()), self.ranker.spread)
+        self.router = GeometricDecoder(
+            [torch.from_numpy(table) for table in codes.quantizer.tables()], self.ranker.spread
+        )
         self.table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
         self.segments = [SearchSegment(self.table)]
         self.stored = {bits: self.store(vectors, bits) for bits in BITS if vectors is not None}

@@ -9,14 +9,13 @@ from typing import Final, NamedTuple
 import faiss
 import numpy as np
 from jaxtyping import Float32, Int8, Int64
-from torch.nn import functional as F
 
 from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
-from genius_search.nn.codebooks import normalize
+from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
 from genius_search.training.features import embed_pool, embed_queries
@@ -160,8 +159,7 @@ def _read_mbeir(
     encoder = PrecomputedEncoder(data.root / "features") if model is None else model.encoder
 
     def embed(features: FeatureBatch) -> np.ndarray:
-        vectors = F.normalize(features.total(), dim=-1) if model is None else model.embed(features)
-        return np.ascontiguousarray(vectors.numpy())
+        return normalize(features.total()) if model is None else model.embed(features)
 
     rows = data.rows(settings.split)
     pool = embed_pool(data, data.global_pool(settings.split), encoder, folder / "features", progress=progress)

@@ -20,7 +20,7 @@ from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.writing import write_file, write_json
-from research.bench.coded import Codes, Ours, encode, fit, of_model
+from research.bench.coded import Codes, Ours, encode, fit
 from research.bench.given import (
     Found,
     Given,
@@ -150,7 +150,7 @@ def _measure_pool(bench: _Bench, given: Given) -> None:
 def _encode(bench: _Bench, given: Given) -> Codes:
     """Return a pool's codes: of the model's codebooks if there is one and nothing is invented."""
     if bench.model is not None and len(given.items) == given.real:
-        return encode(of_model(bench.model), given)
+        return encode(bench.model.codebooks, given)
     with tempfile.TemporaryDirectory(dir=bench.folder) as place:
         return encode(fit(given, Path(place) / "codebooks", progress=bench.progress), given)
 

@@ -28,7 +28,7 @@ from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import FusionConfig, checked, to_json
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates
-from genius_search.encoders.base import Encoder, load_encoder
+from genius_search.encoders.base import Encoder, absolute_spec, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
@@ -36,12 +36,13 @@ from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
-from genius_search.nn.quantizer import Quantizer, write_quantizer
+from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.records import Candidate, Modality
+from genius_search.training.codebooks import write_quantizer
 from genius_search.training.features import candidate_row, embed
-from genius_search.training.fit import absolute_spec, known_instructions
+from genius_search.training.fit import known_instructions
 from genius_search.training.quantizer import settle
 from genius_search.writing import ArtifactWriter, new_folder
 from research.command import run
@@ -71,8 +72,6 @@ SHARED: Final = "id_generator.shared.weight"
 TIED: Final = tuple(
     f"id_generator.{part}.weight" for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 )
-MEASURED: Final = ("level0_modality", "usage", "spreads", "residual_weights", "constant")
-"""Tensors of ours that no file has: they are measured on candidates."""
 BOOK: Final = ("initted", "cluster_size", "embed_avg", "embed")
 GENERATOR_NAMES: Final = {
     "embedding.": "id_generator.shared.",
@@ -100,7 +99,6 @@ class Parts(Generic[Config]):
     config: Config
     """The authors' settings, with the sizes of the file."""
     state: dict[str, Tensor]
-    """All tensors but those of :data:`MEASURED`."""
     sizes: tuple[int, ...] = ()
     """Codes of each level, for the generator."""
 
@@ -191,7 +189,7 @@ def _quantizer_tensors(
     with torch.device("meta"):
         ours = Quantizer(dim, config).state_dict()
     names, shapes = {}, {}
-    for name in (name for name in ours if name not in MEASURED):
+    for name in ours:
         names[name] = re.sub(r"^codebooks\.(\d+)", r"residual_rq.layers.\1._codebook", name).replace(
             "fusion.", "encoder.", 1
         )
@@ -318,12 +316,8 @@ def import_genius(
         with torch.device("meta"):
             network = Quantizer(quantizer_part.dim, quantizer_part.config)
             decoder = Generator(generator_part.dim, generator_part.sizes, generator_part.config)
-        fresh = Quantizer(quantizer_part.dim, quantizer_part.config).state_dict()
-        measured = {name: fresh[name] for name in MEASURED}
-        measured["level0_modality"].fill_(-1)
-        network.load_state_dict({**quantizer_part.state, **measured}, strict=True, assign=True)
-        network.to(device)
-        health = None if sample is None else settle(network, sample)
+        network.load_state_dict(quantizer_part.state, strict=True, assign=True)
+        codebooks, health = (network.in_numpy(), None) if sample is None else settle(network, sample)
         for line in _describe_level0(health, sample):
             progress.say(line)
         inputs = {
@@ -332,7 +326,7 @@ def import_genius(
         }
         config = to_json(quantizer_part.config)
         writer = ArtifactWriter(work / QUANTIZER, kind=QUANTIZER, config=config, inputs=inputs)
-        ours = write_quantizer(writer, network, health)
+        ours = write_quantizer(writer, codebooks, health)
         decoder.load_state_dict(generator_part.state, strict=True, assign=True)
         inputs = {"published": sources[GENERATOR], "quantizer": ours.manifest.fingerprint}
         config = to_json(generator_part.config)

@@ -91,6 +91,15 @@ class CodebookConfig:
     fusion: FusionConfig = FusionConfig()
     """The fusion network."""
 
+    # Deviation 30: the paper greedily takes the nearest code vector at each level.
+    encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
+    """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
+    one level can leave a smaller residual for the next. Training is always greedy."""
+
+    norm_weight: Share = 1.0
+    """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes: 1 ranks by
+    distance, 0 by inner product. It is stored with the IDs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
@@ -22,6 +21,7 @@ from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.model import Genius
+from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import task_name
 from genius_search.training.features import embed_queries
@@ -267,9 +267,9 @@ def _encode(
         qids, features = embed_queries(
             data, index.model.encoder, row, Path(folder), max_queries=max_queries, progress=progress
         )
-    fused = index.model.embed(features).numpy().astype(np.float32)
+    fused = index.model.embed(features)
     is_raw = index.snapshot.manifest.embeddings == "raw"
-    evidence = F.normalize(features.total(), dim=-1).numpy().astype(np.float32) if is_raw else fused
+    evidence = normalize(features.total()) if is_raw else fused
     return qids, [EncodedQuery(0, DEPTH, *vectors) for vectors in zip(fused, evidence, strict=True)]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float32, Integer
 from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import (
@@ -25,7 +25,7 @@ from genius_search.artifact import (
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_array, normalize
+from genius_search.nn.codebooks import EncodedItems, StoredQuantizer
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.packed import read_packed
 from genius_search.records import Modality
@@ -35,11 +35,8 @@ from genius_search.search.rank import CodeRanker
 # Opening a model and searching with it need no PyTorch, no hub and nothing that writes.
 # ruff: noqa: PLC0415
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from genius_search.data.features import FeatureBatch
     from genius_search.nn.generator import Generator, TrainedGenerator
-    from genius_search.nn.quantizer import EncodedItems, Quantizer
     from genius_search.search.decoder import Decoder, GeometricDecoder
     from genius_search.search.kernel import CompiledSearch
 
@@ -155,7 +152,7 @@ class Genius:
         self.folder = folder
         self.encoder = encoder
         self.device = device
-        self._quantizer = quantizer
+        self.codebooks = quantizer.codebooks
         self.quantizer_manifest = quantizer.manifest
         self.generator_manifest = generator
         self._packed_generator = None if generator is None else read_packed(generator)
@@ -187,7 +184,7 @@ class Genius:
             usable(device)
         file = read_model_file(folder)
         encoder = load_encoder(file.encoder.spec_in(folder), download=download, device=device)
-        quantizer = StoredQuantizer(folder / "quantizer", device=device)
+        quantizer = StoredQuantizer(folder / "quantizer")
         generator = None
         if file.generator is not None:
             generator = open_artifact(folder / "generator", kind=GENERATOR)
@@ -296,16 +293,6 @@ class Genius:
         sizes = " × ".join(map(str, self.codebooks.sizes))
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
 
-    @cached_property
-    def quantizer(self) -> Quantizer:
-        """The quantizer in PyTorch, which encodes items."""
-        return self._quantizer.quantizer
-
-    @cached_property
-    def codebooks(self) -> Codebooks:
-        """The quantizer in NumPy."""
-        return self._quantizer.codebooks
-
     @property
     def num_levels(self) -> int:
         """Codes in an ID."""
@@ -349,9 +336,12 @@ class Genius:
     @cached_property
     def router(self) -> GeometricDecoder:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
+        import torch
+
         from genius_search.search.decoder import GeometricDecoder
 
-        return GeometricDecoder(self.quantizer.tables(), self.ranker.spread)
+        tables = [torch.from_numpy(table).to(self.device) for table in self.codebooks.tables()]
+        return GeometricDecoder(tables, self.ranker.spread)
 
     def uses_generator(self, config: SearchConfig) -> bool:
         """Return whether a search with these settings asks the generator."""
@@ -379,34 +369,21 @@ class Genius:
     def _fast_router(self) -> CompiledSearch | None:
         return quick_search(self.ranker)
 
-    def embed(self, features: FeatureBatch) -> Float[Tensor, "items dim"]:
-        """Return fused unit embeddings, on the CPU."""
-        import torch
-
-        device = self.quantizer.device
-        with torch.no_grad():
-            fused: Tensor = self.quantizer.fusion(features.image.to(device), features.text.to(device))
-        return fused.cpu()
-
     @cached_property
     def fuse(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """A function from the features of a few images and of texts, 0 where absent, to unit embeddings.
+        """A function from the features of images and of texts, 0 where absent, to unit embeddings.
 
-        Features and embeddings are of shape (items, dim).
+        Features and embeddings are 32-bit floats of shape (items, dim).
         """
-        if self.codebooks.config.fusion.kind == "sum":
-            return lambda image, text: normalize(normalize(image) + normalize(text))
-        from genius_search.nn.fusion import fuse_arrays
+        return self.codebooks.fuse
 
-        stored = self._quantizer if isinstance(self._quantizer, StoredQuantizer) else self.quantizer
-        return partial(fuse_arrays, stored.fusion)
+    def embed(self, features: FeatureBatch) -> Float32[np.ndarray, "items dim"]:
+        """Return fused unit embeddings."""
+        return self.fuse(features.image, features.text)
 
-    def encode(self, features: FeatureBatch, modalities: Int[np.ndarray, " items"]) -> EncodedItems:
+    def encode(self, features: FeatureBatch, modalities: Integer[np.ndarray, " items"]) -> EncodedItems:
         """Return the embeddings and IDs of items."""
-        import torch
-
-        codes = torch.from_numpy(modalities.astype(np.int64))
-        return self.quantizer.encode_items(features.image, features.text, codes)
+        return self.codebooks.encode_items(self.embed(features), modalities)
 
     @property
     def level0_is_exact(self) -> bool:
@@ -426,7 +403,7 @@ class Genius:
                 "this model has no modality level, so a modality cannot be forced; describe it in the "
                 "instruction instead"
             )
-        known = as_array(self.codebooks.level0_modality).tolist()
+        known = self.codebooks.level0_modality.tolist()
         codes = frozenset(code for code, holder in enumerate(known) if holder == modality.code)
         if not codes:
             raise UsageError(

@@ -99,15 +99,6 @@ class QuantizerConfig(CodebookConfig):
     codebook_start: Natural = 0
     """Number of contrastive steps before k-means initialises the codebooks."""
 
-    # Deviation 30: the paper greedily takes the nearest code vector at each level.
-    encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
-    """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
-    one level can leave a smaller residual for the next. Training is always greedy."""
-
-    norm_weight: Share = 1.0
-    """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes: 1 ranks by
-    distance, 0 by inner product. It is stored with the IDs."""
-
     gradient: Literal["once", "per-level"] = "once"
     """Straight-through gradient: once for the sum of the levels, or once per level (as in the authors'
     library, which multiplies the gradient by the number of levels)."""

@@ -24,13 +24,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
-from genius_search.data.features import FeatureBatch
 from genius_search.model import Genius
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.spread import sum_codes
 from genius_search.progress import Silent
 from genius_search.search.beam import search
 from genius_search.search.table import IdTable, SearchSegment
+from research.published.checkpoint import open_checkpoint
 from research.published.models import (
     GENERATOR_FILE,
     INSIDE,
@@ -38,6 +39,7 @@ from research.published.models import (
     SHARED,
     TIED,
     import_genius,
+    quantizer_parts,
 )
 
 WIDTHS = (1, 10, 50)
@@ -143,8 +145,8 @@ def configuration() -> Any:
     return OmegaConf.create(plain)
 
 
-def imported(reference: Reference, folder: Path) -> Genius:
-    """The reference's weights as a model, by way of the published files and the importer."""
+def imported(reference: Reference, folder: Path) -> tuple[Genius, Quantizer]:
+    """The reference's weights as a model, by way of the published files and the importer; and in training."""
     features = folder / "features"
     features.mkdir()
     np.save(features / "image_features.npy", reference.golden["img"])
@@ -152,9 +154,12 @@ def imported(reference: Reference, folder: Path) -> Genius:
     files = write_published(reference, folder)
     model = folder / "model"
     import_genius(*files, f"precomputed:{features}", model, progress=Silent())
+    part = quantizer_parts(open_checkpoint(files[0]))
+    quantizer = Quantizer(part.dim, part.config).eval()
+    quantizer.load_state_dict(part.state)
     for file in files:
         file.unlink()
-    return Genius.open(model)
+    return Genius.open(model), quantizer
 
 
 class Measured(NamedTuple):
@@ -167,18 +172,18 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def measure(reference: Reference, model: Genius) -> Measured:
+def measure(reference: Reference, model: Genius, quantizer: Quantizer) -> Measured:
     """Compute every array of the reference with our model."""
-    quantizer, generator = model.quantizer, model.generator
+    codebooks, generator = model.codebooks, model.generator
     ours: dict[str, Tensor] = {}
     image = reference.numbers("img") * reference.numbers("img_mask")
     text = reference.numbers("txt") * reference.numbers("txt_mask")
-    ours["z"] = quantizer.fusion(image, text)
-    ours["code"] = quantizer.quantize(reference.numbers("z")).codes
-    ours["quant"] = F.normalize(quantizer.decode(reference.numbers("code")), dim=-1)
-    present = (reference.golden[name][:, 0] > 0 for name in ("img_mask", "txt_mask"))
-    batch = FeatureBatch(image, text, *map(torch.from_numpy, present))
-    ours["rerank"] = F.normalize(batch.total(), dim=-1)
+    ours["z"] = torch.from_numpy(codebooks.fuse(image.numpy(), text.numpy()))
+    embeddings = reference.numbers("z").numpy()
+    ours["code"] = torch.from_numpy(codebooks.assign_ids(embeddings, np.zeros(len(embeddings), np.int8)))
+    vectors = sum_codes(codebooks.tables(), reference.numbers("code").numpy())
+    ours["quant"] = F.normalize(torch.from_numpy(vectors), dim=-1)
+    ours["rerank"] = F.normalize(image + text, dim=-1)
     hidden = generator(reference.numbers("z"), reference.numbers("target"))
     ours["logits"] = generator.row_logits(hidden.flatten(0, 1), slice(None)).unflatten(0, hidden.shape[:2])
     ours |= _training(reference, quantizer)
@@ -237,7 +242,7 @@ def main() -> int:
     """Print the table."""
     reference = Reference.chosen()
     with TemporaryDirectory() as folder:
-        measured = measure(reference, imported(reference, Path(folder)))
+        measured = measure(reference, *imported(reference, Path(folder)))
     for name, difference in sorted(measured.largest.items()):
         whole = name.startswith("beam") or name.endswith("code")
         text = f"{difference:.0f} differ" if whole else f"{difference:.1e}"

@@ -26,4 +26,4 @@ def reference():
 def measured(reference, tmp_path_factory):
     """Every array of the reference, computed by the imported model."""
     with compare.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
-        return compare.measure(reference, compare.imported(reference, Path(folder)))
+        return compare.measure(reference, *compare.imported(reference, Path(folder)))

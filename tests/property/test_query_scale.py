@@ -45,22 +45,19 @@ class Pool:
         self.constant = constant.astype(np.float32)
         modalities = (np.arange(ITEMS) % 2).astype(np.int8)
         self.quantizer = fit_codebooks(
-            torch.from_numpy(self.items),
+            self.items,
             modalities,
             folder,
             items=ITEMS,
             inputs={},
             levels=4,
             progress=Silent(),
-        ).quantizer
-        vectors = torch.from_numpy(self.items)
-        encoded = self.quantizer.encode_items(
-            torch.zeros_like(vectors), vectors, torch.from_numpy(modalities).long()
-        )
-        self.table = IdTable.build(encoded.columns.numpy(), encoded.code_cosine.numpy())
+        ).codebooks
+        encoded = self.quantizer.encode_items(self.items, modalities)
+        self.table = IdTable.build(encoded.columns, encoded.code_cosine)
         self.densities = self.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes)
         self.ranker = CodeRanker(self.quantizer.tables(), self.quantizer.spread)
-        self.residuals = self.items - self.ranker.vectors(encoded.columns.numpy())
+        self.residuals = self.items - self.ranker.vectors(encoded.columns)
 
     def stored(self, bits):
         if bits == 16:
@@ -82,7 +79,7 @@ class Pool:
             queries,
             [Wanted(10, K, level0, None if allowed is None else (allowed,))] * len(queries),
             config,
-            evidence=Evidence(self.ranker, vectors, bits == "raw", [self.densities.numpy()]),
+            evidence=Evidence(self.ranker, vectors, bits == "raw", [self.densities]),
             embeddings=list(queries),
         )
         return [set(one.ranking.items.tolist()) for one in found]
@@ -105,7 +102,7 @@ def test_no_ranking_depends_on_it(pool, bits, is_compiled, is_filtered):
     fast = quick_search(pool.ranker) if is_compiled else None
     if is_compiled and fast is None:
         pytest.skip("the search is not compiled")
-    router = GeometricDecoder(pool.quantizer.tables(), pool.ranker.spread)
+    router = GeometricDecoder([*map(torch.from_numpy, pool.quantizer.tables())], pool.ranker.spread)
     wishes = {}
     if is_filtered:
         mask = np.random.default_rng(1).random(ITEMS) < 0.5
@@ -127,7 +124,9 @@ def test_nor_does_a_generator_with_a_guide(pool, is_compiled):
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         network = Generator(DIM, pool.quantizer.sizes, config).eval()
-        network.start_codes(pool.quantizer.tables(), generator=torch.Generator().manual_seed(0))
+        network.start_codes(
+            [*map(torch.from_numpy, pool.quantizer.tables())], generator=torch.Generator().manual_seed(0)
+        )
         network.prefix_projection.weight.zero_()
     weights = {name: weight.numpy() for name, weight in network.state_dict().items()}
     fast = None
@@ -144,7 +143,7 @@ def test_costs_in_absolute_units_would_depend_on_it(pool):
     plain = Spread(np.ones((1, len(pool.quantizer.tables()[0]))), np.zeros((1, 3)))
     pool.ranker, measured = CodeRanker(pool.quantizer.tables(), plain), pool.ranker
     try:
-        router = GeometricDecoder(pool.quantizer.tables(), plain)
+        router = GeometricDecoder([*map(torch.from_numpy, pool.quantizer.tables())], plain)
         before, after = (
             pool.search(queries, None, router, None)
             for queries in (pool.queries, unit(pool.queries + 3 * pool.constant))

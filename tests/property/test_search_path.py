@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.index.explain import SIBLINGS, follow_id
+from genius_search.index.explain import SIBLINGS, decoded_scores, follow_id
 
 
 def cases(plain, **settings):
@@ -23,13 +23,13 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
         wide = case.only(query)._replace(widths=[1000])
         for found in case.pool.found(wide.search(model), 0):
             assert found.id in ids
+            level0 = frozenset() if case.level0 is None else case.level0[query]
+            vector = case.queries[query].numpy()
             steps = follow_id(
                 case.pool.segments,
-                model,
-                case.queries[query],
                 found.id,
-                scores,
-                level0=frozenset() if case.level0 is None else case.level0[query],
+                decoded_scores(model, vector, found.id, scores, level0),
+                level0=level0,
                 restriction=case.pool.restricted(case.masks[query]),
             )
             assert tuple(step.code for step in steps) == found.id

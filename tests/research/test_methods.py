@@ -19,10 +19,10 @@ def pool(model, trained) -> PoolCandidates:
     batch = features.gather(np.arange(150))
     encoded = model.encode(batch, features.modality[:150])
     arrays = ItemArrays(
-        encoded.columns.numpy(),
+        encoded.columns,
         np.zeros(150, dtype=np.float16),
-        model.embed(batch).half().numpy(),
-        model.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes).numpy(),
+        model.embed(batch).astype(np.float16),
+        model.codebooks.norm_and_density.item_density(encoded.embeddings, encoded.codes),
     )
     return PoolCandidates(features, arrays, np.arange(150))
 
@@ -62,7 +62,7 @@ def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, qu
 def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):
     found = asked(model, pool, queries, beam=4, candidates=20)
     assert dids(found["routing+codes"]) != dids(found["generative+codes"])
-    vectors = model.quantizer.decode(torch.from_numpy(pool.codes.astype(np.int64)))
+    vectors = torch.from_numpy(model.ranker.vectors(pool.codes))
     nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
     wide = asked(model, pool, queries, ("routing+codes",), beam=40)["routing+codes"]
     for query, hits in enumerate(wide.hits):

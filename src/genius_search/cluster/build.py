@@ -25,7 +25,7 @@ from genius_search.cluster.searcher import (
     shard_of,
 )
 from genius_search.data.mbeir import write_json_lines
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.base import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index.build import add_pool, first_manifest, fit_model
 from genius_search.index.items import Item
@@ -41,7 +41,6 @@ from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.features import embed
-from genius_search.training.fit import absolute_spec
 from genius_search.writing import sync_tree, write_json
 
 MAX_SHARDS: Final = 64

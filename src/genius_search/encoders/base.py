@@ -195,6 +195,13 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     return opened
 
 
+def absolute_spec(spec: str) -> str:
+    """Return an encoder's spec such that it can be opened from any working directory."""
+    kind, colon, place = spec.partition(":")
+    path = Path(place).expanduser()
+    return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
+
+
 def _load_text(name: str, *, download: bool, device: str) -> Encoder:
     from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
 

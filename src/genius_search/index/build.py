@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int8, Shaped
-from torch import Tensor
-from torch.nn import functional as F
+from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut
-from genius_search.encoders.base import Encoder, VectorEncoder, load_encoder
+from genius_search.encoders.base import Encoder, VectorEncoder, absolute_spec, load_encoder
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.index.items import Item
 from genius_search.index.pool import (
@@ -54,12 +51,11 @@ from genius_search.index.store import (
 )
 from genius_search.index.writer import PICTURES, Writer, one_writer, remove_work
 from genius_search.model import Genius
-from genius_search.nn.fusion import SumFusion
+from genius_search.nn.spread import normalize
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
-from genius_search.training.fit import absolute_spec
 
 CHUNK: Final = 4096
 """Items whose IDs are computed together."""
@@ -458,7 +454,7 @@ def fit_model(
     items: int,
     fingerprint: str,
     levels: int = LEVELS,
-    metric: Float[Tensor, "dim dim"] | None = None,
+    metric: Float32[np.ndarray, "dim dim"] | None = None,
     progress: Progress,
 ) -> Genius:
     """Fit codebooks to features of a pool of so many ``items``, or of a sample; return a model with them.
@@ -466,7 +462,7 @@ def fit_model(
     ``fingerprint`` is that of the items; an interrupted run with the same one goes on.
     """
     quantizer = fit_codebooks(
-        *draw_embeddings(features, SumFusion()),
+        *draw_embeddings(features),
         folder / "quantizer",
         items=items,
         inputs={"items": fingerprint},
@@ -519,19 +515,19 @@ def encode_batch(
     bits: EmbeddingBits = 16,
 ) -> ItemArrays:
     """Return the IDs of some items, and their embeddings if they are to be stored, with ``bits`` a number."""
-    encoded = model.encode(features, modality.astype(np.int64))
+    encoded = model.encode(features, modality)
     vectors = scales = densities = None
     if embeddings == "fused":
-        of_items = model.quantizer.norm_and_density
-        densities = of_items.item_density(encoded.embeddings, encoded.codes).numpy()
+        of_items = model.codebooks.norm_and_density
+        densities = of_items.item_density(encoded.embeddings, encoded.codes)
     if embeddings != "none":
-        kept = F.normalize(features.total(), dim=-1) if embeddings == "raw" else encoded.embeddings
+        kept = normalize(features.total()) if embeddings == "raw" else encoded.embeddings
         if is_residual(bits):
-            kept = kept - torch.from_numpy(model.ranker.vectors(encoded.codes.numpy()))
-        vectors, scales = quantize(kept.numpy().astype(np.float16), bits)
+            kept = kept - model.ranker.vectors(encoded.codes)
+        vectors, scales = quantize(kept.astype(np.float16), bits)
     return ItemArrays(
-        encoded.columns.numpy().astype(np.int16),
-        encoded.code_cosine.numpy().astype(np.float16),
+        encoded.columns,
+        encoded.code_cosine.astype(np.float16),
         vectors,
         densities,
         scales,

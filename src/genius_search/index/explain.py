@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float32
 
 from genius_search.index.items import Item
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import diagnose_corruption
-from genius_search.search.decoder import Decoder
+from genius_search.nn.codebooks import as_floats
 from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
 
 if TYPE_CHECKING:
     from genius_search.index.learned import Choice
+    from genius_search.search.decoder import Decoder
 
 SIBLINGS: Final = 8
 """Codes listed at each level."""
@@ -110,10 +109,8 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
             beam=max(query.beam or config.beam, query.k),
             levels=follow_id(
                 snapshot.search_segments,
-                model.decoder_for(config),
-                torch.from_numpy(query.embedding),
                 codes,
-                config.scores,
+                score_codes(searcher, query.embedding, codes, query.level0),
                 level0=query.level0,
                 restriction=query.restriction,
                 has_probabilities=model.uses_generator(config),
@@ -122,35 +119,69 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
         )
 
 
-@torch.inference_mode()
-def follow_id(
-    segments: Sequence[SearchSegment],
+def score_codes(
+    searcher: SnapshotSearcher,
+    embedding: Float32[np.ndarray, " dim"],
+    codes: Sequence[int],
+    level0: frozenset[int],
+) -> list[Float32[np.ndarray, " _"]]:
+    """Return the scores of all codes of each level after those of an ID, as a beam search has them.
+
+    They are log-probabilities where the generator leads the search, and products less half norms otherwise.
+    """
+    model, config = searcher.model, searcher.config
+    if model.uses_generator(config):
+        return decoded_scores(model.decoder, embedding, codes, config.scores, level0)
+    residual = embedding * model.ranker.scale(embedding, model.ranker.spread.among(level0))
+    scores = []
+    for table, code in zip(model.ranker.tables(), codes, strict=True):
+        scores.append(np.vecdot(table, residual) - np.square(table).sum(axis=1) / 2)
+        residual = residual - table[code]
+    return scores
+
+
+def decoded_scores(
     decoder: Decoder,
-    embedding: Float[Tensor, " dim"],
+    embedding: Float32[np.ndarray, " dim"],
     codes: Sequence[int],
     scores: Literal["level", "vocabulary"],
+    level0: frozenset[int],
+) -> list[Float32[np.ndarray, " _"]]:
+    """Return what a decoder says of all codes of each level after those of an ID, in one pass."""
+    import torch  # noqa: PLC0415  only here
+
+    with torch.inference_mode():
+        read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
+        start = decoder.start(torch.from_numpy(embedding[None]).to(read.device), [level0])
+        hidden = decoder.advance(start, read).hidden[0]
+        rows = (decoder.log_probabilities(hidden[[at]], at, scores)[0] for at in range(len(codes)))
+        return [as_floats(row) for row in rows]
+
+
+def follow_id(
+    segments: Sequence[SearchSegment],
+    codes: Sequence[int],
+    scores: Sequence[Float32[np.ndarray, " _"]],
     *,
     level0: frozenset[int] = frozenset(),
     restriction: Restriction | None = None,
     has_probabilities: bool = True,
 ) -> list[LevelStep]:
-    """Return the codes of an ID among their alternatives at each level, in one pass of the decoder.
+    """Return the codes of an ID among their alternatives at each level.
 
-    Log-probabilities equal those of beam search with the same settings, for the query with this embedding.
     The ID's own codes are included even if no item below them is allowed.
 
     Parameters
     ----------
+    scores
+        of all codes of each level (:func:`score_codes`).
     level0
         allowed level-0 codes; empty means any.
     restriction
         allowed items; None means all that are not deleted.
     has_probabilities
-        whether the decoder's scores are log-probabilities rather than distances.
+        whether the scores are log-probabilities rather than distances.
     """
-    read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
-    start = decoder.start(embedding[None].to(decoder.device), [level0])
-    hidden = decoder.advance(start, read).hidden[0]
     living_before = []
     for segment in segments:  # items, without deleted ones, before each row of the table
         fences = segment.table.bucket_starts
@@ -173,14 +204,14 @@ def follow_id(
             is_allowed &= np.isin(children.code, list(level0))
         kept = np.flatnonzero(is_allowed | (children.code == own))
         children, items = children.take(kept), items[kept]
-        values = decoder.log_probabilities(hidden[level : level + 1], level, scores)[0]
-        gained = values.float().cpu()[torch.from_numpy(children.code)]
+        gained = scores[level][children.code]
         unknown = [None] * len(items)
         log_probabilities = gained.tolist() if has_probabilities else unknown
-        probabilities = gained.softmax(dim=0).tolist() if has_probabilities else unknown
+        shares = np.exp(gained - gained.max())
+        probabilities = (shares / shares.sum()).tolist() if has_probabilities else unknown
         columns = (children.code.tolist(), log_probabilities, probabilities, items.tolist())
         siblings = [Sibling(*row) for row in zip(*columns, strict=True)]
-        best = gained.argsort(descending=True, stable=True).tolist()
+        best = np.argsort(-gained, kind="stable").tolist()
         (at,) = np.flatnonzero(children.code == own).tolist()
         steps.append(
             LevelStep(

@@ -35,16 +35,13 @@ from genius_search.index.source import draw_embeddings, feature_rows, stored_fea
 from genius_search.index.store import CURRENT, LEARNED, OWN_MODEL, WORK
 from genius_search.index.writer import Writer, remove_leftovers, remove_work
 from genius_search.model import Genius
-from genius_search.nn.codebooks import as_floats, normalize
-from genius_search.nn.fusion import SumFusion
-from genius_search.nn.quantizer import Quantizer
+from genius_search.nn.codebooks import Codebooks, sum_features
+from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
 from genius_search.training.codebooks import FITTED, check_levels, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
-from genius_search.training.generator import train_generator
-from genius_search.training.quantizer import train_quantizer
 from genius_search.writing import new_folder, put_in_place, sync_tree
 
 GROWTH: Final = 1.5
@@ -208,7 +205,7 @@ def refit_index(
     UsageError
         the index was not created with an encoder alone, stores no fused embeddings, or has no items.
     """
-    levels = model.quantizer.config.levels if levels is None else check_levels(levels)
+    levels = model.codebooks.config.levels if levels is None else check_levels(levels)
     snapshot = writer.snapshot
     manifest = snapshot.manifest
     if not manifest.has_own_model or manifest.embeddings != "fused":
@@ -218,24 +215,24 @@ def refit_index(
         )
     if not snapshot.num_alive:
         raise UsageError(f"{writer.folder} has no items to fit codebooks to")
-    metric = model.quantizer.metric
+    metric = model.codebooks.metric
     if query_vectors is not None:
         metric = query_metric(query_vectors, model.dim)
     features = stored_features(snapshot, model)
     folder = writer.folder / WORK / "refit"
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted refit
     quantizer = fit_codebooks(
-        *draw_embeddings(features, SumFusion()),
+        *draw_embeddings(features),
         folder / "quantizer",
         items=len(features),
         inputs={"quantizer": model.quantizer_manifest.fingerprint},
-        fused_by=model.quantizer,
+        fused_by=model.codebooks,
         metric=metric,
         levels=levels,
         progress=progress,
     )
     fitted = Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
-    fitted.quantizer.fusion = SumFusion()  # from here on: what is stored is fused already
+    fitted.fuse = sum_features  # from here on: what is stored is fused already
     _commit_replacement(writer, fitted, _write_replacement(writer, fitted, features, progress))
     remove_work(writer.folder)
 
@@ -344,13 +341,13 @@ def _item_features(
     from embeddings.
     """
     snapshot = writer.snapshot
-    lengths = queries.gather(np.arange(min(len(queries), CHUNK))).total().norm(dim=-1)
+    lengths = np.linalg.norm(queries.gather(np.arange(min(len(queries), CHUNK))).total(), axis=1)
     if (
         snapshot.manifest.embeddings != "none"
         and snapshot.manifest.embedding_bits >= MIN_BITS
-        and isinstance(model.quantizer.fusion, SumFusion)
+        and model.codebooks.config.fusion.kind == "sum"
         and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
-        and bool(((lengths - 1).abs() < 0.01).all())
+        and bool((np.abs(lengths - 1) < 0.01).all())
     ):
         return stored_features(snapshot, model)
     return embed(
@@ -383,19 +380,22 @@ def _train(
     device: str,
     progress: Progress,
 ) -> Genius:
+    from genius_search.training.generator import train_generator  # noqa: PLC0415  refitting needs no PyTorch
+    from genius_search.training.quantizer import train_quantizer  # noqa: PLC0415
+
     folder = work / "model"
-    fused_by: Quantizer | None = None
+    fused_by: Codebooks | None = None
     inputs = {"items": items.manifest.fingerprint}
     if config.quantizer.fusion.kind != "sum":
         fusion = train_quantizer(pairs, work / "fusion", config.quantizer, progress=progress, device=device)
-        fused_by, inputs["fusion"] = fusion.quantizer.cpu(), fusion.manifest.fingerprint
+        fused_by, inputs["fusion"] = fusion.codebooks, fusion.manifest.fingerprint
     quantizer = fit_codebooks(
-        *draw_embeddings(items, SumFusion() if fused_by is None else fused_by.fusion),
+        *draw_embeddings(items, sum_features if fused_by is None else fused_by.fuse),
         folder / "quantizer",
         items=len(items),
         inputs=inputs,
         fused_by=fused_by,
-        levels=model.quantizer.config.levels,
+        levels=model.codebooks.config.levels,
         progress=progress,
     )
     generator = train_generator(
@@ -415,8 +415,8 @@ def _find_right(
     """Return for each query that was held out which of its first :data:`FIRST` hits are right."""
     features = queries.gather(rows)
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
-    fused = as_floats(model.embed(features))
-    evidence = normalize(as_floats(features.total())) if is_raw else fused
+    fused = model.embed(features)
+    evidence = normalize(features.total()) if is_raw else fused
     encoded = [
         EncodedQuery(
             number,

@@ -24,7 +24,8 @@ from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.model import Genius
-from genius_search.nn.codebooks import as_floats, normalize
+from genius_search.nn.codebooks import as_floats
+from genius_search.nn.spread import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
 from genius_search.search.rank import Evidence, Found, Ranking, Wanted

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, Int8, Int64, Shaped
-from torch import Tensor, nn
+from jaxtyping import Float32, Int8, Int64, Shaped
 
 from genius_search.artifact import FORMAT, Manifest, fingerprint_of
 from genius_search.data.features import (
@@ -36,7 +34,8 @@ from genius_search.index.roots import content_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import WORK
 from genius_search.model import Genius
-from genius_search.nn.codebooks import normalize
+from genius_search.nn.codebooks import sum_features
+from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.codebooks import MAX_SAMPLE
@@ -73,11 +72,11 @@ class VectorFeatures(Features):
 
     def gather(self, rows: Int64[np.ndarray, " rows"]) -> FeatureBatch:
         """Return the vectors of rows as features."""
-        is_image = torch.from_numpy(self.modality[rows] == Modality.IMAGE.code)
-        vectors = torch.from_numpy(self._read(rows))
+        is_image = self.modality[rows] == Modality.IMAGE.code
+        vectors = self._read(rows)
         return FeatureBatch(
-            torch.where(is_image[:, None], vectors, 0),
-            torch.where(is_image[:, None], 0, vectors),
+            vectors * is_image[:, None],
+            vectors * ~is_image[:, None],
             is_image,
             ~is_image,
         )
@@ -128,14 +127,13 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
     return features
 
 
-@torch.no_grad()
 def draw_embeddings(
-    features: Features, fusion: nn.Module
-) -> tuple[Float[Tensor, "items dim"], Int8[np.ndarray, " items"]]:
+    features: Features, fuse: Callable[[np.ndarray, np.ndarray], np.ndarray] = sum_features
+) -> tuple[Float32[np.ndarray, "items dim"], Int8[np.ndarray, " items"]]:
     """Return the fused features and the modalities of all items, or of :data:`MAX_SAMPLE` drawn ones."""
     rows = np.sort(np.random.default_rng(0).permutation(len(features))[:MAX_SAMPLE])
     sampled = features.gather(rows)
-    return fusion(sampled.image, sampled.text), features.modality[rows]
+    return fuse(sampled.image, sampled.text), features.modality[rows]
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:

@@ -28,9 +28,11 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
                 opened.make_work.restype = pointer
                 opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
                 opened.nearest_sums.argtypes = (*[pointer] * 3, *[integer] * 3, pointer)
+                opened.sum_by_code.argtypes = (pointer, pointer, integer, integer, pointer)
+                opened.sum_by_code.restype = None
                 return opened
     logging.getLogger(__name__).info(
-        "the compiled library is missing; PyTorch replaces it, and is a few times slower; "
+        "the compiled library is missing; NumPy and PyTorch replace it, and are a few times slower; "
         "`python -m genius_search.native.build` compiles it"
     )
     return None

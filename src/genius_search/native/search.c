@@ -1413,6 +1413,12 @@ API int nearest_sums(const float *products, const float *halves, const float *cr
   return is_done ? 1 : NO_MEMORY;
 }
 
+/* Add each vector of vectors[n][dim] to the row of sums[][dim] that its code names. */
+API void sum_by_code(const float *vectors, const int64_t *codes, int64_t n, int64_t dim, float *sums) {
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t d = 0; d < dim; d++) sums[codes[i] * dim + d] += vectors[i * dim + d];
+}
+
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }
 
 /* Search for some queries, queries[n][dim]; embeddings are compared with ``compared`` [n][dim]. What is found lies in

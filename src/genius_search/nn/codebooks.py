@@ -1,25 +1,25 @@
-"""A quantizer in NumPy, as far as searching needs it: code vectors, modalities and spread."""
+"""A finished quantizer, in NumPy: fuses features, gives items their IDs, and holds what a search needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64, Shaped
+from jaxtyping import Float32, Int16, Int64, Integer, Shaped
 
 from genius_search.artifact import open_artifact
 from genius_search.config import CodebookConfig
-from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
-from genius_search.nn.stored import dim_of, read_arrays, settings_of
+from genius_search.nn.density import NormAndDensity
+from genius_search.nn.kmeans import NearestSums, assign
+from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
+from genius_search.nn.stored import dim_of, read_arrays, settings_of, unfit
 from genius_search.records import NUM_MODALITIES
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from genius_search.nn.quantizer import Quantizer
+    from torch import Tensor
 
     AnyArray: TypeAlias = Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 else:
@@ -29,7 +29,16 @@ else:
 KIND: Final = "quantizer"
 WEIGHTS: Final = "quantizer.safetensors"
 METRIC: Final = "metric"
-"""Name of the quantizer's metric, among its weights and in the inputs of its manifest."""
+"""Name of the quantizer's metric, among its weights and in the inputs of its manifest: a symmetric matrix A.
+Codes are chosen by the length of A times what they leave of an item; without it, by that length itself. With
+:func:`genius_search.training.codebooks.query_metric` that is the error of queries' products."""
+POOL_SAMPLE: Final = "pool_sample"
+"""Name of the distinct IDs of a pool that densities are measured with; only codebooks that were fitted to a
+pool have them."""
+FUSION: Final = "fusion."
+"""Before the names of the fusion's weights."""
+FEW: Final = 8
+"""Fewer queries are fused one by one."""
 
 
 def as_array(values: AnyArray) -> Shaped[np.ndarray, ...]:
@@ -47,26 +56,39 @@ def as_floats(values: AnyArray) -> Float32[np.ndarray, ...]:
     return as_array(values).astype(np.float32, copy=False)
 
 
-def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*rows dim"]:
-    """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
-    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
-    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
+class EncodedItems(NamedTuple):
+    """Items as an index stores them."""
+
+    embeddings: Float32[np.ndarray, "items dim"]
+    """Fused embeddings, which the IDs are computed from; unit vectors."""
+    codes: Int64[np.ndarray, "items levels"]
+    code_cosine: Float32[np.ndarray, " items"]
+    """Cosine between an item's embedding and the vector of its ID; ranks the items that share an ID."""
+    columns: Int16[np.ndarray, "items columns"]
+    """The rows that an ID table stores: codes, half norm and density (:mod:`genius_search.nn.density`)."""
+
+
+def sum_features(
+    image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
+) -> Float32[np.ndarray, "items dim"]:
+    """Return the normalised sum of normalised features: the fusion of models without training."""
+    return np.asarray(normalize(normalize(image) + normalize(text)), dtype=np.float32)
 
 
 class Codebooks:
-    """Code vectors, modalities and spread of a quantizer of the kind ``residual``.
+    """Fusion, code vectors, modalities and spread of a quantizer; nothing in it changes.
 
     Parameters
     ----------
     weights
-        those of :class:`genius_search.nn.quantizer.Quantizer` by name, at least those of
-        :func:`shapes_of_weights`.
+        those of :class:`genius_search.nn.quantizer.Quantizer` by name, and what was measured of items:
+        at least those of :func:`shapes_of_weights`.
     """
 
     def __init__(self, dim: int, config: CodebookConfig, weights: Mapping[str, np.ndarray]) -> None:
         self.dim = dim
         self.config = config
-        self._weights = weights
+        self.weights = weights
         self._tables = [weights[f"codebooks.{level}.embed"] for level in range(_num_levels(config))]
         self.sizes = tuple(len(table) for table in self._tables)
         """Number of codes at each level."""
@@ -74,6 +96,7 @@ class Codebooks:
         """Whether the first code of an ID encodes the modality."""
         self.level0_modality: Int64[np.ndarray, " 3"] = weights["level0_modality"]
         """Number of the modality that each level-0 code stands for, −1 if it is not known."""
+        self.metric: Float32[np.ndarray, "dim dim"] | None = weights.get(METRIC)
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
@@ -82,11 +105,77 @@ class Codebooks:
     @cached_property
     def spread(self) -> Spread:
         """By how much products and densities differ; if it was not measured, queries are not scaled."""
-        if not self._weights["usage"].any():
+        if not self.weights["usage"].any():
             return Spread.none(self.sizes[0])
-        constant = self._weights["constant"]
-        residuals = Residuals(self._weights["residual_weights"], constant[constant.any(axis=1)])
-        return Spread(self._weights["usage"], self._weights["spreads"], residuals)
+        constant = self.weights["constant"]
+        residuals = Residuals(self.weights["residual_weights"], constant[constant.any(axis=1)])
+        return Spread(self.weights["usage"], self.weights["spreads"], residuals)
+
+    def fuse(
+        self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
+    ) -> Float32[np.ndarray, "items dim"]:
+        """Return unit embeddings of features, 0 where absent, as :class:`genius_search.nn.fusion.Fusion`."""
+        if self.config.fusion.kind == "sum":
+            return sum_features(image, text)
+
+        def layer(name: str, inputs: np.ndarray) -> np.ndarray:
+            weight, bias = (self.weights[f"{FUSION}{name}.{part}"] for part in ("weight", "bias"))
+            if len(inputs) < FEW:  # without threads, whose waiting costs more
+                return np.asarray(np.vecdot(inputs[:, None], weight) + bias)
+            return np.asarray(inputs @ weight.T + bias)
+
+        projected = layer("text_projection_layer", text), layer("image_projection_layer", image)
+        joint = np.maximum(np.concatenate(projected, axis=1), 0)
+        mixed = layer("output_layer", np.maximum(layer("combiner_layer", joint), 0))
+        logits = layer("dynamic_scalar.3", np.maximum(layer("dynamic_scalar.0", joint), 0))
+        text_share = 1 / (1 + np.exp(-logits.clip(-80, 80)))
+        fused = mixed + text_share * text + (1 - text_share) * image
+        return np.asarray(normalize(fused), dtype=np.float32)
+
+    def assign_ids(
+        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
+    ) -> Int64[np.ndarray, "items levels"]:
+        """Return the IDs of unit embeddings; the semantic codes are chosen by beam search (deviation 30).
+
+        ``modalities`` (0 image, 1 text, 2 image-text) are the items' own.
+        """
+        if not self.has_modality_level:
+            return self._nearest_sums(embeddings)
+        first = modalities.astype(np.int64)
+        if self.config.level0 == "classifier":
+            logits = embeddings @ self.weights["classifier.weight"].T + self.weights["classifier.bias"]
+            first = logits.argmax(axis=1)
+        elif self.config.level0 == "learned":
+            first = assign(embeddings, self._tables[0])
+        residuals = embeddings - self._tables[0][first]
+        semantic = self._nearest_sums(residuals if self.metric is None else residuals @ self.metric)
+        return np.concatenate([first[:, None], semantic], axis=1)
+
+    @cached_property
+    def _nearest_sums(self) -> NearestSums:
+        tables = self._tables[int(self.has_modality_level) :]
+        if self.metric is not None:
+            tables = [table @ self.metric for table in tables]
+        return NearestSums(tables, beam=self.config.encoding_beam)
+
+    @cached_property
+    def norm_and_density(self) -> NormAndDensity:
+        """Measures half norms and densities of IDs."""
+        return NormAndDensity(
+            self._tables,
+            has_modality_level=self.has_modality_level,
+            norm_weight=self.config.norm_weight,
+            sample=self.weights.get(POOL_SAMPLE),
+        )
+
+    def encode_items(
+        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
+    ) -> EncodedItems:
+        """Return IDs of items with these fused embeddings."""
+        codes = self.assign_ids(embeddings, modalities)
+        cosine = np.vecdot(normalize(embeddings), normalize(sum_codes(self._tables, codes)))
+        columns = np.concatenate([codes.astype(np.int16), self.norm_and_density.columns(codes)], axis=1)
+        return EncodedItems(embeddings, codes, cosine, columns)
 
 
 def _num_levels(config: CodebookConfig) -> int:
@@ -98,13 +187,34 @@ def shapes_of_weights(dim: int, config: CodebookConfig) -> dict[str, tuple[int, 
     shapes: dict[str, tuple[int, ...]] = {
         f"codebooks.{level}.embed": (config.codebook_size, dim) for level in range(_num_levels(config))
     }
-    modalities = 1
     if config.level0 != "none":
-        modalities = NUM_MODALITIES
         shapes["codebooks.0.embed"] = (NUM_MODALITIES, dim)
+    if config.level0 == "classifier":
+        shapes |= {"classifier.weight": (NUM_MODALITIES, dim), "classifier.bias": (NUM_MODALITIES,)}
+    if config.fusion.kind != "sum":
+        hidden, joint = config.fusion.hidden, 2 * config.fusion.hidden
+        for name, outputs, inputs in (
+            ("text_projection_layer", hidden, dim),
+            ("image_projection_layer", hidden, dim),
+            ("combiner_layer", joint, joint),
+            ("output_layer", dim, joint),
+            ("dynamic_scalar.0", joint, joint),
+            ("dynamic_scalar.3", 1, joint),
+        ):
+            shapes[f"{FUSION}{name}.weight"] = (outputs, inputs)
+            shapes[f"{FUSION}{name}.bias"] = (outputs,)
+    return {**shapes, "level0_modality": (NUM_MODALITIES,), **shapes_of_measures(dim, config)}
+
+
+def shapes_of_measures(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of what is measured of items when the code vectors are there.
+
+    ``usage`` is the number of items by their first code and that of the first semantic level, ``spreads``
+    are those of products and densities (:class:`genius_search.nn.spread.Spread`), the others of stored
+    residuals (:class:`genius_search.nn.spread.Residuals`); unused constant directions are zeros.
+    """
+    modalities = 1 if config.level0 == "none" else NUM_MODALITIES
     return {
-        **shapes,
-        "level0_modality": (NUM_MODALITIES,),
         "usage": (modalities, config.codebook_size),
         "spreads": (modalities, COLUMNS),
         "residual_weights": (len(BITS), dim),
@@ -113,7 +223,7 @@ def shapes_of_weights(dim: int, config: CodebookConfig) -> dict[str, tuple[int, 
 
 
 class StoredQuantizer:
-    """A quantizer in a folder, read for searching; PyTorch reads it again when items are to be encoded.
+    """A quantizer in a folder.
 
     Raises
     ------
@@ -121,38 +231,13 @@ class StoredQuantizer:
         The files of the folder do not fit each other.
     """
 
-    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
+    def __init__(self, folder: Path) -> None:
         self.manifest = manifest = open_artifact(folder, kind=KIND)
-        self._device = device
         dim, config = dim_of(manifest), settings_of(CodebookConfig, manifest)
-        weights = read_arrays(folder / WEIGHTS, shapes_of_weights(dim, config))
+        path = folder / WEIGHTS
+        weights = read_arrays(path, shapes_of_weights(dim, config), optional=(METRIC, POOL_SAMPLE))
         self.codebooks = Codebooks(dim, config, weights)
-
-    @cached_property
-    def fusion(self) -> nn.Module:
-        """The fusion in PyTorch, which encodes queries."""
-        if "quantizer" in vars(self):
-            return self.quantizer.fusion
-        from genius_search.nn.fusion import make_fusion  # noqa: PLC0415  a sum needs no PyTorch
-        from genius_search.nn.weights import load_weights  # noqa: PLC0415
-
-        fusion = load_weights(
-            self.manifest.folder / WEIGHTS,
-            lambda: make_fusion(self.codebooks.dim, self.codebooks.config.fusion),
-            change=lambda _, tensors: {
-                name.removeprefix("fusion."): tensor
-                for name, tensor in tensors.items()
-                if name.startswith("fusion.")
-            },
-        )
-        return fusion.to(self._device).eval()
-
-    @cached_property
-    def quantizer(self) -> Quantizer:
-        """The quantizer in PyTorch."""
-        import torch  # noqa: PLC0415  searching does not need it
-
-        from genius_search.nn.quantizer import load_quantizer  # noqa: PLC0415  as above
-
-        with torch.random.fork_rng(devices=[]):  # reading it must not change what a training draws
-            return load_quantizer(self.manifest.folder, device=self._device)
+        sample = weights.get(POOL_SAMPLE, np.zeros((0, len(self.codebooks.sizes)), np.int16))
+        metric = weights.get(METRIC, np.zeros((dim, dim), np.float32))
+        if sample.ndim != 2 or sample.shape[1] != len(self.codebooks.sizes) or metric.shape != (dim, dim):
+            raise unfit(path, ValueError(f"{METRIC} or {POOL_SAMPLE} has another shape"))

@@ -25,12 +25,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import torch
-from jaxtyping import Float, Float64, Int, Int16, Int64, UInt8
-from torch import Tensor
-from torch.nn import functional as F
+import numpy as np
+from jaxtyping import Float, Float64, Int16, Int64, Integer, UInt8
 
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, normalize, sum_codes
 
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""
@@ -45,15 +43,15 @@ SCORES_AT_ONCE: Final = 1 << 22
 class Measured(NamedTuple):
     """Half norms and densities of IDs, before rounding to bytes."""
 
-    half_norms: Float64[Tensor, " ids"]
-    densities: Float64[Tensor, " ids"]
+    half_norms: Float64[np.ndarray, " ids"]
+    densities: Float64[np.ndarray, " ids"]
 
 
 class _Reference(NamedTuple):
     """Unit vectors that IDs are compared with."""
 
-    directions: Float64[Tensor, "others dim"]
-    hashes: Int64[Tensor, " others"] | None
+    directions: Float64[np.ndarray, "others dim"]
+    hashes: Int64[np.ndarray, " others"] | None
     """Hashes of the vectors' IDs, so that no ID is its own neighbour; None if they have no IDs."""
 
 
@@ -76,58 +74,54 @@ class NormAndDensity:
 
     def __init__(
         self,
-        tables: Sequence[Float[Tensor, "_ dim"]],
+        tables: Sequence[Float[np.ndarray, "_ dim"]],
         *,
         has_modality_level: bool,
         norm_weight: float = 1.0,
-        sample: Int[Tensor, "sampled levels"] | None = None,
+        sample: Integer[np.ndarray, "sampled levels"] | None = None,
     ) -> None:
         # In double precision, since single-precision matrix products depend on the batch, so equal IDs could
-        # get different numbers in different batches. MPS has no doubles.
-        self._device = torch.device("cpu") if tables[0].device.type == "mps" else tables[0].device
-        self._tables = [table.to(self._device) for table in tables]
+        # get different numbers in different batches.
+        self._tables = [table.astype(np.float64) for table in tables]
         self._has_modality_level = has_modality_level
         self._norm_weight = norm_weight
-        empty = torch.empty(0, len(tables), dtype=torch.int64)
-        self._sample = (empty if sample is None else sample).to(self._device).long()
+        self._sample = np.empty((0, len(tables)), dtype=np.int64) if sample is None else sample
         self._references: dict[int, _Reference] = {}
         """By modality code; cached, since summing the sample takes longer than measuring a few new IDs."""
 
-    @torch.no_grad()
-    def measure(self, codes: Int[Tensor, "ids levels"]) -> Measured:
+    def measure(self, codes: Integer[np.ndarray, "ids levels"]) -> Measured:
         """Return half the squared norm of each ID's vector and the density around it."""
-        codes = codes.to(self._device)
-        vectors = self._vectors(codes)
-        return Measured(vectors.square().sum(dim=1) / 2, self._densities(vectors, codes))
+        vectors = sum_codes(self._tables, codes)
+        return Measured(np.square(vectors).sum(axis=1) / 2, self._densities(vectors, codes))
 
-    def columns(self, codes: Int[Tensor, "ids levels"]) -> Int16[Tensor, "ids columns"]:
+    def columns(self, codes: Integer[np.ndarray, "ids levels"]) -> Int16[np.ndarray, "ids columns"]:
         """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped."""
         half_norms, densities = self.measure(codes)
         costs = self._norm_weight * half_norms
-        steps = torch.stack([costs * HALF_NORM_STEPS, densities * DENSITY_STEPS], dim=1)
-        return steps.round().clamp(0, LARGEST).short()
+        steps = np.stack([costs * HALF_NORM_STEPS, densities * DENSITY_STEPS], axis=1)
+        return np.asarray(np.rint(steps).clip(0, LARGEST), dtype=np.int16)
 
-    @torch.no_grad()
     def item_density(
-        self, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
-    ) -> UInt8[Tensor, " items"]:
+        self, embeddings: Float[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
+    ) -> UInt8[np.ndarray, " items"]:
         """Return the densities of items' embeddings as stored in an index, 0 to 255.
 
         An embedding is compared with the same vectors as its ID.
         """
-        densities = self._densities(embeddings.to(self._device).double(), codes.to(self._device))
-        return (densities * DENSITY_STEPS).round().clamp(0, LARGEST).to("cpu", torch.uint8)
+        densities = self._densities(embeddings.astype(np.float64), codes)
+        return np.asarray(np.rint(densities * DENSITY_STEPS).clip(0, LARGEST), dtype=np.uint8)
 
     def _densities(
-        self, vectors: Float64[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
-    ) -> Float64[Tensor, " items"]:
+        self, vectors: Float64[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
+    ) -> Float64[np.ndarray, " items"]:
         """Return the density around each vector; ``codes`` are those of its ID."""
-        densities = torch.zeros(len(codes), dtype=torch.float64, device=self._device)
-        groups = codes[:, 0] if self._has_modality_level else torch.zeros_like(codes[:, 0])
-        for code in groups.unique().tolist():
+        densities = np.zeros(len(codes))
+        groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
+        for code in np.unique(groups).tolist():
             reference = self._reference(code)
             size = max(1, SCORES_AT_ONCE // len(reference.directions))
-            for rows in (groups == code).nonzero()[:, 0].split(size):
+            own = np.flatnonzero(groups == code)
+            for rows in (own[start : start + size] for start in range(0, len(own), size)):
                 densities[rows] = _density(vectors[rows], codes[rows], reference)
         return densities
 
@@ -137,39 +131,38 @@ class NormAndDensity:
             if self._has_modality_level:
                 sample = sample[sample[:, 0] == code]
             if len(sample) > NEIGHBOURS:
-                vectors, hashes = self._vectors(sample), _hashes(sample)
+                vectors, hashes = sum_codes(self._tables, sample), _hashes(sample)
             elif self._has_modality_level:
-                vectors, hashes = self._tables[0][code].double() + self._tables[1].double(), None
+                vectors, hashes = self._tables[0][code] + self._tables[1], None
             else:
-                vectors, hashes = self._tables[0].double(), None
-            self._references[code] = _Reference(F.normalize(vectors, dim=1), hashes)
+                vectors, hashes = self._tables[0], None
+            self._references[code] = _Reference(normalize(vectors), hashes)
         return self._references[code]
-
-    def _vectors(self, codes: Int[Tensor, "ids levels"]) -> Float64[Tensor, "ids dim"]:
-        """Sum the code vectors of each ID."""
-        levels = zip(self._tables, codes.T, strict=True)
-        nothing = torch.zeros(len(codes), self._tables[0].shape[1], dtype=torch.float64, device=self._device)
-        return sum((table[own].double() for table, own in levels), nothing)
 
 
 def _density(
-    vectors: Float64[Tensor, "items dim"], codes: Int[Tensor, "items levels"], reference: _Reference
-) -> Float64[Tensor, " items"]:
+    vectors: Float64[np.ndarray, "items dim"],
+    codes: Integer[np.ndarray, "items levels"],
+    reference: _Reference,
+) -> Float64[np.ndarray, " items"]:
     """Return the mean cosine to the nearest reference vectors, excluding an item's own ID.
 
     Single precision tells which vectors are nearest, up to a few; their cosines are then computed in double.
     """
-    units = F.normalize(vectors, dim=1)
-    rough = units.float() @ reference.directions.float().T
+    units = normalize(vectors)
+    rough = units.astype(np.float32) @ reference.directions.astype(np.float32).T
     if reference.hashes is not None:
-        rough = rough.masked_fill_(_hashes(codes)[:, None] == reference.hashes, -torch.inf)
-    near = rough.topk(min(NEIGHBOURS + SPARE, rough.shape[1]), dim=1)
-    cosines = (reference.directions[near.indices] * units[:, None]).sum(dim=2)
-    cosines = cosines.where(near.values > -torch.inf, -1.0)
-    return cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values.mean(dim=1)
+        rough[_hashes(codes)[:, None] == reference.hashes] = -np.inf
+    rows, nearest = np.arange(len(rough)), []
+    for _ in range(min(NEIGHBOURS + SPARE, rough.shape[1])):  # for so few, quicker than a partial sort
+        best = rough.argmax(axis=1)
+        cosines = np.vecdot(reference.directions[best], units)
+        nearest.append(np.where(rough[rows, best] > -np.inf, cosines, -1))
+        rough[rows, best] = -np.inf
+    return np.asarray(np.sort(np.stack(nearest, axis=1), axis=1)[:, -NEIGHBOURS:].mean(axis=1))
 
 
-def _hashes(codes: Int[Tensor, "ids levels"]) -> Int64[Tensor, " ids"]:
+def _hashes(codes: Integer[np.ndarray, "ids levels"]) -> Int64[np.ndarray, " ids"]:
     """Return a 64-bit hash of each ID."""
-    powers = [pow(HASH_BASE, level, 1 << 63) for level in range(1, codes.shape[1] + 1)]
-    return (codes.long() * torch.tensor(powers, device=codes.device)).sum(dim=1)
+    powers = np.array([pow(HASH_BASE, level, 1 << 63) for level in range(1, codes.shape[1] + 1)])
+    return np.asarray((codes.astype(np.int64) * powers).sum(axis=1))

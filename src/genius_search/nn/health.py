@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Int
 
-from genius_search.data.features import Features
-from genius_search.nn.quantizer import Quantizer, encode
 from genius_search.records import Modality
 
 LOW_PURITY: Final = 0.95
@@ -104,16 +102,3 @@ def examine(
         if level.used < LOW_USE * min(level.size, len(codes))
     ]
     return Health(len(codes), collision_rate, purity, names, cosine, tuple(levels), tuple(problems))
-
-
-def measure_health(quantizer: Quantizer, features: Features, rows: np.ndarray | None = None) -> Health:
-    """Report the health of the IDs of candidates (all, or the given rows)."""
-    encoded = encode(quantizer, features, rows)
-    modality = features.modality if rows is None else features.modality[rows]
-    return examine(
-        encoded.codes.numpy(),
-        modality.astype(np.int64),
-        encoded.code_cosine.numpy(),
-        sizes=quantizer.sizes,
-        has_modality_level=quantizer.has_modality_level,
-    )

@@ -201,11 +201,17 @@ class Spread:
         return self._usage.astype(np.float32), self._spreads.astype(np.float32)
 
 
+def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*rows dim"]:
+    """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
+    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
+    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
+
+
 def sum_codes(
-    tables: Sequence[Float32[np.ndarray, "_ dim"]], ids: Integer[np.ndarray, "items columns"]
-) -> Float32[np.ndarray, "items dim"]:
-    """Return the vectors of IDs: the sums of their code vectors."""
-    vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=np.float32)
+    tables: Sequence[Float[np.ndarray, "_ dim"]], ids: Integer[np.ndarray, "items columns"]
+) -> Float[np.ndarray, "items dim"]:
+    """Return the vectors of IDs: the sums of their code vectors, in the precision of these."""
+    vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
     for level, table in enumerate(tables):
         vectors += table[ids[:, level]]
     return vectors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -49,13 +49,17 @@ def _number(manifest: Manifest, name: str, value: object, most: int) -> int:
     return value
 
 
-def read_arrays(file: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, np.ndarray]:
+def read_arrays(
+    file: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Read weights from a file, floating point as 32 bits.
 
     Parameters
     ----------
     shapes
         names and shapes of the weights that are read; None reads all.
+    optional
+        further weights that are read if they are there.
 
     Raises
     ------
@@ -65,9 +69,10 @@ def read_arrays(file: Path, shapes: Mapping[str, tuple[int, ...]] | None = None)
     arrays: dict[str, np.ndarray] = {}
     try:
         with safe_open(file, "np") as opened:
-            for name in shapes or opened.keys():
+            there = opened.keys()
+            for name in [*shapes, *(name for name in optional if name in there)] if shapes else there:
                 array = opened.get_tensor(name)
-                if shapes and array.shape != shapes[name]:
+                if shapes and array.shape != shapes.get(name, array.shape):
                     raise ValueError(f"{name} has the shape {array.shape}, not {shapes[name]}")  # noqa: TRY301
                 is_float = np.issubdtype(array.dtype, np.floating)
                 arrays[name] = array.astype(np.float32, copy=False) if is_float else array

@@ -23,9 +23,8 @@ from jaxtyping import Float32, UInt8
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.native.library import NO_MEMORY, open_library
-from genius_search.nn.codebooks import normalize
 from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf, normalize
 from genius_search.search.rank import (
     NO_EMBEDDINGS,
     CodeRanker,

@@ -14,12 +14,12 @@ import functools
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-import torch
 from PIL import Image, PngImagePlugin
 
 from genius_search.config import SearchConfig
@@ -122,10 +122,11 @@ class Service:
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for what is loaded on first use."""
-        torch.set_num_threads(1)
         for index in self.indexes.values():
             with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
                 index.search("a first search", k=1)
+        if "torch" in sys.modules:  # an encoder runs in PyTorch
+            sys.modules["torch"].set_num_threads(1)
 
     def threads_for(self, body: schemas.SearchBody, pictures: Mapping[str, memoryview]) -> Threads:
         """Return the threads for a search, so that slow ones delay no others."""

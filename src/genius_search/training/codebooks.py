@@ -1,35 +1,42 @@
-"""Codebooks fitted to a pool without training, for models that need neither pairs nor a generator."""
+"""Codebooks fitted to a pool without training, for models that need neither pairs nor a generator.
+
+Below are what every finished quantizer needs: measures of items, and its folder.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, Int, Int8, Shaped
-from torch import Tensor
-from torch.nn import functional as F
+from jaxtyping import Float16, Float32, Int8, Int64, Integer, Shaped
+from safetensors.numpy import save
 
 from genius_search.config import FusionConfig, to_json
+from genius_search.data.features import Features
 from genius_search.errors import UsageError
-from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer, as_floats, normalize
-from genius_search.nn.health import examine
-from genius_search.nn.quantizer import (
-    Codebook,
-    Quantizer,
-    nearest_sums,
-    write_quantizer,
+from genius_search.nn.codebooks import (
+    FUSION,
+    KIND,
+    METRIC,
+    POOL_SAMPLE,
+    WEIGHTS,
+    Codebooks,
+    EncodedItems,
+    StoredQuantizer,
+    shapes_of_weights,
 )
-from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, sum_codes
+from genius_search.nn.health import Health, examine
+from genius_search.nn.kmeans import NearestSums, start_tables, sum_by_code
+from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
-from genius_search.writing import ArtifactWriter
+from genius_search.writing import ArtifactWriter, translate_full_disk
 
 LEVELS: Final = 12
 MAX_LEVELS: Final = 128
@@ -40,6 +47,9 @@ ITEMS_PER_CODE: Final = 30
 """Codebooks shrink with the pool so that a code of the first level has at least about this many items."""
 MAX_SAMPLE: Final = 49_152
 """Most items that the codebooks are fitted to."""
+COARSE_LEVELS: Final = 3
+"""The first semantic levels, whose k-means takes the most iterations."""
+COARSE_ITERATIONS: Final = 15
 DEEP_ITERATIONS: Final = 3
 """Iterations of k-means at the deeper levels. With 15, codes alone find .003 more of exact search's first ten
 (Flickr8k, CLIP), and k-means takes more than twice as long."""
@@ -64,6 +74,7 @@ EVENLY: Final = 0.3
 """Of :func:`query_metric`. Codes alone then find .79 to .82 of exact search's first ten with CLIP, .86 to .88
 with trained adapters; 1 and more powers of the covariance find no more."""
 FEWEST_QUERIES: Final = 100
+FUSE_BATCH: Final = 4096
 FITTED: Final = "fitted_items"
 """Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
 
@@ -82,14 +93,14 @@ def check_levels(levels: int) -> int:
 
 
 def fit_codebooks(
-    embeddings: Float[Tensor, "items dim"],
+    embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
     folder: Path,
     *,
     items: int,
     inputs: Mapping[str, str],
-    fused_by: Quantizer | None = None,
-    metric: Float[Tensor, "dim dim"] | None = None,
+    fused_by: Codebooks | None = None,
+    metric: Float32[np.ndarray, "dim dim"] | None = None,
     levels: int = LEVELS,
     seed: int = 0,
     progress: Progress,
@@ -118,54 +129,51 @@ def fit_codebooks(
     levels
         number of codes beside the modality's, each a byte of an ID.
     """
-    is_trained = fused_by is not None and fused_by.config.fusion.kind != "sum"
+    fusion = FusionConfig(kind="sum") if fused_by is None else fused_by.config.fusion
     config = QuantizerConfig(
         levels=levels,
         codebook_size=codebook_size(items),
         level0="assigned",
         encoding_beam=8,
-        norm_weight=1.0 if is_trained else NORM_WEIGHT,
-        kmeans_iterations=15,
-        fusion=FusionConfig(kind="sum"),
+        norm_weight=NORM_WEIGHT if fusion.kind == "sum" else 1.0,
+        kmeans_iterations=COARSE_ITERATIONS,
+        fusion=fusion,
     )
-    final = config if fused_by is None else replace(config, fusion=fused_by.config.fusion)
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config=to_json(final),
+        config=to_json(config),
         inputs={**inputs, FITTED: str(items), "seed": str(seed), **_metric_input(metric)},
     )
     if writer.finished() is not None:
         return StoredQuantizer(folder)
-    quantizer = Quantizer(embeddings.shape[1], config)  # its sum leaves unit vectors as they are
-    codes = torch.from_numpy(modalities.astype(np.int64))
-    if metric is None:
-        _fit(quantizer, embeddings, codes, seed, progress)
-    else:
-        _fit(quantizer, embeddings @ metric, codes, seed, progress)
-        for book in quantizer.books:  # back to where products with queries are what they were
-            book.start(torch.linalg.solve(metric, book.embed.T).T, book.cluster_size)
-        quantizer.metric = metric
+    given = embeddings if metric is None else embeddings @ metric
+    tables = _fit(given, modalities, config, np.random.default_rng(seed), progress)
+    dim = embeddings.shape[1]
+    weights: dict[str, np.ndarray] = {
+        name: np.zeros(shape, np.float32) for name, shape in shapes_of_weights(dim, config).items()
+    }
+    if metric is not None:  # back to where products with queries are what they were
+        tables = [np.linalg.solve(metric, table.T).T for table in tables]
+        weights[METRIC] = metric
+    weights |= {f"codebooks.{level}.embed": np.ascontiguousarray(one) for level, one in enumerate(tables)}
+    weights["level0_modality"] = np.arange(NUM_MODALITIES)
+    if fused_by is not None:
+        weights |= {name: array for name, array in fused_by.weights.items() if name.startswith(FUSION)}
     drawn = np.random.default_rng(seed).permutation(len(embeddings))
     per_modality = [drawn[modalities[drawn] == modality][:SAMPLED_IDS] for modality in range(NUM_MODALITIES)]
-    sampled = torch.from_numpy(np.concatenate(per_modality))
-    quantizer.set_pool_sample(quantizer.assign_ids(embeddings[sampled], codes[sampled]).unique(dim=0))
-    measured = torch.from_numpy(drawn[:MEASURED])
-    ids = quantizer.assign_ids(embeddings[measured], codes[measured])
-    measure_items(quantizer, embeddings[measured], ids)
-    health = examine(
-        ids.numpy(),
-        codes[measured].numpy(),
-        F.cosine_similarity(embeddings[measured], quantizer.decode(ids)).numpy(),
-        sizes=quantizer.sizes,
-        has_modality_level=True,
-    )
-    if fused_by is not None:
-        quantizer.config, quantizer.fusion = final, fused_by.fusion
-    return write_quantizer(writer, quantizer, health)
+    sampled = np.concatenate(per_modality)
+    ids = Codebooks(dim, config, weights).assign_ids(embeddings[sampled], modalities[sampled])
+    weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
+    codebooks = Codebooks(dim, config, weights)
+    measured = drawn[:MEASURED]
+    encoded = codebooks.encode_items(embeddings[measured], modalities[measured])
+    health = examine_items(codebooks, encoded, modalities[measured])
+    weights |= measure_items(codebooks, encoded)
+    return write_quantizer(writer, Codebooks(dim, config, weights), health)
 
 
-def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float[Tensor, "dim dim"]:
+def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float32[np.ndarray, "dim dim"]:
     """Return a matrix that makes errors of codes count by how much queries notice them.
 
     The error of a query's product with an item is q·e, and E[(q·e)²] = eᵀΣe with Σ the covariance of queries.
@@ -190,73 +198,84 @@ def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float[Tensor, "d
     units = normalize(queries.astype(np.float64))
     variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
     factors = (variances.clip(min=0) / max(variances.mean(), TINY) + EVENLY) ** (POWER / 2)
-    return torch.from_numpy(((directions * factors) @ directions.T).astype(np.float32))
+    return np.asarray((directions * factors) @ directions.T, dtype=np.float32)
 
 
-def _metric_input(metric: Float[Tensor, "dim dim"] | None) -> dict[str, str]:
-    return {} if metric is None else {METRIC: hashlib.sha256(metric.numpy().tobytes()).hexdigest()}
+def _metric_input(metric: Float32[np.ndarray, "dim dim"] | None) -> dict[str, str]:
+    return {} if metric is None else {METRIC: hashlib.sha256(metric.tobytes()).hexdigest()}
 
 
-@torch.no_grad()
 def _fit(
-    quantizer: Quantizer,
-    embeddings: Float[Tensor, "items dim"],
-    modalities: Int[Tensor, " items"],
-    seed: int,
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    config: QuantizerConfig,
+    random: np.random.Generator,
     progress: Progress,
-) -> None:
+) -> list[Float32[np.ndarray, "_ dim"]]:
+    """Return the code vectors of each level."""
     progress.begin("fit codebooks", 2)
-    generator = torch.Generator().manual_seed(seed)
-    quantizer.start_codebooks(
+    iterations = [COARSE_ITERATIONS] * (1 + COARSE_LEVELS) + [DEEP_ITERATIONS] * config.levels
+    started = start_tables(
         embeddings,
         modalities,
-        batch_size=len(embeddings),
-        generator=generator,
-        deep_iterations=DEEP_ITERATIONS,
+        [NUM_MODALITIES, *[config.codebook_size] * config.levels],
+        iterations=iterations[: 1 + config.levels],
+        random=random,
     )
     progress.advance(1, {})
-    modality_level, *books = quantizer.books
-    residuals = embeddings - modality_level.embed[modalities]
-    codes = nearest_sums(residuals, [book.embed for book in books], beam=FITTING_BEAM)
-    _move_vectors(books, residuals, codes)
+    of_modalities, *tables = [level.centroids for level in started]
+    residuals = embeddings - of_modalities[modalities]
+    _move_vectors(tables, residuals, NearestSums(tables, beam=FITTING_BEAM)(residuals))
     progress.advance(2, {})
+    return [of_modalities, *tables]
 
 
 def _move_vectors(
-    books: Sequence[Codebook], targets: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
+    tables: Sequence[Float32[np.ndarray, "_ dim"]],
+    targets: Float32[np.ndarray, "items dim"],
+    codes: Int64[np.ndarray, "items levels"],
 ) -> None:
     """Reduce the squared error of the sums of code vectors, one level at a time; codes stay as they are."""
-    missing = targets.clone()
-    for level, book in enumerate(books):
-        missing -= book.embed[codes[:, level]]
+    missing = targets - sum_codes(tables, codes)
     for _ in range(SWEEPS):
-        for level, book in enumerate(books):
+        for level, table in enumerate(tables):
             chosen = codes[:, level]
-            counts = torch.bincount(chosen, minlength=len(book.embed))[:, None]
-            change = torch.zeros_like(book.embed).index_add_(0, chosen, missing) / counts.clamp(min=1)
+            counts = np.bincount(chosen, minlength=len(table)).clip(min=1).astype(np.float32)
+            change = sum_by_code(missing, chosen, len(table)) / counts[:, None]
             missing -= change[chosen]
-            book.start(book.embed + change, counts[:, 0].float())
+            table += change  # noqa: PLW2901  in place
 
 
-@torch.no_grad()
-def measure_items(
-    quantizer: Quantizer, embeddings: Float[Tensor, "items dim"], codes: Int[Tensor, "items levels"]
-) -> None:
-    """Measure by how much a pool's items differ, and keep it (:mod:`genius_search.nn.spread`)."""
-    drawn = torch.randperm(len(codes), generator=torch.Generator().manual_seed(0))[:MEASURED]
-    vectors, ids = embeddings[drawn].cpu().float(), codes[drawn].cpu()
-    densities = quantizer.norm_and_density.measure(ids).densities.cpu().numpy()
-    tables = [as_floats(table) for table in quantizer.tables()]
-    measured = Spread.measure(tables, ids.numpy(), densities, has_modality_level=quantizer.has_modality_level)
-    residuals = vectors.numpy() - sum_codes(tables, ids.numpy())
-    found = _measure_residuals(residuals)
-    for buffer, array in zip(
-        (quantizer.usage, quantizer.spreads, quantizer.residual_weights),
-        (*measured.arrays(), found.weights),
-        strict=True,
-    ):
-        buffer.copy_(torch.from_numpy(array))
-    quantizer.constant.zero_()[: len(found.constant)] = torch.from_numpy(found.constant)
+def examine_items(
+    codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]
+) -> Health:
+    """Report the health of the IDs of items."""
+    return examine(
+        encoded.codes,
+        modalities.astype(np.int64),
+        encoded.code_cosine,
+        sizes=codebooks.sizes,
+        has_modality_level=codebooks.has_modality_level,
+    )
+
+
+def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.ndarray]:
+    """Measure by how much a pool's items differ (:mod:`genius_search.nn.spread`), as weights."""
+    drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MEASURED]
+    vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
+    densities = codebooks.norm_and_density.measure(ids).densities
+    tables = codebooks.tables()
+    measured = Spread.measure(tables, ids, densities, has_modality_level=codebooks.has_modality_level)
+    residuals = _measure_residuals(vectors - sum_codes(tables, ids))
+    constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
+    constant[: len(residuals.constant)] = residuals.constant
+    usage, spreads = measured.arrays()
+    return {
+        "usage": usage,
+        "spreads": spreads,
+        "residual_weights": residuals.weights,
+        "constant": constant,
+    }
 
 
 def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals:
@@ -278,3 +297,36 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
     spread_out = np.zeros((len(constant), dim), np.float32)
     spread_out[:, differing] = constant
     return found._replace(constant=spread_out)
+
+
+def write_quantizer(writer: ArtifactWriter, codebooks: Codebooks, health: Health | None) -> StoredQuantizer:
+    """Write the folder of a quantizer; ``health`` is None if its IDs were not examined yet."""
+    with translate_full_disk(writer.path):
+        arrays = {name: np.ascontiguousarray(weight) for name, weight in codebooks.weights.items()}
+        (writer.path / WEIGHTS).write_bytes(save(arrays))
+    facts = {
+        "dim": codebooks.dim,
+        "health": None if health is None else dataclasses.asdict(health),
+    }
+    return StoredQuantizer(writer.finish(facts=facts).folder)
+
+
+def fuse_features(codebooks: Codebooks, features: Features) -> Float16[np.ndarray, "rows dim"]:
+    """Return the fused embeddings of all rows."""
+    fused = np.empty((len(features), features.dim), dtype=np.float16)
+    for rows, batch in features.batches(FUSE_BATCH):
+        fused[rows] = codebooks.fuse(batch.image, batch.text)
+    return fused
+
+
+def encode_features(
+    codebooks: Codebooks, features: Features, rows: Int64[np.ndarray, " rows"] | None = None
+) -> EncodedItems:
+    """Return embeddings and IDs of candidates, all or some."""
+    rows = np.arange(len(features)) if rows is None else rows
+    parts = []
+    for start in range(0, len(rows), FUSE_BATCH):
+        own = rows[start : start + FUSE_BATCH]
+        batch = features.gather(own)
+        parts.append(codebooks.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[own]))
+    return EncodedItems(*(np.concatenate(column) for column in zip(*parts, strict=True)))

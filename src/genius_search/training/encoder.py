@@ -15,12 +15,13 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import checked, to_json
-from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
+from genius_search.data.features import Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import Encoder, ImageInput, TextInput
 from genius_search.encoders.batches import decoded_images
 from genius_search.encoders.small import (
     PADDING,
+    Prepared,
     SmallEncoder,
     SmallNetwork,
     create_small,
@@ -147,17 +148,17 @@ class EncoderStep:
         """Return the loss of a batch."""
         config, network = self.config, self.network
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
-        queries = self.pairs.queries.gather(batch.query_rows)
-        candidates = self.pairs.candidates.gather(batch.candidate_rows)
+        queries = Prepared.of(self.pairs.queries.gather(batch.query_rows))
+        candidates = Prepared.of(self.pairs.candidates.gather(batch.candidate_rows))
         pictures, views = [], []
         for items in (queries, candidates):
-            image, text = network.towers(FeatureBatch(*map(parallel.own_rows, items)))
+            image, text = network.towers(Prepared(*map(parallel.own_rows, items)))
             pictures.append(parallel.gather(image)[items.has_image.to(network.device)])
             views.append(parallel.gather(F.normalize(image + text, dim=-1)))
         contrastive = contrastive_loss(
             views[0],
             views[1],
-            batch.false_negatives.to(network.device),
+            torch.from_numpy(batch.false_negatives).to(network.device),
             temperature=config.temperature,
             direction="both",
         )
@@ -237,7 +238,7 @@ def draw_phrases(
 
 
 def words_of_images(
-    queries: FeatureBatch, candidates: FeatureBatch
+    queries: Prepared, candidates: Prepared
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
     """Return the words that go with some image of a batch of pairs, and which go with each image.
 

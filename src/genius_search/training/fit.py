@@ -15,7 +15,7 @@ from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.adapters import KIND as ADAPTERS
 from genius_search.encoders.adapters import FrozenPair
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.base import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, KnownInstruction
 from genius_search.nn import parallel
@@ -96,13 +96,6 @@ def fit(
     parallel.in_turn(lambda: Genius.finish(folder, embedded.encoder, quantizer, generator, instructions))
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     return Genius.open(folder, device=device, download=download)
-
-
-def absolute_spec(spec: str) -> str:
-    """Return an encoder's spec such that it can be opened from any working directory."""
-    kind, colon, place = spec.partition(":")
-    path = Path(place).expanduser()
-    return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
 
 
 def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | None:

@@ -25,9 +25,9 @@ from genius_search.nn.generator import (
 )
 from genius_search.nn.losses import prefix_loss
 from genius_search.nn.packed import KIND
-from genius_search.nn.quantizer import encode, fuse
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
+from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
@@ -52,27 +52,28 @@ def train_generator(
         return load_generator(folder, device=device)
     training = config.training
     torch.manual_seed(training.seed)
-    dim = quantizer.quantizer.dim
-    generator = Generator(dim, quantizer.quantizer.sizes, config).to(device)
+    codebooks = quantizer.codebooks
+    generator = Generator(codebooks.dim, codebooks.sizes, config).to(device)
     generator.start_codes(
-        quantizer.quantizer.tables(), generator=torch.Generator().manual_seed(training.seed)
+        [torch.from_numpy(table) for table in codebooks.tables()],
+        generator=torch.Generator().manual_seed(training.seed),
     )
     progress.say("fusing the training features")
     fused = stage.path / "fused"
     if parallel.rank() == 0:
         fused.mkdir(exist_ok=True)
-        np.save(fused / "queries.npy", fuse(quantizer.quantizer, pairs.queries).numpy())
-        encoded = encode(quantizer.quantizer, pairs.candidates)
-        np.save(fused / "candidates.npy", encoded.embeddings.half().numpy())
-        np.save(fused / "codes.npy", encoded.codes.numpy())
+        np.save(fused / "queries.npy", fuse_features(codebooks, pairs.queries))
+        encoded = encode_features(codebooks, pairs.candidates)
+        np.save(fused / "candidates.npy", encoded.embeddings.astype(np.float16))
+        np.save(fused / "codes.npy", encoded.codes)
         del encoded
     parallel.wait()
     # Mapped: all processes of a machine share the memory.
     queries, candidates, codes = (
         np.load(fused / f"{name}.npy", mmap_mode="r") for name in ("queries", "candidates", "codes")
     )
-    spread = quantizer.quantizer.spread
-    first_vectors = as_floats(quantizer.quantizer.tables()[spread.level])
+    spread = codebooks.spread
+    first_vectors = codebooks.tables()[spread.level]
 
     def scale(given: Tensor, own: np.ndarray) -> Tensor:
         """Scale queries as a search for their targets' modality does (:mod:`genius_search.nn.spread`)."""
@@ -89,7 +90,7 @@ def train_generator(
                 given.to(device),
                 scale(given, all_codes).to(device),
                 torch.from_numpy(all_codes).to(device),
-                batch.false_negatives.to(device),
+                torch.from_numpy(batch.false_negatives).to(device),
                 config.contrasted,
             )
             names = [f"prefix_{length}" for length in range(1, 1 + len(losses))]
@@ -113,7 +114,7 @@ def train_generator(
 
     def write(writer: ArtifactWriter) -> None:
         shutil.rmtree(fused)
-        write_generator(writer, generator, dim=dim)
+        write_generator(writer, generator, dim=codebooks.dim)
 
     stage.write(write)
     return load_generator(folder, device=device)

@@ -14,18 +14,19 @@ from genius_search.config import checked, to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND, StoredQuantizer
-from genius_search.nn.health import Health, majority_modality, measure_health
+from genius_search.nn.codebooks import KIND, Codebooks, StoredQuantizer
+from genius_search.nn.health import Health, majority_modality
 from genius_search.nn.losses import alignment_loss, contrastive_loss
-from genius_search.nn.quantizer import (
-    Quantizer,
-    encode,
-    write_quantizer,
-)
+from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
-from genius_search.training.codebooks import measure_items
-from genius_search.training.loop import Stage, Step, StepResult, num_steps, random_for, train
+from genius_search.training.codebooks import (
+    encode_features,
+    examine_items,
+    measure_items,
+    write_quantizer,
+)
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
 HEALTH_SAMPLE: Final = 4_096
@@ -51,7 +52,7 @@ def train_quantizer(
     config = checked(config)
     stage = Stage(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
     if stage.is_finished:
-        return StoredQuantizer(folder, device=device)
+        return StoredQuantizer(folder)
     torch.manual_seed(config.training.seed)
     quantizer = Quantizer(pairs.candidates.dim, config).to(device)
     total = num_steps(len(pairs), config.training)
@@ -66,22 +67,23 @@ def train_quantizer(
     )
 
     def write(writer: ArtifactWriter) -> None:
-        health = settle(quantizer, pairs.candidates)
+        codebooks, health = settle(quantizer, pairs.candidates)
         progress.say(f"IDs: {health.verdict}")
-        write_quantizer(writer, quantizer, health)
+        write_quantizer(writer, codebooks, health)
 
     stage.write(write)
-    return StoredQuantizer(folder, device=device)
+    return StoredQuantizer(folder)
 
 
-def settle(quantizer: Quantizer, candidates: Features) -> Health:
+def settle(quantizer: Quantizer, candidates: Features) -> tuple[Codebooks, Health]:
     """Find out what each level-0 code stands for, and examine the IDs of all candidates."""
-    encoded = encode(quantizer, candidates)
-    measure_items(quantizer, encoded.embeddings, encoded.codes)
+    codebooks = quantizer.in_numpy()
+    encoded = encode_features(codebooks, candidates)
+    measured = measure_items(codebooks, encoded)
     if quantizer.config.level0 == "learned":
-        majority = majority_modality(encoded.codes[:, 0].numpy(), candidates.modality.astype(np.int64))
-        quantizer.level0_modality.copy_(torch.from_numpy(majority))
-    return measure_health(quantizer, candidates)
+        modalities = candidates.modality.astype(np.int64)
+        measured["level0_modality"] = majority_modality(encoded.codes[:, 0], modalities)
+    return quantizer.in_numpy(measured), examine_items(codebooks, encoded, candidates.modality)
 
 
 class QuantizerStep:
@@ -111,7 +113,7 @@ class QuantizerStep:
         contrastive = contrastive_loss(
             parallel.gather(queries),
             parallel.gather(candidates),
-            batch.false_negatives.to(self.device),
+            torch.from_numpy(batch.false_negatives).to(self.device),
             temperature=config.temperature,
             direction=config.contrastive,
         )
@@ -137,7 +139,8 @@ class QuantizerStep:
 
     def _fuse(self, features: Features, rows: np.ndarray) -> Tensor:
         batch = features.gather(rows)
-        fused: Tensor = self.quantizer.fusion(batch.image.to(self.device), batch.text.to(self.device))
+        image, text = (torch.from_numpy(part).to(self.device) for part in (batch.image, batch.text))
+        fused: Tensor = self.quantizer.fusion(image, text)
         return fused
 
     def _modality(self, rows: np.ndarray) -> Tensor:
@@ -164,13 +167,15 @@ class QuantizerStep:
             torch.cat(embeddings),
             torch.cat(modalities),
             batch_size=size,
-            generator=random_for(seed, -1 - step),
+            random=np.random.default_rng([seed, step]),
         )
         parallel.copy_from_first(self.quantizer)
 
     def _check(self, step: int) -> dict[str, float]:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
-        health = measure_health(self.quantizer, self.pairs.candidates, self.sample)
+        candidates, codebooks = self.pairs.candidates, self.quantizer.in_numpy()
+        encoded = encode_features(codebooks, candidates, self.sample)
+        health = examine_items(codebooks, encoded, candidates.modality[self.sample])
         first = health.levels[int(self.quantizer.has_modality_level)]
         if first.used == 1 and len(self.sample) > 1 and self.config.collapse == "refuse":
             raise TrainingFailed(

@@ -9,9 +9,9 @@ import pytest
 from genius_search.config import usual_search
 from genius_search.errors import BadData, UsageError
 from genius_search.model import Genius
-from genius_search.nn.codebooks import normalize
+from genius_search.nn.spread import normalize
 from genius_search.progress import Silent
-from research.bench.coded import ALL, Ours, encode, fit, of_model
+from research.bench.coded import ALL, Ours, encode, fit
 from research.bench.given import Given, invent, nearest_cosines, read_given, share_found
 from research.bench.rivals import EXACT, builders
 from research.bench.settings import SearchSettings
@@ -159,9 +159,8 @@ def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_pa
     model = Genius.open(trained.model)
     items = normalize(np.random.default_rng(0).standard_normal((20, model.dim)).astype(np.float32))
     given = Given(items, np.zeros(20, dtype=np.int8), items[:2], real=20)
-    arrays = encode(of_model(model), given).arrays
+    arrays = encode(model.codebooks, given).arrays
     assert np.allclose(arrays.embeddings, items, atol=1e-3)
     np.save(tmp_path / "items.npy", items)
     with pytest.raises(UsageError, match="leave --model out"):
         read_given(tmp_path / "items.npy", SearchSettings(), model, tmp_path, progress=Silent())
-    assert type(model.quantizer.fusion).__name__ != "SumFusion"  # the model itself is as before

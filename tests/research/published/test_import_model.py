@@ -78,7 +78,7 @@ def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data,
     listening = Listening()
     data = write_data(*Modality)
     model = import_genius(*files, encoder, tmp_path / "model", progress=listening, data=data)
-    assert model.quantizer.level0_modality.tolist() == [1, 2, 0]
+    assert model.codebooks.level0_modality.tolist() == [1, 2, 0]
     assert Genius.open(tmp_path / "model").level0_codes(Modality.IMAGE) == {2}
     assert model.quantizer_manifest.facts["health"]["purity"] == 1.0
     assert listening.said == [
@@ -90,7 +90,7 @@ def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data,
 def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, encoder, tmp_path):
     listening = Listening()
     model = import_genius(*files, encoder, tmp_path / "model", progress=listening)
-    assert model.quantizer.level0_modality.tolist() == [-1, -1, -1]
+    assert model.codebooks.level0_modality.tolist() == [-1, -1, -1]
     assert model.quantizer_manifest.facts["health"] is None
     assert listening.said[0].startswith("WARNING: without labelled candidates")
 

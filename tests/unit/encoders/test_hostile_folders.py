@@ -13,10 +13,12 @@ from genius_search.config import FusionConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts, load_encoder
 from genius_search.errors import ArtifactMismatch
+from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.nn.generator import Generator, load_generator, write_generator
 from genius_search.nn.packed import read_packed
-from genius_search.nn.quantizer import Quantizer, load_quantizer, write_quantizer
+from genius_search.nn.quantizer import Quantizer
 from genius_search.recipe import GeneratorConfig, QuantizerConfig
+from genius_search.training.codebooks import write_quantizer
 from genius_search.writing import ArtifactWriter
 
 
@@ -41,8 +43,8 @@ def make_small(folder):
 def make_quantizer(folder):
     config = QuantizerConfig(levels=2, codebook_size=4, fusion=FusionConfig(hidden=4))
     writer = ArtifactWriter(folder / "q", kind="quantizer", config=to_json(config), inputs={})
-    write_quantizer(writer, Quantizer(4, config), None)
-    return folder / "q" / "manifest.json", lambda: load_quantizer(folder / "q")
+    write_quantizer(writer, Quantizer(4, config).in_numpy(), None)
+    return folder / "q" / "manifest.json", lambda: StoredQuantizer(folder / "q")
 
 
 def make_generator(folder):

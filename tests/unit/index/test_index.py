@@ -15,7 +15,8 @@ from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
 from genius_search.index.index import Index
 from genius_search.index.request import SearchPart
-from genius_search.nn.codebooks import as_floats, normalize
+from genius_search.nn.codebooks import as_floats
+from genius_search.nn.spread import normalize
 from genius_search.records import Candidate, Modality, format_text, instructed
 from research.mbeir_files import write_candidates
 
@@ -108,7 +109,7 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
         assert (hit.modality, hit.text) == (candidate.modality, candidate.text)
         assert (hit.image is None) == (candidate.image is None)
         assert hit.image is None or Path(hit.image).is_file()
-        assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.quantizer.sizes)
+        assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.codebooks.sizes)
     stopped = SearchConfig(rerank="codes", candidates=36)
     for hit in shared.search("a red star", instruction="Find it.", k=20, config=stopped):
         assert len(hit.log_probabilities) < len(hit.codes)

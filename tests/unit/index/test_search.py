@@ -201,7 +201,7 @@ def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_pa
 def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, pool, tmp_path, kind):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
     (table,) = (part.table for part in made.snapshot.search_segments)
-    levels = model.quantizer.num_levels
+    levels = model.num_levels
     of_ids = {tuple(row[:levels]): row[levels + 1] / 255 for row in table.ids.tolist()}
     of_items = made.snapshot.evidence(model.ranker).densities
     assert (of_items is not None) == (kind == "fused")

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
-import torch
 
-from genius_search.nn.quantizer import assign, nearest_sums, nearest_sums_plain
-
-
-def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    random = torch.Generator().manual_seed(seed)
-    tables = [torch.randn(size, dim, generator=random) * 0.6**level for level, size in enumerate(sizes)]
-    return torch.randn(items, dim, generator=random), tables
+from genius_search.nn.kmeans import NearestSums, assign
+from genius_search.nn.spread import sum_codes
 
 
-def squared_errors(residuals: torch.Tensor, tables: list[torch.Tensor], codes: torch.Tensor) -> torch.Tensor:
-    vectors = sum((table[codes[:, level]] for level, table in enumerate(tables)), torch.zeros(()))
-    return (residuals - vectors).square().sum(dim=1)
+def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    random = np.random.default_rng(seed)
+    tables = [
+        random.standard_normal((size, dim), dtype=np.float32) * np.float32(0.6**level)
+        for level, size in enumerate(sizes)
+    ]
+    return random.standard_normal((items, dim), dtype=np.float32), tables
+
+
+def squared_errors(residuals: np.ndarray, tables: list[np.ndarray], codes: np.ndarray) -> np.ndarray:
+    return np.square(residuals - sum_codes(tables, codes)).sum(axis=1)
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "numpy"], autouse=True)
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr("genius_search.nn.kmeans.open_library", lambda: None)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -27,43 +36,37 @@ def test_a_beam_of_one_is_the_greedy_choice(seed: int) -> None:
     greedy = []
     left = residuals
     for table in tables:
-        chosen = assign(left, table)
-        greedy.append(chosen)
-        left = left - table[chosen]
-    assert torch.equal(nearest_sums(residuals, tables, beam=1), torch.stack(greedy, dim=1))
+        greedy.append(assign(left, table))
+        left = left - table[greedy[-1]]
+    assert np.array_equal(NearestSums(tables, beam=1)(residuals), np.stack(greedy, axis=1))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_beam_as_wide_as_all_ids_finds_the_nearest_of_all(seed: int) -> None:
     residuals, tables = drawn(seed, (4, 3, 5), items=30, dim=4)
-    every = torch.tensor(list(itertools.product(range(4), range(3), range(5))))
-    errors = torch.stack([squared_errors(residuals, tables, id_.expand(30, -1)) for id_ in every], dim=1)
-    found = nearest_sums(residuals, tables, beam=1000)
-    torch.testing.assert_close(squared_errors(residuals, tables, found), errors.min(dim=1).values)
+    every = np.array(list(itertools.product(range(4), range(3), range(5))))
+    errors = np.stack([squared_errors(residuals, tables, np.tile(one, (30, 1))) for one in every], axis=1)
+    found = NearestSums(tables, beam=1000)(residuals)
+    np.testing.assert_allclose(squared_errors(residuals, tables, found), errors.min(axis=1), rtol=1e-4)
 
 
 def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
-    whole = nearest_sums(residuals, tables, beam=4)
-    monkeypatch.setattr("genius_search.nn.quantizer.ERRORS_AT_ONCE", 7 * 4 * 8)
-    monkeypatch.setattr("genius_search.nn.quantizer.AT_ONCE", 7)
-    assert torch.equal(nearest_sums(residuals, tables, beam=4), whole)
-    assert torch.equal(nearest_sums_plain(residuals, tables, beam=4), whole)
-    assert nearest_sums(residuals[:0], tables, beam=4).shape == (0, 3)
+    encode = NearestSums(tables, beam=4)
+    whole = encode(residuals)
+    monkeypatch.setattr("genius_search.nn.kmeans.ERRORS_AT_ONCE", 7 * 4 * 8)
+    monkeypatch.setattr("genius_search.nn.kmeans.AT_ONCE", 7)
+    assert np.array_equal(encode(residuals), whole)
+    assert np.array_equal(encode.plain(residuals), whole)
+    assert encode(residuals[:0]).shape == (0, 3)
 
 
 @pytest.mark.parametrize("beam", [1, 3, 8, 300])
 @pytest.mark.parametrize("sizes", [(256,), (4, 256, 100, 17), (8,) * 20])
 def test_the_library_finds_what_the_plain_search_finds(sizes: tuple[int, ...], beam: int) -> None:
     residuals, tables = drawn(beam, sizes, items=300, dim=24)
-    plain, found = (search(residuals, tables, beam=beam) for search in (nearest_sums_plain, nearest_sums))
-    assert (plain == found).all(dim=1).float().mean() > 0.99  # rounding may decide between two sums
+    encode = NearestSums(tables, beam=beam)
+    plain, found = encode.plain(residuals), encode(residuals)
+    assert (plain == found).all(axis=1).mean() > 0.99  # rounding may decide between two sums
     errors = squared_errors(residuals, tables, found)
-    torch.testing.assert_close(errors, squared_errors(residuals, tables, plain), rtol=1e-3, atol=1e-4)
-
-
-def test_training_in_bfloat16_encodes_in_full_precision() -> None:
-    residuals, tables = drawn(4, (16, 16), items=200, dim=8)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = nearest_sums(residuals, tables, beam=4)
-    assert torch.equal(found, nearest_sums(residuals, tables, beam=4))
+    np.testing.assert_allclose(errors, squared_errors(residuals, tables, plain), rtol=1e-3, atol=1e-4)

@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.nn.quantizer import assign, kmeans
+from genius_search.nn.kmeans import assign, kmeans, sum_by_code
 
 
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
+def drawn(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def distances(samples, centroids):
+    return np.linalg.norm(samples[:, None].astype(np.float64) - centroids, axis=2)
 
 
 @given(items=st.integers(1, 40), size=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_the_nearest_centroid_is_the_nearest_by_squared_distance(items, size, seed):
-    samples = torch.randn(items, 3, generator=seeded(seed))
-    centroids = torch.randn(size, 3, generator=seeded(seed + 1))
-    nearest = [
-        min(range(size), key=lambda c: float((sample.double() - centroids[c].double()).square().sum()))
-        for sample in samples
-    ]
-    assert assign(samples, centroids).tolist() == nearest
+    samples, centroids = drawn(seed, items, 3), drawn(seed + 1, size, 3)
+    assert assign(samples, centroids).tolist() == distances(samples, centroids).argmin(axis=1).tolist()
 
 
 @given(items=st.integers(1, 60), size=st.integers(1, 10), seed=st.integers(0, 10_000))
 def test_kmeans_ends_where_every_used_centroid_is_the_mean_of_its_samples(items, size, seed):
-    samples = torch.randn(items, 2, generator=seeded(seed))
-    centroids, _ = kmeans(samples, size, iterations=200, generator=seeded(seed))
-    chosen = assign(samples, centroids)
-    for code in chosen.unique():
-        mean = samples[chosen == code].mean(dim=0)
-        torch.testing.assert_close(centroids[code], mean, rtol=1e-4, atol=1e-5)
+    samples = drawn(seed, items, 2)
+    centroids, chosen = kmeans(samples, size, iterations=200, random=np.random.default_rng(seed))
+    assert np.array_equal(chosen, assign(samples, centroids))
+    for code in np.unique(chosen):
+        np.testing.assert_allclose(
+            centroids[code], samples[chosen == code].mean(axis=0), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_separate_heaps_are_found():
-    samples = torch.cat([torch.randn(50, 2, generator=seeded(1)) * 0.01 + center for center in (-5, 0, 5)])
-    centroids, _ = kmeans(samples, 12, iterations=50, generator=seeded(0))
-    nearest = (centroids[:, None] - torch.tensor([-5.0, 0, 5])[None, :, None]).norm(dim=2).min(dim=0)
-    assert nearest.values.max() < 0.1
+    samples = np.concatenate([drawn(1, 50, 2) * np.float32(0.01) + center for center in (-5, 0, 5)])
+    centroids, _ = kmeans(samples, 12, iterations=50, random=np.random.default_rng(0))
+    assert distances(np.array([[-5.0, -5], [0, 0], [5, 5]]), centroids).min(axis=1).max() < 0.1
 
 
 def test_fewer_samples_than_clusters_works():
-    samples = torch.randn(3, 4, generator=seeded(5))
-    centroids, _ = kmeans(samples, 20, iterations=10, generator=seeded(5))
+    samples = drawn(5, 3, 4)
+    centroids, _ = kmeans(samples, 20, iterations=10, random=np.random.default_rng(5))
     assert centroids.shape == (20, 4)
-    distances = (centroids[:, None] - samples[None]).norm(dim=2).min(dim=1).values
-    assert distances.max() < 2.5
-    assert centroids.isfinite().all()
+    assert distances(centroids, samples).min(axis=1).max() < 2.5
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_sums_by_code_are_those_of_each_codes_vectors(has_library, monkeypatch):
+    if not has_library:
+        monkeypatch.setattr("genius_search.nn.kmeans.open_library", lambda: None)
+    vectors, codes = drawn(7, 100, 5).T.copy().T, np.random.default_rng(7).integers(6, size=100)
+    expected = [vectors[codes == code].sum(axis=0) for code in range(8)]
+    np.testing.assert_allclose(sum_by_code(vectors, codes, 8), expected, atol=1e-5)

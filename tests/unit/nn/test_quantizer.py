@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from genius_search.config import FusionConfig
 from genius_search.nn.quantizer import Codebook, Quantizer
+from genius_search.nn.spread import normalize, sum_codes
 from genius_search.recipe import QuantizerConfig
 
 DIM = 5
@@ -184,13 +186,13 @@ def test_each_kind_of_level_0_says_what_it_knows(level0, sizes, known):
     assert quantizer.sizes == sizes
     assert quantizer.num_levels == len(sizes)
     assert quantizer.has_modality_level == (level0 != "none")
-    assert quantizer.level0_modality.tolist() == known
+    assert quantizer.in_numpy().level0_modality.tolist() == known
 
 
 def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
     quantizer = make(level0="assigned", levels=2)
     vectors, modalities = embeddings(60), torch.arange(60) % 3
-    quantizer.start_codebooks(vectors, modalities, batch_size=15, generator=seeded(0))
+    quantizer.start_codebooks(vectors, modalities, batch_size=15, random=np.random.default_rng(0))
     first, second, third = quantizer.codebooks
     for modality in range(3):
         torch.testing.assert_close(first.embed[modality], vectors[modalities == modality].mean(dim=0))
@@ -214,10 +216,11 @@ def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     quantizer = make(level0=level0)
     image, text = torch.randn(2, 9, DIM, generator=seeded(1))
     modalities = torch.arange(9) % 3
-    items = quantizer.encode_items(image, text, modalities)
-    fused = quantizer.fusion(image, text).detach()
-    assert torch.equal(items.embeddings, fused)
-    assert torch.equal(items.codes, quantizer.quantize(fused, modalities).codes)
-    vectors = F.normalize(quantizer.decode(items.codes), dim=-1)
-    torch.testing.assert_close(items.code_cosine, (vectors * fused).sum(dim=-1))
-    assert not items.embeddings.requires_grad
+    codebooks, fused = quantizer.in_numpy(), quantizer.fusion(image, text).detach()
+    for count in (9, 2):  # many and few are fused in different ways
+        found = codebooks.fuse(image[:count].numpy(), text[:count].numpy())
+        np.testing.assert_allclose(found, fused[:count], atol=1e-6)
+    items = codebooks.encode_items(fused.numpy(), modalities.numpy())
+    assert items.codes.tolist() == quantizer.quantize(fused, modalities).codes.tolist()
+    vectors = sum_codes(codebooks.tables(), items.codes)
+    np.testing.assert_allclose(items.code_cosine, np.vecdot(normalize(vectors), fused.numpy()), atol=1e-6)

@@ -41,8 +41,8 @@ def codes(random) -> torch.Tensor:
 @pytest.fixture
 def marked(tables, codes) -> np.ndarray:
     """Codes of items with half norm and density."""
-    own = NormAndDensity(tables, has_modality_level=True).columns(codes)
-    return torch.cat([codes.short(), own], dim=1).numpy()
+    own = NormAndDensity([table.numpy() for table in tables], has_modality_level=True).columns(codes.numpy())
+    return np.concatenate([codes.numpy(), own], axis=1).astype(np.int16)
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from torch import multiprocessing
 from genius_search.config import FusionConfig
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
-from genius_search.nn.codebooks import StoredQuantizer
-from genius_search.nn.quantizer import Quantizer, encode
+from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig, TrainingConfig
 from genius_search.records import Modality, Query
+from genius_search.training.codebooks import encode_features
 from genius_search.training.loop import train
 from genius_search.training.quantizer import QuantizerStep, train_quantizer
 
@@ -60,27 +60,20 @@ def test_a_killed_training_goes_on_to_exactly_the_same_losses_and_weights(
 @pytest.mark.parametrize(
     ("level0", "shared"), [("learned", False), ("assigned", True), ("classifier", False), ("none", True)]
 )
-def test_a_saved_quantizer_is_opened_as_it_was_trained(world, tmp_path, level0, shared):
+def test_a_trained_quantizer_is_not_trained_again(world, tmp_path, level0, shared):
     config = changed(level0=level0, shared_codebook=shared, max_steps=6)
     trained = run(world, tmp_path / "q", config)
-    kept = StoredQuantizer(tmp_path / "q")
-    opened = kept.quantizer
-    state = opened.state_dict()
-    assert state.keys() == trained.quantizer.state_dict().keys()
-    for name, tensor in trained.quantizer.state_dict().items():
-        assert torch.equal(state[name], tensor), name
-    if shared:
-        assert opened.codebooks[-1] is opened.codebooks[-2]
-    expected, found = encode(trained.quantizer, world.candidates), encode(opened, world.candidates)
-    assert torch.equal(expected.codes, found.codes)
-    assert trained.manifest == kept.manifest
-    assert run(world, tmp_path / "q", config).manifest == kept.manifest
+    *_, last, deepest = trained.codebooks.tables()
+    assert np.array_equal(last, deepest) == shared
+    codes = encode_features(trained.codebooks, world.candidates).codes
+    assert (codes.max(axis=0) < trained.codebooks.sizes).all()
+    assert run(world, tmp_path / "q", config).manifest == trained.manifest
 
 
 def test_a_learned_level_0_learns_what_its_codes_stand_for(world, tmp_path):
     trained = run(world, tmp_path / "q", changed(level0="learned"))
-    codes = encode(trained.quantizer, world.candidates).codes[:, 0].numpy()
-    for code, modality in enumerate(trained.quantizer.level0_modality.tolist()):
+    codes = encode_features(trained.codebooks, world.candidates).codes[:, 0]
+    for code, modality in enumerate(trained.codebooks.level0_modality.tolist()):
         holders = world.candidates.modality[codes == code]
         assert modality == (np.bincount(holders, minlength=3).argmax() if len(holders) else -1)
     assert trained.manifest.facts["health"]["purity"] is not None
@@ -99,7 +92,7 @@ def test_candidates_that_are_all_alike_stop_the_training_unless_allowed(make_fea
     with pytest.raises(TrainingFailed, match="codebooks collapsed"):
         train_quantizer(pairs, tmp_path / "refused", CONFIG, progress=Silent())
     allowed = changed(collapse="allow")
-    assert train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Silent()).quantizer.sizes == (
+    assert train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Silent()).codebooks.sizes == (
         3,
         8,
         8,

@@ -1,0 +1,193 @@
+"""K-means, and the codes of vectors: by the compiled library, or by NumPy where that does not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int64, Integer
+
+from genius_search.native.library import CODES, NO_MEMORY, open_library
+
+CHUNK: Final = 16_384
+"""Vectors per block when assigning centroids, to bound memory."""
+AT_ONCE: Final = 1024
+"""Vectors whose products with all code vectors are in memory at once."""
+ERRORS_AT_ONCE: Final = 1 << 20
+"""Errors of sums in memory at once: 4 MiB, which stay in the cache of a processor."""
+SPREAD: Final = 0.3
+"""How far k-means starts from the mean, as a share of the distance of drawn samples."""
+
+
+class Clusters(NamedTuple):
+    """Centroids, and the nearest one of each sample."""
+
+    centroids: Float32[np.ndarray, "codes dim"]
+    chosen: Int64[np.ndarray, " items"]
+
+
+def assign(
+    samples: Float32[np.ndarray, "items dim"], centroids: Float32[np.ndarray, "codes dim"]
+) -> Int64[np.ndarray, " items"]:
+    """Return the index of the nearest centroid (squared Euclidean); the lowest index wins a tie."""
+    halves = np.square(centroids).sum(axis=1) / 2
+    chosen = np.empty(len(samples), dtype=np.int64)
+    for start in range(0, len(samples), CHUNK):
+        products = samples[start : start + CHUNK] @ centroids.T
+        products -= halves
+        chosen[start : start + CHUNK] = products.argmax(axis=1)
+    return chosen
+
+
+def sum_by_code(
+    vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, " items"], size: int
+) -> Float32[np.ndarray, "codes dim"]:
+    """Return the sum of the vectors with each code from 0 to ``size`` − 1."""
+    sums = np.zeros((size, vectors.shape[1]), dtype=np.float32)
+    vectors, codes = np.ascontiguousarray(vectors), np.ascontiguousarray(codes, dtype=np.int64)
+    library = open_library()
+    if library is None:
+        np.add.at(sums, codes, vectors)
+    else:
+        library.sum_by_code(vectors.ctypes.data, codes.ctypes.data, *vectors.shape, sums.ctypes.data)
+    return sums
+
+
+def kmeans(
+    samples: Float32[np.ndarray, "items dim"], size: int, *, iterations: int, random: np.random.Generator
+) -> Clusters:
+    """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
+
+    The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far
+    from every other, and a centroid that starts there may keep few. With fewer samples than clusters they are
+    drawn with replacement.
+    """
+    drawn = random.choice(len(samples), size, replace=len(samples) < size)
+    mean = samples.mean(axis=0)
+    centroids = mean + np.float32(SPREAD) * (samples[drawn] - mean)
+    chosen = assign(samples, centroids)
+    for _ in range(iterations):
+        counts = np.bincount(chosen, minlength=size)[:, None]
+        sums = sum_by_code(samples, chosen, size)
+        centroids = np.where(counts > 0, sums / np.maximum(counts, 1).astype(np.float32), centroids)
+        before, chosen = chosen, assign(samples, centroids)
+        if np.array_equal(before, chosen):
+            break
+    return Clusters(centroids, chosen)
+
+
+class NearestSums:
+    """Approximates vectors by sums of code vectors, one from each table.
+
+    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice. The error
+    of a sum follows from the products of its code vectors with the vector and with each other, so that what
+    remains of the vector is never computed.
+    """
+
+    def __init__(self, tables: Sequence[Float32[np.ndarray, "_ dim"]], *, beam: int) -> None:
+        self._tables = [np.asarray(table, dtype=np.float32) for table in tables]
+        self._beam = beam
+        self._is_compiled = max(map(len, tables)) <= CODES and open_library() is not None
+
+    def __call__(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+        """Return the codes of vectors."""
+        if self._is_compiled:
+            return self._compiled(vectors)
+        if self._beam == 1:
+            return self._greedy(vectors)
+        most = max(1, ERRORS_AT_ONCE // (self._beam * max(map(len, self._tables))))
+        codes = np.empty((len(vectors), len(self._tables)), dtype=np.int64)
+        for start in range(0, len(vectors), most):
+            codes[start : start + most] = self.plain(vectors[start : start + most])
+        return codes
+
+    def plain(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+        """Do so in NumPy, for a few vectors."""
+        every = np.arange(len(vectors))[:, None]
+        codes = np.zeros((len(vectors), 1, 0), dtype=np.int64)
+        errors = np.zeros((len(vectors), 1), dtype=np.float32)  # half squared ones, less half the vector's
+        for level, table in enumerate(self._tables):
+            longer = errors[..., None] + (np.square(table).sum(axis=1) / 2 - vectors @ table.T)[:, None]
+            for before, products in enumerate(self._crossed[level]):
+                longer += products[codes[..., before]]
+            flat = longer.reshape(len(vectors), longer.shape[1] * len(table))
+            width = min(self._beam, flat.shape[1])
+            best = np.argpartition(flat, width - 1, axis=1)[:, :width]
+            errors = flat[every, best]
+            codes = np.concatenate([codes[every, best // len(table)], (best % len(table))[..., None]], axis=2)
+        return np.asarray(codes[every[:, 0], errors.argmin(axis=1)])
+
+    @cached_property
+    def _crossed(self) -> list[list[Float32[np.ndarray, "_ _"]]]:
+        """Products of the code vectors of each level with those of the levels before."""
+        return [
+            [earlier @ table.T for earlier in self._tables[:level]]
+            for level, table in enumerate(self._tables)
+        ]
+
+    def _greedy(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+        codes = np.empty((len(vectors), len(self._tables)), dtype=np.int64)
+        for level, table in enumerate(self._tables):
+            codes[:, level] = assign(vectors, table)
+            vectors = vectors - table[codes[:, level]]
+        return codes
+
+    @cached_property
+    def _packed(self) -> list[Float32[np.ndarray, ...]]:
+        """Code vectors, their half squared norms, and their products between levels, for the library."""
+        levels, dim = len(self._tables), self._tables[0].shape[1]
+        wide = np.zeros((levels, CODES, dim), np.float32)
+        halves = np.full((levels, CODES), np.inf, np.float32)
+        for level, table in enumerate(self._tables):
+            wide[level, : len(table)] = table
+            halves[level, : len(table)] = np.square(table).sum(axis=1) / 2
+        every = wide.reshape(-1, dim)
+        crossed = np.concatenate([every[: CODES * level] @ wide[level].T for level in range(levels)])
+        return [every, halves, crossed]
+
+    def _compiled(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+        library, (every, halves, crossed) = open_library(), self._packed
+        codes = np.empty((len(vectors), len(self._tables)), np.uint8)
+        for start in range(0, len(vectors), AT_ONCE):
+            products = vectors[start : start + AT_ONCE] @ every.T
+            arrays = [array.ctypes.data for array in (products, halves, crossed)]
+            own = codes[start : start + AT_ONCE]
+            status = library.nearest_sums(*arrays, *own.shape, self._beam, own.ctypes.data)  # type: ignore[union-attr]
+            if status == NO_MEMORY:
+                raise MemoryError
+        return codes.astype(np.int64)
+
+
+def start_tables(
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Integer[np.ndarray, " items"] | None,
+    sizes: Sequence[int],
+    *,
+    iterations: Sequence[int | None],
+    random: np.random.Generator,
+) -> list[Clusters]:
+    """Return code vectors by k-means on the residuals, level by level, and the codes of the items.
+
+    Parameters
+    ----------
+    modalities
+        the codes of level 0, which has their means as vectors; None finds them by k-means as well.
+    sizes, iterations
+        of each level: its codes, and the most iterations of k-means; None keeps the vectors of the level
+        before.
+    """
+    levels: list[Clusters] = []
+    residuals = embeddings
+    for level, (size, most) in enumerate(zip(sizes, iterations, strict=True)):
+        if level == 0 and modalities is not None:
+            counts = np.bincount(modalities, minlength=size)[:, None]
+            means = sum_by_code(residuals, modalities, size) / np.maximum(counts, 1).astype(np.float32)
+            levels.append(Clusters(means, modalities.astype(np.int64)))
+        elif most is None:
+            levels.append(Clusters(levels[-1].centroids, assign(residuals, levels[-1].centroids)))
+        else:
+            levels.append(kmeans(residuals, size, iterations=most, random=random))
+        residuals = residuals - levels[-1].centroids[levels[-1].chosen]
+    return levels
