@@ -12,11 +12,11 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, UInt8
+from jaxtyping import Float, Float32, Int, UInt8
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -30,11 +30,11 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
-from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, ImageInput, TextInput
 from genius_search.encoders.batches import decoded_images, in_batches, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
+from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.weights import load_weights, write_weights
 
 BATCH: Final = 1024
@@ -82,20 +82,6 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-class Prepared(NamedTuple):
-    """Descriptors of images and token numbers of texts, as tensors; see :class:`FeatureBatch`."""
-
-    image: Float[Tensor, "items pixels"]
-    text: Float[Tensor, "items tokens"]
-    has_image: Bool[Tensor, " items"]
-    has_text: Bool[Tensor, " items"]
-
-    @staticmethod
-    def of(batch: FeatureBatch) -> Prepared:
-        """Return a batch of prepared features as tensors."""
-        return Prepared(*map(torch.from_numpy, batch))
-
-
 class SmallNetwork(nn.Module):
     """Two towers from descriptors and token numbers to unnormalised features."""
 
@@ -131,7 +117,7 @@ class SmallNetwork(nn.Module):
         features: Tensor = self.text_tower(total)
         return features
 
-    def towers(self, batch: Prepared) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
+    def towers(self, batch: FeatureTensors) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
         """Return the features of image and of text; ``image`` holds descriptors, ``text`` token numbers.
 
         Features of a modality that an item lacks are zero.

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from genius_search.config import FusionConfig
+from genius_search.data.features import FeatureBatch
+
+
+class FeatureTensors(NamedTuple):
+    """Features of a batch as tensors (:class:`genius_search.data.features.FeatureBatch`)."""
+
+    image: Float[Tensor, "items image_dim"]
+    text: Float[Tensor, "items text_dim"]
+    has_image: Bool[Tensor, " items"]
+    has_text: Bool[Tensor, " items"]
+
+    @staticmethod
+    def of(batch: FeatureBatch) -> FeatureTensors:
+        """Return a batch as tensors, without a copy."""
+        return FeatureTensors(*map(torch.from_numpy, batch))
 
 
 def make_fusion(dim: int, config: FusionConfig) -> nn.Module:
@@ -65,13 +81,3 @@ class Fusion(nn.Module):
         text_share = self.dynamic_scalar(joint)
         fused = mixed + text_share * text + (1 - text_share) * image
         return nn.functional.normalize(fused.float(), dim=-1)
-
-
-@torch.inference_mode()
-def fuse_arrays(
-    fusion: nn.Module, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
-) -> Float32[np.ndarray, "items dim"]:
-    """Return the unit embeddings of the features of a few queries, which are arrays."""
-    device = next(fusion.parameters()).device
-    fused: Tensor = fusion(torch.from_numpy(image).to(device), torch.from_numpy(text).to(device))
-    return fused.cpu().numpy()

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.config import checked, to_json
-from genius_search.data.features import Batch, FeatureBatch, Pairs, Shard, half
+from genius_search.data.features import Batch, Pairs, Shard, half
 from genius_search.data.mbeir import read_pool
 from genius_search.encoders.adapters import CONFIG_FILE, PARTS, WEIGHTS_FILE, AdapterEncoder, FrozenPair
 from genius_search.nn import parallel
+from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
@@ -84,7 +85,7 @@ class AdapterNetwork(nn.Module):
         super().__init__()
         self.image, self.text = (TrainedAdapter(encoder.dim, config) for encoder in (pair.image, pair.text))
 
-    def forward(self, items: FeatureBatch) -> Float[Tensor, "items members dim"]:
+    def forward(self, items: FeatureTensors) -> Float[Tensor, "items members dim"]:
         """Return each member's unit vectors of items: of the sum of what it makes of image and text."""
         device, size = self.image.output.device, self.image.output.shape
         total = torch.zeros(len(items.image), size[0], size[1], device=device)
@@ -139,7 +140,7 @@ class AdapterStep(nn.Module):
     def embed(self, pairs: Pairs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the vectors of the queries and of the candidates of a batch."""
         queries, candidates = (
-            parallel.gather(self.network(FeatureBatch(*map(parallel.own_rows, features.gather(rows)))))
+            parallel.gather(self.network(FeatureTensors.of(features.gather(parallel.own_rows(rows)))))
             for features, rows in (
                 (pairs.queries, batch.query_rows),
                 (pairs.candidates, batch.candidate_rows),
@@ -153,9 +154,9 @@ class AdapterStep(nn.Module):
         A search says which modality it wants, and without words for that, a frozen encoder cannot know. A
         picture's own caption in another pair would count as wrong for its picture, and the picture itself.
         """
-        modality = torch.from_numpy(pairs.candidates.modality[batch.candidate_rows])
+        modality = pairs.candidates.modality[batch.candidate_rows]
         excluded = batch.false_negatives | (modality[:, None] != modality[None])
-        return excluded.to(self.best_score.device)
+        return torch.from_numpy(excluded).to(self.best_score.device)
 
     @torch.no_grad()
     def check(self) -> None:
@@ -258,7 +259,7 @@ def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
         for source in (pairs.queries, pairs.candidates):
             sample = np.random.default_rng(0).permutation(len(source))[:_SAMPLE]
             batch = source.gather(np.sort(sample))
-            parts.append(getattr(batch, part)[getattr(batch, f"has_{part}")])
+            parts.append(torch.from_numpy(getattr(batch, part)[getattr(batch, f"has_{part}")]))
         rows = torch.cat([part for part in parts if len(part)])
         if len(rows):
             getattr(network, part).standardise(rows)

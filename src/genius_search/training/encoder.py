@@ -21,7 +21,6 @@ from genius_search.encoders.base import Encoder, ImageInput, TextInput
 from genius_search.encoders.batches import decoded_images
 from genius_search.encoders.small import (
     PADDING,
-    Prepared,
     SmallEncoder,
     SmallNetwork,
     create_small,
@@ -29,6 +28,7 @@ from genius_search.encoders.small import (
     load_small,
 )
 from genius_search.nn import parallel
+from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
 from genius_search.recipe import EncoderConfig
@@ -148,11 +148,11 @@ class EncoderStep:
         """Return the loss of a batch."""
         config, network = self.config, self.network
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
-        queries = Prepared.of(self.pairs.queries.gather(batch.query_rows))
-        candidates = Prepared.of(self.pairs.candidates.gather(batch.candidate_rows))
+        queries = FeatureTensors.of(self.pairs.queries.gather(batch.query_rows))
+        candidates = FeatureTensors.of(self.pairs.candidates.gather(batch.candidate_rows))
         pictures, views = [], []
         for items in (queries, candidates):
-            image, text = network.towers(Prepared(*map(parallel.own_rows, items)))
+            image, text = network.towers(FeatureTensors(*map(parallel.own_rows, items)))
             pictures.append(parallel.gather(image)[items.has_image.to(network.device)])
             views.append(parallel.gather(F.normalize(image + text, dim=-1)))
         contrastive = contrastive_loss(
@@ -238,7 +238,7 @@ def draw_phrases(
 
 
 def words_of_images(
-    queries: Prepared, candidates: Prepared
+    queries: FeatureTensors, candidates: FeatureTensors
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
     """Return the words that go with some image of a batch of pairs, and which go with each image.
 
