@@ -43,8 +43,8 @@ class Serve(DeviceOptions):
     """API keys; requests without one are refused."""
 
     roots: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER [FOLDER ...]")] = ()
-    """Folders whose pictures may be handed out. Others, outside of an index, are only if they are as they
-    were when it was made of them, which somebody else's index cannot know of your files."""
+    """Folders whose pictures may be handed out. Others, outside of an index, are only if their contents are
+    those that it was made of, whose hash somebody else's index cannot have of your files."""
 
     def run(self) -> None:
         began = time.monotonic()

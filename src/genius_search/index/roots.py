@@ -77,22 +77,26 @@ def new_root(folder: Path, taken: Collection[str], *, is_first: bool, captions: 
 
 
 def content_of(item: Item, folder: Path) -> str | None:
-    """Return the size and a hash of what an encoder reads of an item; None if its picture cannot be read.
+    """Return the size and hashes of what an encoder reads of an item; None if its picture cannot be read.
 
     Parameters
     ----------
     folder
         that of the index, which paths of stored pictures begin at.
     """
-    digest = hashlib.blake2b(repr((item.modality.mbeir, item.text)).encode(), digest_size=12)
+    words = hashlib.blake2b(repr((item.modality.mbeir, item.text)).encode(), digest_size=12).hexdigest()
     size = size_of(item, folder)
-    if item.image is not None:
-        try:
-            with (folder / item.image).open("rb") as file:
-                hashlib.file_digest(file, lambda: digest)
-        except OSError:
-            return None
-    return None if size is None else f"{size}-{digest.hexdigest()}"
+    picture = "" if item.image is None else digest_of(folder / item.image)
+    return None if size is None or picture is None else f"{size}-{words}-{picture}"
+
+
+def digest_of(file: Path) -> str | None:
+    """Return a hash of a file; None if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
+    except OSError:
+        return None
 
 
 def size_of(item: Item, folder: Path) -> int | None:

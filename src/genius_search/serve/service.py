@@ -27,8 +27,9 @@ from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SID
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.index.pool import NewItem, stamp_of
+from genius_search.index.pool import NewItem
 from genius_search.index.request import SearchPart, SearchRequest
+from genius_search.index.roots import digest_of
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
 
@@ -217,8 +218,8 @@ def search_request(
 def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
     """Return where the picture of an item is, if it may be handed out.
 
-    It may if it is in the folder of the index or below a root, or is the file that this index was made of:
-    its size and time are in the item's stamp, and somebody else's index cannot know those of a private file.
+    It may if it is in the folder of the index or below a root, or is the file that the index was made of: the
+    item has its hash, which somebody else's index cannot have of a private file.
 
     Raises
     ------
@@ -229,7 +230,7 @@ def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
         raise Problem(404, f"item {item.id[:80]!r} has no picture")
     place = Path(item.image).resolve()
     is_below = any(place.is_relative_to(root) for root in (folder.resolve(), *roots))
-    if not is_below and stamp_of(item._replace(stamp=None)) != item.stamp:
+    if not is_below and digest_of(place) != (item.content or "").rpartition("-")[2]:
         raise Problem(
             404,
             "the picture of this item is gone, or is not the one that the index was made of; bring the index "

@@ -12,7 +12,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.serve.app import split_parts
 from genius_search.serve.schemas import FIELDS_BYTES, MAX_ITEMS
 
-from .conftest import form, picture
+from .conftest import form, picture, serving
 from .test_guard import JSON, is_problem
 
 
@@ -94,6 +94,19 @@ def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(wr
         assert seen("2:1") == {404}
     service.roots = [folder]
     assert seen("2:1") == {200}
+
+
+def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_indexed(model, tmp_path):
+    exif = Image.Exif()
+    exif[0x010E] = "a caption inside"
+    photo = tmp_path / "photos" / "trip" / "a.jpg"
+    photo.parent.mkdir(parents=True)
+    photo.write_bytes(picture(kind="JPEG", exif=exif))
+    made, _ = Index.create(tmp_path / "photos.index", model=model, pool=tmp_path / "photos")
+    with serving(made) as client:
+        for data, status in ((photo.read_bytes(), 200), (picture("blue", kind="JPEG"), 404)):
+            photo.write_bytes(data)
+            assert client.get("/v1/items/original?id=trip/a.jpg").status_code == status
 
 
 def test_half_a_character_is_told_by_item_and_nothing_is_stored(writable):
