@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.index.pool import GivenPool, Pool
     from genius_search.index.writer import Writer
+
+
+MANY: Final = 5
+"""Names that are listed; of more, the first and their number."""
+Exclude = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")]
 
 
 @command
@@ -77,7 +82,11 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     meaning codes then keep more of."""
 
     no_captions: bool = False
-    """Ignore texts beside pictures (.txt, .json, metadata lists)."""
+    """Ignore texts beside pictures (.txt, .json, .xmp, lists) and inside them."""
+
+    exclude: Exclude = ()
+    """Leave out files and folders that a pattern as in .gitignore fits: 'drafts/', '*.png'. A file
+    .geniusignore in a folder may hold such patterns, too."""
 
     def run(self) -> None:
         from genius_search.index.build import check_place
@@ -90,7 +99,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
             print(f"reading {self.pool}", file=sys.stderr, flush=True)
         if encoder is None and self.model is None and self.pool is not None:
             check_place(self.index)
-            pool = open_pool(self.pool, captions=not self.no_captions)
+            pool = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
             encoder, download = choose_encoder(pool, download=download)
         with TerminalProgress() as progress:
             _, added = Index.create(
@@ -105,6 +114,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
                 levels=self.levels,
                 query_vectors=read_vectors(self.query_vectors),
                 captions=not self.no_captions,
+                exclude=self.exclude,
                 device=self.device,
                 download=download,
                 progress=progress,
@@ -132,7 +142,10 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
     """With --vectors: a text file with the id of each item, a line each."""
 
     no_captions: bool = False
-    """Ignore texts beside pictures, in a folder that is new."""
+    """Ignore texts of pictures, in a folder that is new."""
+
+    exclude: Exclude = ()
+    """Leave out of a folder that is new what a pattern as in .gitignore fits."""
 
     def run(self) -> None:
         with TerminalProgress() as progress:
@@ -146,6 +159,7 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
                 vectors=read_vectors(self.vectors),
                 ids=read_ids(self.ids),
                 captions=not self.no_captions,
+                exclude=self.exclude,
                 progress=progress,
                 wait_seconds=self.wait,
             )
@@ -157,7 +171,7 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
 
         if self.pool is None:
             raise UsageError(f"{self.index} is a cluster; name a POOL to add, without --vectors")
-        pool = open_pool(self.pool, captions=not self.no_captions)
+        pool = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
         with open_cluster(self.index, self) as searcher:
             report_added(progress, searcher.add(pool), as_json=self.json)
 
@@ -202,7 +216,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
             for change in () if self.json else done.changes:
                 before = "" if change.before is None else f"{change.before} -> "
                 print_text(f"{change.kind} {before}{change.id}")
-            report_added(progress, done, as_json=self.json)
+            report_added(progress, done, as_json=self.json, again=True)
             if not self.dry_run:
                 suggest_refit(index, progress)
         return 3 if done.missing else 0
@@ -407,10 +421,29 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     )
 
 
-def report_added(progress: TerminalProgress, added: Added, *, as_json: bool) -> None:
-    """Say what was added and deleted, and every file that was left out with its reason."""
-    for left_out in added.left_out:
-        progress.say(f"left out: {left_out.file}: {left_out.reason}".replace("\n", "\\n"))
+def report_added(progress: TerminalProgress, added: Added, *, as_json: bool, again: bool = False) -> None:
+    """Say what was added and deleted, what was left out and why, and which texts were cut.
+
+    A reason that many files share is said once; ``again``, files of other kinds are only counted.
+    """
+    from genius_search.data.folder import OTHER_KIND
+
+    reasons: dict[str, list[str]] = {}
+    for one in added.left_out:
+        reasons.setdefault(one.reason, []).append(one.file)
+    for reason, files in reasons.items():
+        if again and reason.startswith(OTHER_KIND):
+            continue
+        is_long = len(files) > MANY
+        for file in files[:1] if is_long else files:
+            more = f" and {plural(len(files) - 1, 'other file')}" if is_long else ""
+            progress.say(f"left out: {file}{more}: {reason}".replace("\n", "\\n"))
+    if cut := added.shortened:
+        more = f" and {len(cut) - MANY:,} more" if len(cut) > MANY else ""
+        progress.say(
+            f"{plural(len(cut), 'text')} longer than the encoder reads, so that what follows is found by its "
+            f"words only (--match): {', '.join(cut[:MANY])}{more}"
+        )
     counts = {"replaced": added.replaced, "moved": added.moved, "not encoded again": added.reused}
     parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     unreadable = f", {plural(len(added.left_out), 'file')} left out" if added.left_out else ""

@@ -39,15 +39,17 @@ NEVER_READ: Final = (
     r"*.photoslibrary/database/ *.photoslibrary/resources/ [Tt]humbs.db ehthumbs*.db [Dd]esktop.ini"
 )
 """Patterns of thumbnails, bins and files of programs; a later pattern with ``!`` undoes one."""
+OTHER_KIND: Final = "files with the ending"
+"""What the reasons of files that are not known as pictures or texts begin with."""
 _OTHER_KINDS: Final = {
     **dict.fromkeys((".json", ".xmp"), "belong to pictures, and no picture beside it has its name"),
     **dict.fromkeys(HEIF_SUFFIXES, NEEDS_PHOTOS),
     **dict.fromkeys(
         (".csv", ".tsv", ".jsonl", ".parquet"), "are read if they are named metadata or captions"
     ),
-    **dict.fromkeys((".tar", ".zip", ".gz"), "are archives; unpack it"),
+    **dict.fromkeys((".tar", ".zip", ".gz"), "are archives; unpack them"),
 }
-"""What to do with files that are not known as pictures or texts, by their endings."""
+"""What to do with them, by their endings."""
 
 _Ignored: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
 
@@ -168,7 +170,7 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 candidates.append(Candidate(did, Modality.TEXT, read_text(path)))
             else:
                 hint = _OTHER_KINDS.get(kind, "are not known as pictures or texts; convert a picture to JPEG")
-                problems.append(BadImage(path, f"files with the ending {path.suffix!r} {hint}"))
+                problems.append(BadImage(path, f"{OTHER_KIND} {path.suffix!r} {hint}"))
         except BadImage as error:
             problems.append(error)
     return FolderScan(root, tuple(candidates), tuple(problems))

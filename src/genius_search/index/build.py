@@ -21,7 +21,7 @@ from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut
-from genius_search.encoders.base import Encoder, VectorEncoder, absolute_spec, load_encoder
+from genius_search.encoders.base import Encoder, VectorEncoder, absolute_spec, is_cut, load_encoder
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.index.items import Item
 from genius_search.index.pool import (
@@ -53,7 +53,7 @@ from genius_search.index.writer import PICTURES, Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.nn.spread import normalize
 from genius_search.progress import Progress, Silent
-from genius_search.records import Modality
+from genius_search.records import Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
 
@@ -105,6 +105,8 @@ class Added:
     """Number of items that stay, though their files are not found (:meth:`genius_search.Index.sync`)."""
     changes: list[Change] = field(default_factory=list)
     """What a dry run would change."""
+    shortened: list[str] = field(default_factory=list)
+    """Ids of items whose texts are longer than the encoder reads; what follows is only found by its words."""
 
 
 class Reused(NamedTuple):
@@ -137,6 +139,8 @@ class Changes:
     """Of the other changed items, their ids the numbers among these."""
     contents: list[str | None] = field(default_factory=list)
     """Of the items with features."""
+    shortened: list[str] = field(default_factory=list)
+    """Ids of items whose texts are longer than the encoder reads."""
 
     def changed(self) -> Iterator[tuple[int, Item]]:
         """Yield the changed items by their numbers."""
@@ -192,15 +196,19 @@ class Changes:
             ]
             yield from stored_batches(snapshot.segments, items, places)
         if len(self.features):
-            has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
-            kinds = list(Modality)  # a picture is a text to an encoder of texts
-            codes = self.features.modality.tolist()
-            found = zip(compress(self.new_items(), has_features), self.contents, codes, strict=False)
-            encoded = (
-                self.pool.with_fields(item)._replace(content=content, modality=kinds[code])
-                for item, content, code in found
-            )
+            encoded = self._encoded_items(model.encoder)
             yield from encode_items(model, encoded, self.features, manifest, progress)
+
+    def _encoded_items(self, encoder: Encoder) -> Iterator[Item]:
+        has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
+        kinds = list(Modality)  # a picture is a text to an encoder of texts
+        codes = self.features.modality.tolist()
+        found = zip(compress(self.new_items(), has_features), self.contents, codes, strict=False)
+        for item, content, code in found:
+            whole = self.pool.with_fields(item)._replace(content=content, modality=kinds[code])
+            if is_cut(encoder, format_text(whole.text)):
+                self.shortened.append(whole.id)
+            yield whole
 
 
 def find_changes(folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None) -> Changes:
@@ -289,6 +297,7 @@ def write_changes(
     else:
         result.added, result.replaced = writer.create(create, batches)
     remove_work(writer.folder)
+    result.shortened = changes.shortened
     return result
 
 
@@ -358,6 +367,7 @@ def create_index(
     levels: int | None,
     query_vectors: Shaped[np.ndarray, ...] | None,
     captions: bool,
+    exclude: Sequence[str],
     device: str,
     download: bool,
     progress: Progress,
@@ -382,7 +392,7 @@ def create_index(
     with one_writer(folder) as writer, saved_features(folder, reads) as work:
         try:
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
-            given = open_given(pool, folder, captions=captions)
+            given = open_given(pool, folder, captions=captions, exclude=exclude)
             changes = find_changes(folder, given, reads, None)
             changes.encode(work, progress)
             changes.require_any()

@@ -99,6 +99,7 @@ class Index:
         levels: int | None = None,
         query_vectors: Vectors | None = None,
         captions: bool = True,
+        exclude: Sequence[str] = (),
         device: str = "cpu",
         download: bool = False,
         progress: Progress | None = None,
@@ -144,6 +145,11 @@ class Index:
             Without a trained model, the encoder's vectors of at least a hundred typical queries, of shape
             (queries, dim). Codes then keep more of what such queries ask for; it helps where queries are
             unlike the items, as words that look for pictures, and items are ranked by codes alone.
+        captions
+            Whether texts beside and inside pictures are read.
+        exclude
+            Patterns of what is left out of a folder, as in ``.gitignore``, beside those in files
+            ``.geniusignore``.
         device, download
             For opening the model or encoder: where it runs, and whether it may be downloaded.
 
@@ -174,6 +180,7 @@ class Index:
             levels=levels,
             query_vectors=query_vectors,
             captions=captions,
+            exclude=exclude,
             device=device,
             download=download,
             progress=progress or Silent(),
@@ -284,6 +291,7 @@ class Index:
         texts: Sequence[str | None] | None = None,
         fields: Sequence[Mapping[str, object] | None] | None = None,
         captions: bool = True,
+        exclude: Sequence[str] = (),
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> Added:
@@ -303,8 +311,9 @@ class Index:
         ----------
         vectors, ids, modalities, texts, fields
             Instead of a pool; see :meth:`create`. Each item needs an id.
-        captions
-            Whether texts beside pictures are read. A remembered folder is read as it was at first.
+        captions, exclude
+            Whether texts of pictures are read, and what is left out; see :meth:`create`. A remembered folder
+            is read as it was at first.
         wait_seconds
             How long to wait while another process changes the index.
 
@@ -334,6 +343,7 @@ class Index:
                     self._model_for(writer.snapshot),
                     Path(pool),
                     captions=captions,
+                    exclude=exclude,
                     deletes=False,
                     progress=progress or Silent(),
                 )

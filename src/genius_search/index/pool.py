@@ -78,12 +78,12 @@ GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
 """A pool on disk, items in memory, or an open pool."""
 
 
-def open_given(pool: GivenPool, folder: Path, *, captions: bool) -> Pool:
+def open_given(pool: GivenPool, folder: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Pool:
     """Open a pool; pictures that come without a file are stored in the folder of the index."""
     if isinstance(pool, Pool):
         return pool
     if isinstance(pool, str | Path):
-        return open_pool(Path(pool), captions=captions)
+        return open_pool(Path(pool), captions=captions, exclude=exclude)
     return open_memory(pool, folder, captions=captions)
 
 
@@ -118,7 +118,7 @@ def is_list(pool: Path) -> bool:
     return pool.suffix == ".jsonl"
 
 
-def open_pool(pool: Path, *, captions: bool) -> Pool:
+def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Pool:
     """Open a pool: a folder of images and texts, one such file, or a ``.jsonl`` file of M-BEIR candidates.
 
     Raises
@@ -129,7 +129,8 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
     if not os.path.exists(pool):  # noqa: PTH110  False whatever the error
         raise BadData(f"{pool}: there is no such file or folder")
     if not is_list(pool):
-        opened = open_roots((new_root(pool.resolve(), (), is_first=True, captions=captions),), [0])
+        root = new_root(pool.resolve(), (), is_first=True, captions=captions, exclude=exclude)
+        opened = open_roots((root,), [0])
         next(_some(opened.items(), pool, opened.left_out))
         return opened
     if not pool.is_file():
@@ -139,8 +140,8 @@ def open_pool(pool: Path, *, captions: bool) -> Pool:
         )
     # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
     above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
-    root = above or pool.resolve().parent
-    return Pool(lambda: _some((to_item(one, root) for one in read_pool([pool])), pool, []))
+    place = above or pool.resolve().parent
+    return Pool(lambda: _some((to_item(one, place) for one in read_pool([pool])), pool, []))
 
 
 def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | None = None) -> Pool:
@@ -165,7 +166,7 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
         if not os.path.exists(place):  # noqa: PTH110  False whatever the error
             left_out.append(LeftOut(-1, root.folder, "there is no such folder or file"))
             continue
-        read = read_folder if place.is_dir() else read_file
+        read = partial(read_folder, exclude=root.exclude) if place.is_dir() else read_file
         scan = read(place, captions=root.captions)
         left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
         for candidate in scan.candidates:

@@ -54,7 +54,9 @@ def root_of(roots: Sequence[Root], path: Path) -> int | None:
     return next((numbers[str(one)] for one in (path, *path.parents) if str(one) in numbers), None)
 
 
-def new_root(folder: Path, taken: Collection[str], *, is_first: bool, captions: bool) -> Root:
+def new_root(
+    folder: Path, taken: Collection[str], *, is_first: bool, captions: bool, exclude: Sequence[str]
+) -> Root:
     """Return a root with a name that no id begins with: that of its folder or file, with a number if needed.
 
     Parameters
@@ -66,14 +68,14 @@ def new_root(folder: Path, taken: Collection[str], *, is_first: bool, captions: 
     """
     is_file = folder.is_file()
     if is_first and not is_file:
-        return Root(folder=str(folder), name="", captions=captions)
+        return Root(folder=str(folder), name="", captions=captions, exclude=(*exclude,))
     plain = "".join(letter if letter.isprintable() else "_" for letter in composed(folder.name)) or "root"
     stem, suffix = os.path.splitext(plain) if is_file else (plain, "")  # noqa: PTH122  of a name
     name, count = plain, 1
     while name in taken:
         count += 1
         name = f"{stem}-{count}{suffix}"
-    return Root(folder=str(folder), name=name, captions=captions)
+    return Root(folder=str(folder), name=name, captions=captions, exclude=(*exclude,))
 
 
 def content_of(item: Item, folder: Path) -> str | None:

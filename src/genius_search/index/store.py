@@ -282,6 +282,8 @@ class Root(BaseModel):
     folder, whose ids are the paths alone."""
     captions: bool = True
     """Whether texts beside pictures are read."""
+    exclude: tuple[str, ...] = ()
+    """Patterns of what is left out."""
 
 
 class SegmentEntry(BaseModel):

@@ -51,6 +51,7 @@ def follow(
     given: Path | None,
     *,
     captions: bool = True,
+    exclude: Sequence[str] = (),
     deletes: bool,
     delete_missing: int | None = None,
     dry_run: bool = False,
@@ -62,7 +63,7 @@ def follow(
     """
     snapshot = writer.snapshot
     roots, numbers, within = _choose(
-        writer, given, captions=captions, may_be_new=not deletes, progress=progress
+        writer, given, captions=captions, exclude=exclude, may_be_new=not deletes, progress=progress
     )
     changes = find_changes(writer.folder, open_roots(roots, numbers, within), model.encoder, snapshot)
     gone = _find_gone(snapshot, changes, numbers if deletes else (), within)
@@ -92,7 +93,13 @@ def follow(
 
 
 def _choose(
-    writer: Writer, given: Path | None, *, captions: bool, may_be_new: bool, progress: Progress
+    writer: Writer,
+    given: Path | None,
+    *,
+    captions: bool,
+    exclude: Sequence[str],
+    may_be_new: bool,
+    progress: Progress,
 ) -> tuple[tuple[Root, ...], list[int], Path | None]:
     """Return the roots, with a new or moved one, those to read, and the path within which they are read."""
     snapshot = writer.snapshot
@@ -117,7 +124,7 @@ def _choose(
         return (*roots[:moved], place, *roots[moved + 1 :]), [moved, *inside], None
     if may_be_new:
         taken = {name.partition("/")[0] for name in snapshot.ids()} | {root.name for root in roots}
-        new = new_root(path, taken, is_first=not roots, captions=captions)
+        new = new_root(path, taken, is_first=not roots, captions=captions, exclude=exclude)
         if new.name:
             progress.say(f"ids of what is in {path} begin with {new.name}")
         return (*roots, new), [*inside, len(roots)], None

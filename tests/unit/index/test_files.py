@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import ExifTags, Image
 
+from genius_search.cli import main
 from genius_search.errors import BadData
 from genius_search.index import pool, source
 from genius_search.index.index import Index
@@ -58,6 +59,37 @@ def test_a_caption_inside_a_picture_is_its_text_unless_captions_are_ignored(clip
         [hit] = index.search("red", modality=modality)
         assert (hit.text, hit.modality) == (text, modality)
         assert index.sync().unchanged == 1
+
+
+def test_what_is_excluded_stays_so(photos, clip_folder, tmp_path):
+    place = tmp_path / "i"
+    index, _ = Index.create(place, pool=photos, encoder=f"clip:{clip_folder}", exclude=["*red*", "*.txt"])
+    assert set(found(index)) == {"the_green-one.jpg", "the_blue-one.jpg", "the_gold-one.jpg"}
+    assert Index.open(place).sync().unchanged == 3
+    (photos / ".geniusignore").write_text("*gold*\n")
+    assert index.sync().deleted == 1
+
+
+def test_texts_that_are_cut_are_named_and_other_kinds_once(clip_folder, tmp_path, capsys):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for n in range(9):
+        (notes / f"{n}.txt").write_text("a red anchor " * (20 if n < 7 else 1))
+        (notes / f"{n}.mp4").write_bytes(b"x")
+    assert (
+        main(
+            ["index", "create", str(tmp_path / "i"), "--pool", str(notes), "--encoder", f"clip:{clip_folder}"]
+        )
+        == 0
+    )
+    said = capsys.readouterr().err
+    assert "7 texts longer than the encoder reads" in said
+    assert "0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 more" in said
+    assert "0.mp4 and 8 other files: files with the ending '.mp4'" in said
+    assert main(["index", "sync", str(tmp_path / "i")]) == 0
+    said = capsys.readouterr().err
+    assert "9 files left out" in said
+    assert ".mp4" not in said
 
 
 def test_unchanged_photos_are_not_opened_again(index, photos, monkeypatch):
