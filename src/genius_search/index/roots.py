@@ -37,8 +37,7 @@ def id_in(root: Root, names: Collection[str], path: str) -> str:
 
 def file_of(roots: Sequence[Root], item: Item) -> str:
     """Return where the file of an item of a root is."""
-    assert item.root is not None
-    root = roots[item.root]
+    root = roots[item.root or 0]
     below = item.id[len(root.name) + 1 :] if root.name else item.id
     return os.path.normpath(Path(root.folder, below))
 
