@@ -168,7 +168,9 @@ def find_or_pull(
         return cached
     if not download:
         full_name = given if repo_type == "model" else DATASETS + given
-        raise NetworkNeeded(f"{full_name} is not on this machine; `genius pull {full_name}` fetches it")
+        raise NetworkNeeded(
+            f"{full_name} is not on this machine; `download=True` fetches it, or `genius pull {full_name}`"
+        )
     return pull(given, repo_type=repo_type, revision=revision, token=token)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -166,10 +167,16 @@ def instructed(instruction: str | None, text: str | None) -> str:
     return format_text(f"{format_text(instruction)} {text or ''}")
 
 
-def check_unicode(text: str) -> None:
-    """Raise UsageError if a text has a lone surrogate, which UTF-8 cannot write."""
+def composed(text: str) -> str:
+    """Return a text in Unicode's composed form (NFC), in which names and words from all systems meet."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def check_unicode(text: str) -> str:
+    """Return a text composed; raise UsageError if it has a lone surrogate, which UTF-8 cannot write."""
     try:
         text.encode()
+        return composed(text)
     except UnicodeEncodeError:
         raise UsageError(
             f"{text!r} is not valid Unicode (it has half a character); type it in UTF-8"

@@ -6,7 +6,9 @@ import difflib
 import errno
 import importlib
 import inspect
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,6 +29,7 @@ COMMANDS: Final = {
     "index add": "index:Add",
     "index sync": "index:Sync",
     "index delete": "index:Delete",
+    "index list": "search:List",
     "index learn": "index:Learn",
     "index refit": "index:Refit",
     "index compact": "index:Compact",
@@ -47,6 +50,8 @@ MACHINE_ERRORS: Final = frozenset(
     | {errno.EEXIST, errno.ENOTDIR}
 )
 """Errors that a user can fix: disk full, read-only, not permitted, a long name, a file for a folder."""
+ARGUMENT: Final = re.compile(r"`(\w+)=(?:True|'?(\w+)'?)`")
+"""How messages name an argument of Python, which is a flag here: `download=True`, `device='cpu'`."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
@@ -55,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Errors that a user can fix are one line on stderr."""
     # Threads of PyTorch that wait for others would keep cores busy that other processes need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape what a terminal or a file of cp1252 cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")
@@ -97,8 +104,13 @@ def report(error: BaseException) -> int:
             message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
         case _:
             raise error
-    print_text(f"genius: {message}", error=True)
+    print_text(f"genius: {ARGUMENT.sub(_name_flag, message)}", error=True)
     return status
+
+
+def _name_flag(argument: re.Match[str]) -> str:
+    value = "" if argument[2] is None else f" {argument[2]}"
+    return f"`--{argument[1].removesuffix('_seconds')}{value}`"
 
 
 def print_overview() -> None:

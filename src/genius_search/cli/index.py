@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ from genius_search.cli.options import (
     read_ids,
     read_vectors,
 )
-from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_text
+from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_text, to_json
 from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
@@ -304,7 +303,7 @@ class Learn(WaitOption, OpenIndexOptions):
         index = self.open_index()
         if self.export:
             for choice in index.choices():
-                print(json.dumps(choice, ensure_ascii=False))
+                print(to_json(choice))
         elif self.log is None:
             count = index.forget(chosen=self.forget, wait_seconds=self.wait)
             print(f"{plural(count, 'choice')} forgotten", file=sys.stderr)

@@ -32,6 +32,7 @@ OptionalFolder = Annotated[Path | None, optional("FOLDER")]
 OptionalFile = Annotated[Path | None, optional("FILE")]
 OptionalInt = Annotated[int | None, optional("INT")]
 Words = Annotated[str | None, optional("WORDS")]
+Conditions = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")]
 Rerank = Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")]
 Router = Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
@@ -122,8 +123,9 @@ class QueryOptions:
     ] = None
     """Search only items of this modality."""
 
-    where: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")] = ()
-    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella'."""
+    where: Conditions = ()
+    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella',
+    'taken=2024-05', 'price is missing'. Several --where must all hold."""
 
     def query(self) -> dict[str, Any]:
         """Return the options as arguments of a search."""

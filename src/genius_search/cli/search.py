@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ import tyro
 
 from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
+    Conditions,
+    IndexArgument,
     JsonOption,
     OpenIndexOptions,
     OptionalFile,
@@ -27,7 +28,14 @@ from genius_search.cli.options import (
     read_search_toml,
     read_vectors,
 )
-from genius_search.cli.terminal import TerminalProgress, escape_controls, print_json, print_table, print_text
+from genius_search.cli.terminal import (
+    TerminalProgress,
+    escape_controls,
+    print_json,
+    print_table,
+    print_text,
+    shorten,
+)
 from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
@@ -85,6 +93,7 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
 class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
     """Search an index, a cluster, or a folder of pictures and texts, with a text, an image, or both.
 
+    Without a query, --where, --match or --modality alone list items, what was added last first.
     A folder is indexed in the user's cache when it is first searched, and brought up to date at each search.
     Exit status 3 if nothing is found.
     """
@@ -96,10 +105,13 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
     """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
     hybrid: bool = True
-    """Raise items that have rare words of the query, and put those with its numbers first."""
+    """Raise items that have rare words of the query, and put those with its codes first."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
+
+    offset: int = 0
+    """Number of hits to skip, for later pages."""
 
     beam: OptionalInt = None
     """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
@@ -119,6 +131,9 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
     files_only: bool = False
     """Print only the path of each hit's file; of a text in an index, its id."""
 
+    full: bool = False
+    """Print long texts to their end."""
+
     def run(self) -> int:
         if self.json and self.files_only:
             raise UsageError("--json prints all of a hit; leave out --files-only")
@@ -129,6 +144,7 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
             "match": self.match,
             "hybrid": self.hybrid,
             "k": self.k,
+            "offset": self.offset,
         }
         if is_cluster(self.index):
             if self.config or any(value is not None for value in self._given().values()):
@@ -144,7 +160,7 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
         config = self._settings(index)
         hits = index.search(**options, config=config)
         settings = {
-            "beam": max(config.beam, self.k),
+            "beam": max(config.beam, self.k + self.offset),
             "candidates": config.candidates,
             "rerank": config.rerank,
             "router": "generator" if index.model.uses_generator(config) else "geometry",
@@ -159,15 +175,17 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
         elif not hits:
             print("nothing found", file=sys.stderr)
         elif self.files_only:
-            if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="surrogateescape")  # paths need not be UTF-8
             home = self.index.resolve() if is_folder_of_files(self.index) else Path()
             for file in (hit.image or str(home / hit.id) for hit in hits):
-                print(escape_controls(file) if sys.stdout.isatty() else file)
+                if sys.stdout.isatty():
+                    print(escape_controls(file))
+                else:
+                    sys.stdout.flush()
+                    sys.stdout.buffer.write(os.fsencode(file) + b"\n")  # the name as it is
         else:
-            print_hits(hits)
+            print_hits(hits, full=self.full)
         if hits and about.get("good_match") is False:
-            print("no good match: the first hit is probably wrong", file=sys.stderr)
+            print("no good match: the first hits are probably wrong", file=sys.stderr)
         return 0 if hits else 3
 
     def _given(self) -> dict[str, Any]:
@@ -192,19 +210,67 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
         return config
 
 
-def print_hits(hits: Sequence[SearchHit]) -> None:
-    """Print hits as a table; ids are never cut, so that they can be copied."""
+@command
+class List(JsonOption, IndexArgument):
+    """List the items of an index, what was added last first; no model is needed.
+
+    Exit status 3 if there are none.
+    """
+
+    where: Conditions = ()
+    """List only items whose fields meet a condition, as in `genius search`."""
+
+    match: Words = None
+    """List only items whose text contains these words."""
+
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 100
+    """Number of items."""
+
+    offset: int = 0
+    """Number of items to skip."""
+
+    full: bool = False
+    """Print long texts to their end."""
+
+    def run(self) -> int:
+        from genius_search.index.filters import Filter
+        from genius_search.index.query import browse
+        from genius_search.index.request import SearchRequest
+        from genius_search.index.snapshot import Snapshot
+
+        wanted = Filter.parse(self.where, self.match)
+        items = browse(Snapshot.open(self.index), SearchRequest(where=wanted, k=self.k, offset=self.offset))
+        if self.json:
+            names = ("id", "modality", "text", "image", "fields")
+            print_json([{name: getattr(item, name) for name in names} for item in items])
+        else:
+            print_hits(items, full=self.full)
+        if len(items) == self.k:
+            print(f"for more: --offset {self.offset + self.k}", file=sys.stderr)
+        return 0 if items else 3
+
+
+def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
+    """Print hits as a table; ids are never cut, so that they can be copied.
+
+    Parameters
+    ----------
+    full
+        print long texts to their end.
+    """
+    has_score = any(hit.codes for hit in hits)  # not without a query
     has_probability = any(hit.probability is not None for hit in hits)
     rows = []
     for hit in hits:
-        words = " ".join((hit.text or "").split())
+        words = " ".join((hit.text or "").split()) if full else shorten(hit.text or "")
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
-        scores = [str(hit.rank), f"{hit.score:.4f}"]
+        scores = [str(hit.rank), *([f"{hit.score:.4f}"] if has_score else [])]
         if has_probability:
             scores.append("" if hit.probability is None else f"{hit.probability:.2f}")
         rows.append([*scores, hit.id, " ".join(filter(None, content))])
-    columns = ["rank", "score", *(["probability"] if has_probability else []), "item", "text or picture"]
-    print_table(columns, rows, left=("item",), fill=True)
+    scores = [*(["score"] if has_score else []), *(["probability"] if has_probability else [])]
+    columns = ["rank", *scores, "item", "text or picture"]
+    print_table(columns, rows, left=("item",), fill=True, cut=not full)
 
 
 @command
@@ -244,7 +310,7 @@ def _plain(value: Any) -> Any:
 
 def _print_explanation(found: Explanation, *, has_modality_level: bool) -> None:
     item = found.item
-    print_text(f"{item.id}  {' '.join((item.text or item.image or '').split())}".rstrip())
+    print_text(f"{item.id}  {shorten(item.text or item.image or '')}".rstrip())
     rows = []
     for step in found.levels:
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]

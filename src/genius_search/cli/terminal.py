@@ -19,6 +19,8 @@ FIRST_SECONDS: Final = 2.0
 """Seconds until the first of them."""
 MEASURES: Final = ("loss", "validation", "purity", "collision_rate", "reconstruction")
 """Measures that are shown beside the progress."""
+MAX_TEXT: Final = 240
+"""Characters of a text that are printed where a line has no end, unless all are wanted."""
 _CONTROLS: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -107,18 +109,35 @@ class TerminalProgress:
             self._bar = None
 
 
+def shorten(text: str) -> str:
+    """Return the beginning of a long text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]}…"
+
+
 def print_text(text: str, *, error: bool = False) -> None:
     """Print a line on stdout or stderr."""
     print(escape_controls(text), file=sys.stderr if error else sys.stdout)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout; paths become strings."""
-    print_text(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print one JSON document on stdout, indented; see :func:`to_json`."""
+    print_text(to_json(value, indent=2))
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return a JSON document that stdout can print: ASCII if it is not UTF-8. Paths become strings."""
+    is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
+    return json.dumps(value, indent=indent, ensure_ascii=not is_utf8, default=str)
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = (), fill: bool = False
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[str] = (),
+    fill: bool = False,
+    cut: bool = True,
 ) -> None:
     """Print a table on stdout whose cells are never wrapped.
 
@@ -129,8 +148,8 @@ def print_table(
     left
         Headings of the columns that are aligned left; the others are aligned right.
     fill
-        Align the last column left, and cut it at the end of a terminal's line. In a file or a pipe, nothing
-        is cut.
+        Align the last column left, and cut it at the end of a terminal's line, if ``cut``. In a file or a
+        pipe, nothing is cut.
     """
     from rich.cells import cell_len, set_cell_size
 
@@ -140,7 +159,7 @@ def print_table(
     is_left = [name in left or (fill and name == columns[-1]) for name in columns]
     room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths)
     for cells in lines:
-        if fill and sys.stdout.isatty() and cell_len(cells[-1]) > room:
+        if fill and cut and sys.stdout.isatty() and cell_len(cells[-1]) > room:
             cells[-1] = set_cell_size(cells[-1], max(room - 1, 0)) + "…"
         padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
         padded = [a + b if first else b + a for a, b, first in zip(cells, padding, is_left, strict=True)]

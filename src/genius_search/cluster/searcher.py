@@ -33,7 +33,7 @@ from genius_search.index.store import CLUSTER
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
-from genius_search.records import Modality
+from genius_search.records import Modality, composed
 
 Ask: TypeAlias = Callable[..., Callable[[], Any]]
 """Begins to call a method of a :class:`Shard`, here or elsewhere; the result waits for the answer."""
@@ -74,7 +74,7 @@ def read_cluster(folder: Path) -> ClusterManifest:
 
 def shard_of(item_id: str, shards: int) -> int:
     """Return the number of an item's shard: 8 bytes of BLAKE2b of its id, modulo the number of shards."""
-    digest = hashlib.blake2b(item_id.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(composed(item_id).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % shards
 
 
@@ -120,8 +120,7 @@ class Shard:
 
     def item(self, item_id: str) -> Item:
         """Return an item; raises :class:`UnknownItem`."""
-        snapshot = self._index.snapshot
-        return snapshot.item_at(snapshot.locate(item_id))
+        return self._index.get(item_id)
 
     def add(self, items: Sequence[Item], *, has_files: bool) -> Added:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
@@ -187,7 +186,9 @@ class Searcher:
         answers = zip(asked, *self._ask_all("search", asked, config), strict=True)
         merged = iter([self._merge(request, found) for request, *found in answers])
         return [
-            Hits(interleave([next(merged) for _ in several], request.k).hits)
+            Hits(
+                interleave([next(merged) for _ in several], request.k + request.offset).hits[request.offset :]
+            )
             for request, several in zip(requests, alternatives, strict=True)
         ]
 
@@ -244,6 +245,8 @@ class Searcher:
             request,
             image=_read(request.image),
             parts=tuple(map(self._read_part, request.parts)),
+            k=request.k + request.offset,
+            offset=0,
             deadline=math.inf,  # the clock of another machine tells other times
         )
         return complete.alternatives()

@@ -8,7 +8,6 @@ Several captions are one text, a line each. All other fields of these are kept i
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from genius_search.data.captions import (
 )
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
 from genius_search.data.photo import Caption
+from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.records import Candidate, Modality
 
@@ -165,7 +165,9 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 known: list[Caption] = []
                 if captions:
                     known = [*read_side_cars(pictures[path], problems), listed.get(path, Caption())]
-                candidates.append(_picture(did, known))
+                candidate, lost = _picture(did, known)
+                candidates.append(candidate)
+                problems += [BadImage(path, problem) for problem in lost]
             elif kind in (".txt", ".md"):
                 candidates.append(Candidate(did, Modality.TEXT, read_text(path)))
             else:
@@ -176,12 +178,15 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
     return FolderScan(root, tuple(candidates), tuple(problems))
 
 
-def _picture(did: str, known: Sequence[Caption]) -> Candidate:
-    """Return a picture with the first text and all fields of what is known of it; the first value counts."""
+def _picture(did: str, known: Sequence[Caption]) -> tuple[Candidate, list[str]]:
+    """Return a picture with the first text and all fields of what is known of it; the first value counts.
+
+    Also returns what is wrong with fields that are left out.
+    """
     text = next(filter(None, (one.text for one in known)), None)
     fields = {name: value for one in reversed(known) for name, value in one.fields.items()}
-    source = json.dumps(fields, ensure_ascii=False, default=str) if fields else None
-    return Candidate(did, Modality.of(has_image=True, has_text=text is not None), text, did, source)
+    source, lost = fields_to_json(fields)
+    return Candidate(did, Modality.of(has_image=True, has_text=text is not None), text, did, source), lost
 
 
 def _id(root: Path, path: Path) -> str:

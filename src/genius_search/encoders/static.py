@@ -93,7 +93,7 @@ class StaticEncoder:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of weights, tokenizer and settings."""
-        return fingerprint_of([file_fingerprint(file) for file in self._files])
+        return fingerprint_of(["small letters", *map(file_fingerprint, self._files)])
 
     def num_tokens(self, text: str) -> int:
         """Return the number of tokens of a text, also of those that are not read."""
@@ -101,10 +101,13 @@ class StaticEncoder:
         return sum(len(part.ids) for part in (tokens, *tokens.overflowing))
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the vectors of texts, cut at the maximum length."""
+        """Return the vectors of texts in small letters, cut at the maximum length.
+
+        The tokenizer of wordllama splits what is written in capitals into pieces without a meaning.
+        """
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
-        beginnings = cut_texts([text.text for text in texts], max_tokens=_MAX_TOKENS)
+        beginnings = cut_texts([text.text.lower() for text in texts], max_tokens=_MAX_TOKENS)
         vectors = self._model.encode(beginnings, use_multiprocessing=False)
         return np.asarray(vectors, dtype=np.float32)
 

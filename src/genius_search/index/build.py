@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, islice
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int8, Shaped
@@ -67,13 +67,16 @@ LEFTOVERS: Final = frozenset(
 """Names that an interrupted writer may leave in the folder of an index."""
 
 
+Status: TypeAlias = Literal["added", "replaced", "unchanged", "left out"]
+
+
 class ItemOutcome(NamedTuple):
     """The result of adding one item."""
 
     id: str
-    status: Literal["added", "replaced", "unchanged", "left out"]
+    status: Status
     reason: str | None = None
-    """Why it was left out."""
+    """Why it, or one of its fields, was left out."""
 
 
 class Change(NamedTuple):
@@ -323,10 +326,12 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     """Add items from memory; return the outcome of each, in order, as if they were added one by one."""
     given: list[Item | str] = []
     """Each item, or why it cannot be used."""
+    lost: dict[str, list[str]] = {}
+    """What is wrong with fields, by id."""
     last: dict[str, Item] = {}
     for new in items:
         try:
-            item = keep_item(new, writer.folder)
+            item, lost[new.id] = keep_item(new, writer.folder)
         except (BadData, BadImage) as error:
             given.append(getattr(error, "reason", str(error)))
         else:
@@ -344,15 +349,14 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
         unreadable = {changed[entry.id].id: entry.reason for entry in changes.features.left_out}
     outcomes = []
     for new, read in zip(items, given, strict=True):
-        if isinstance(read, str) or new.id in unreadable:
-            reason = read if isinstance(read, str) else unreadable[new.id]
+        if isinstance(read, str) or read.id in unreadable:
+            reason = read if isinstance(read, str) else unreadable[read.id]
             outcomes.append(ItemOutcome(new.id, "left out", reason))
             continue
-        is_same = known.get(new.id) == stamp_of(read)
-        outcomes.append(
-            ItemOutcome(new.id, "unchanged" if is_same else "replaced" if new.id in known else "added")
-        )
-        known[new.id] = stamp_of(read)
+        is_same = known.get(read.id) == stamp_of(read)
+        status: Status = "unchanged" if is_same else "replaced" if read.id in known else "added"
+        outcomes.append(ItemOutcome(new.id, status, "; ".join(lost[new.id]) or None))
+        known[read.id] = stamp_of(read)
     return outcomes
 
 

@@ -84,6 +84,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
     """
     model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
     place = snapshot.locate(item_id)  # an unknown item is an error before anything is encoded
+    item = snapshot.item_at(place)
     codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
     queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
@@ -99,7 +100,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
         near = searcher.choices.nearest(query.embedding[None])[0] if searcher.choices else []
         allowed = None if query.restriction is None else query.restriction[place.segment]
         return Explanation(
-            item=snapshot.item_at(place),
+            item=item,
             codes=codes,
             is_allowed=(allowed is None or bool(allowed.items[place.row]))
             and (not query.level0 or codes[0] in query.level0),
@@ -115,7 +116,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
                 restriction=query.restriction,
                 has_probabilities=model.uses_generator(config),
             ),
-            raised_by=[choice for choice in near if choice.chosen == item_id],
+            raised_by=[choice for choice in near if choice.chosen == item.id],
         )
 
 

@@ -12,22 +12,23 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from itertools import product
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 from jaxtyping import Bool
 
+from genius_search.data.values import FALSE, TRUE, YEAR_DIGITS, Span, Value, number_of, plain, times_of
 from genius_search.errors import UsageError
 from genius_search.index.items import ItemStore, spell_path
-from genius_search.records import Modality, check_unicode
+from genius_search.records import Modality, check_unicode, composed
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "in"]
+Mask: TypeAlias = Bool[np.ndarray, " items"]
 Column: TypeAlias = Literal["item_id", "modality", "text", "image"]
-Value: TypeAlias = str | int | float | bytes
-"""A value as items are stored: Booleans are bytes (:func:`stored_truth`)."""
 
 COLUMNS: Final[Mapping[str, Column]] = {
     "id": "item_id",
@@ -38,29 +39,40 @@ COLUMNS: Final[Mapping[str, Column]] = {
 """Names of the item's columns in conditions."""
 GRAMMAR: Final = (
     "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) in, for example: price<20, "
-    "brand=acme, 'colour in red,blue', title~umbrella, size.width>=30, '\"unit price\"=\"a, b\"'"
+    "price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', title~umbrella, 'price is missing', "
+    'size.width>=30, \'"unit price"="a, b"\'; several conditions are given one by one (--where for each, or '
+    "a list)"
 )
+MAX_CHARACTERS: Final = 1_000_000
+"""Maximum length of all conditions together."""
 MAX_CONDITIONS: Final = 200
 MAX_VALUES: Final = 10_000
 """Maximum number of values in all conditions; more would take longer than a second."""
 FIRST_TEXT: Final = ""
 AFTER_TEXTS: Final = b""
 """Where texts begin and end in SQLite's order of values."""
+MISSING: Final = Span(None, None)
 
-NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 SCANNED_IN_THE_TIME_OF_ONE: Final = 5
 """Items whose modality is read in a scan of all while that of one is looked up."""
 MAX_NAMES: Final = 30
 """Number of fields that an error lists."""
+SHOWN: Final = 200
+"""Characters of a condition that an error shows."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
-_QUOTED: Final = r"\"[^\"]*\"|'[^']*'"
+_ORDERS: Final = ("<", "<=", ">", ">=")
+# Possessive quantifiers (*+, ++) never backtrack, so that reading a condition takes linear time.
+_QUOTED: Final = r"\"[^\"]*+\"|'[^']*+'"
 _PART: Final = rf"(?:{_QUOTED}|[^\s.=!<>~\"',]++)"
 _NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
-_CONDITION: Final = re.compile(rf"\s*({_NAME.pattern})\s*(!=|<=|>=|=|<|>|~|in(?=[\s\"']))\s*(.*)", re.DOTALL)
-_VALUE: Final = re.compile(rf"({_QUOTED}|[^\"'=<>~!\s].*)\s*($)", re.DOTALL)
-_LISTED: Final = re.compile(rf"\s*({_QUOTED}|[^\"',\s][^,]*)\s*(,|$)", re.DOTALL)
+_CONDITION: Final = re.compile(
+    rf"\s*+({_NAME.pattern})\s*+(!=|<=|>=|=|<|>|~|(?:in|is)(?=[\s\"']))\s*+(.*+)", re.DOTALL
+)
+_VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
+_LISTED: Final = re.compile(rf"\s*+(?:({_QUOTED})\s*+|([^\"',][^,]*+))(,|$)", re.DOTALL)
 _SHORT_NUMBER: Final = re.compile(r"-?\.[0-9]+")
+_JOINED: Final = re.compile(r"[=<>~]|&&|\|\||\b(?:and|or) \S++ (?:is|in)\b", re.IGNORECASE)
+"""What shows that a value without quotes is meant as more than a value."""
 _WORDS: Final = re.compile(r'"([^"]*)"(\*?)|([^\s"]+)|"')
 
 
@@ -73,35 +85,52 @@ class Condition:
     """Comparison of a field with a value, or with several values of which one must match (``in``).
 
     ``!=`` is the negation of ``=``. A missing, null or object field satisfies ``!=`` only. A list satisfies
-    the other operators if one of its values does. Numbers are compared with numbers and with texts that are
-    numbers (in a CSV file everything is text), Booleans with Booleans and the texts true and false, and texts
-    with texts in the order of their characters. ``~`` searches for a substring, ignoring case.
+    the other operators if one of its values does, or one of its objects' for an inner field. Numbers are
+    compared with numbers and with texts that are numbers (in a CSV file everything is text), times with
+    texts that are times, Booleans with Booleans and the texts true and false, and texts with texts in the
+    order of their characters. ``~`` searches for a substring, ignoring case.
     """
 
     path: tuple[str, ...]
     """Path of the field in the item's JSON, or the name of a column."""
     operator: Operator
-    values: tuple[Value, ...]
-    """One value, or any number for ``in``."""
+    values: tuple[Span, ...]
+    """What one value means, or any number of values for ``in``; :data:`MISSING` for one that is missing."""
     column: Column | None = None
     """Set for the item's id, modality, text or image, whose values are always texts."""
 
-    def to_sql(self, column: str) -> tuple[str, list[Value]]:
-        """Return the comparison in SQL, that of ``=`` for ``!=``, and the values to bind.
+    def to_sql(self, column: str) -> Iterator[tuple[str, list[Value]]]:
+        """Yield comparisons in SQL, those of ``=`` for ``!=``, and the values to bind; one must hold.
 
-        Values of other kinds do not satisfy it.
+        Values of other kinds do not satisfy them.
         """
-        first = self.values[0]
-        match self.operator:
-            case "=" | "!=" | "in":
-                return f"{column} IN ({', '.join('?' * len(self.values))})", list(self.values)
-            case "~":
-                texts = f"{column} >= ? AND {column} < ?"
-                return f"{texts} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, str(first).casefold()]
-            case how:
-                low, high = (FIRST_TEXT, AFTER_TEXTS) if isinstance(first, str) else (-math.inf, FIRST_TEXT)
-                other, bound = (">=", low) if "<" in how else ("<", high)  # of the same kind
-                return f"{column} {how} ? AND {column} {other} ?", [first, bound]
+        if self.operator == "~":
+            texts = f"{column} >= ? AND {column} < ?"
+            yield f"{texts} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, self.values[0].low]
+        elif self.operator in _ORDERS:
+            for low, high in self.values:
+                least, above = _bounds(low)
+                other, bound = (">=", least) if "<" in self.operator else ("<", above)
+                edge = low if self.operator in ("<", ">=") else high
+                yield f"{column} {self.operator} ? AND {column} {other} ?", [edge, bound]
+        else:
+            single: list[Value] = [low for low, high in self.values if low is not None and low == high]
+            if single:
+                yield f"{column} IN ({', '.join('?' * len(single))})", single
+            for low, high in self.values:
+                if low != high:
+                    yield f"{column} BETWEEN ? AND ?", [low, high]
+
+
+def _bounds(value: Value) -> tuple[Value, Value]:
+    """Return where values of this kind begin in SQLite's order, and what comes after them."""
+    match value:
+        case str():
+            return FIRST_TEXT, AFTER_TEXTS
+        case bytes():
+            return b"T", b"U"  # times
+        case _:
+            return -math.inf, FIRST_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +167,10 @@ class Filter:
         """Parse conditions given as strings or as a mapping.
 
         A mapping contains for each field a value, a list of values of which one must match, or a mapping from
-        operators to values, whose types are kept. In strings, unquoted values that look like numbers, true or
-        false are parsed as such.
+        operators to values, whose types are kept; None means that the field is missing. In strings, unquoted
+        values that look like numbers, true, false or null are parsed as such. Texts that are dates or times
+        in ISO 8601 are compared as times; one without a zone counts as UTC, and a year, month or day is all
+        of it.
 
         Raises
         ------
@@ -149,7 +180,10 @@ class Filter:
         if isinstance(where, Mapping):
             conditions = [one for name, wanted in where.items() for one in _parse_mapping(name, wanted)]
         else:
-            conditions = [_parse_text(text) for text in ([where] if isinstance(where, str) else where)]
+            texts = [where] if isinstance(where, str) else where
+            if (length := sum(map(len, texts))) > MAX_CHARACTERS:
+                raise UsageError(f"the conditions have {length:,} characters; at most {MAX_CHARACTERS:,}")
+            conditions = [_parse_text(text) for text in texts]
         return Filter(tuple(conditions), match)
 
     def full_text_query(self) -> str:
@@ -160,8 +194,7 @@ class Filter:
         UsageError
             The text contains no words.
         """
-        match = self.match or ""
-        check_unicode(match)
+        match = check_unicode(self.match or "")
         found = []
         for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
             words = phrase or word.rstrip("*")
@@ -177,54 +210,76 @@ class Filter:
         return " ".join(found)
 
 
-def number_of(text: str) -> int | float | None:
-    """Parse a text as a JSON number; return None if it is not one, such as ``007``.
-
-    Integers beyond 64 bits become floats.
-    """
-    if NUMBER.fullmatch(text) is None:
-        return None
-    if INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63:
-        return int(text)
-    return float(text)
-
-
-def stored_truth(value: bool) -> bytes:  # noqa: FBT001  its only argument
-    """Return a Boolean as the table of fields stores it, so that it equals no number and no text."""
-    return b"\1" if value else b"\0"
-
-
 def _parse_text(text: str) -> Condition:
     """Parse a typed condition."""
-    check_unicode(text)
-    found = _CONDITION.fullmatch(text)
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    found = _CONDITION.fullmatch(check_unicode(text).rstrip())
     if found is None:
-        raise UsageError(f"condition {text!r}: expected a field and an operator; {GRAMMAR}")
+        raise UsageError(f"condition {shown!r}: expected a field and an operator; {GRAMMAR}")
     name, operator, rest = found.groups()
-    pattern, quoted = _VALUE, "begins with one of \" ' = < > ~ !"
+    if operator == "is":
+        negation, _, kind = rest.lower().rpartition("not ")
+        if kind.strip() not in ("missing", "null") or (negation and negation.strip()):
+            raise UsageError(f"condition {shown!r}: expected 'is missing' or 'is not missing'; {GRAMMAR}")
+        return _condition(shown, name, "!=" if kind != rest.lower() else "=", [("null", [MISSING])])
+    pattern, quoted = _VALUE, "begins with a quote"
     if operator == "in":
         pattern, quoted = _LISTED, "has a quote or a comma"
-    given: list[tuple[str, Value]] = []
+    given: list[tuple[str, list[Span]]] = []
     place, more = 0, ","
     while more:
         value = pattern.match(rest, place)
-        if value is None:
-            raise UsageError(f"condition {text!r}: expected a value (in quotes if it {quoted}); {GRAMMAR}")
-        written = value[1].rstrip()
-        if written[0] in "\"'":
-            given.append((written[1:-1], written[1:-1]))
+        if value is None or (value[2] and not value[2].strip()):
+            raise UsageError(f"condition {shown!r}: expected a value (in quotes if it {quoted}); {GRAMMAR}")
+        if value[1]:
+            given.append((value[1][1:-1], _quoted_meanings(value[1][1:-1], operator)))
         else:
-            given.append((written, _typed(written)))
-        place, more = value.end(), value[2]
-    return _condition(text, name, cast("Operator", operator), given)
+            written = value[2].rstrip()
+            if _JOINED.search(written):
+                raise UsageError(
+                    f"condition {shown!r}: {written[:SHOWN]!r} is not one value; give each condition "
+                    "by itself, --where 'price<20' --where year=2020 or ['price<20', 'year=2020'], and put a "
+                    "value that has = < > ~ in quotes"
+                )
+            given.append((written, _meanings(shown, written)))
+            if operator in _ORDERS and isinstance(given[0][1][0].low, str) and name not in COLUMNS:
+                raise UsageError(
+                    f"condition {shown!r}: {written[:SHOWN]!r} is neither a number (1234.5) nor a date "
+                    f"(2024-05-01); put a text in quotes; {GRAMMAR}"
+                )
+        place, more = value.end(), value[3]
+    return _condition(shown, name, cast("Operator", operator), given)
 
 
-def _typed(text: str) -> Value:
-    """Parse a value without quotes."""
-    if text.lower() in ("true", "false"):
-        return stored_truth(text.lower() == "true")
+def _meanings(shown: str, text: str) -> list[Span]:
+    """Return what a value without quotes may mean: 2024 is a number and a year."""
+    match text.lower():
+        case "true" | "false" as truth:
+            return [Span(TRUE, TRUE) if truth == "true" else Span(FALSE, FALSE)]
+        case "null":
+            return [MISSING]
+    low, dots, high = text.partition("..")
+    if not dots:
+        return _orderly_meanings(text) or [Span(text, text)]
+    found = []
+    for first, last in product(_orderly_meanings(low.strip()), _orderly_meanings(high.strip())):
+        if isinstance(first.low, bytes) is isinstance(last.high, bytes):
+            found.append(Span(first.low, last.high))
+            if first.low > last.high:  # type: ignore[operator]
+                raise UsageError(f"condition {shown!r}: {text} ends before it begins; give LOW..HIGH")
+    return found or [Span(text, text)]
+
+
+def _orderly_meanings(text: str) -> list[Span]:
     number = number_of(text.replace(".", "0.") if _SHORT_NUMBER.fullmatch(text) else text)
-    return text if number is None else number
+    times = times_of(text)
+    return [*([] if number is None else [Span(number, number)]), *([] if times is None else [times])]
+
+
+def _quoted_meanings(text: str, operator: str) -> list[Span]:
+    """Return what a text in quotes means: a date, if it is one, else a text."""
+    times = times_of(text) if len(text) > YEAR_DIGITS or operator in _ORDERS else None
+    return [Span(text, text) if times is None else times]
 
 
 def _parse_mapping(name: str, wanted: object) -> list[Condition]:
@@ -235,7 +290,7 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
         raise UsageError(f"condition on {name}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
     for how, value in wanted.items():
-        shown = f"{name} {how} {value!r}"
+        shown = f"{name} {how} {str(value)[:SHOWN]}"
         if how not in _OPERATORS:
             raise UsageError(
                 f"condition {shown}: {how!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
@@ -244,32 +299,32 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
         values = [value]
         if how == "in" and isinstance(value, list | tuple | set | frozenset):
             values = list(value)
-        given = [_given(shown, one) for one in values]
+        given = [_given(shown, how, one) for one in values]
         conditions.append(_condition(shown, name, cast("Operator", how), given))
     return conditions
 
 
-def _given(shown: str, value: Any) -> tuple[str, Value]:
-    """Return a value of a mapping as it would be typed, and as items are stored."""
+def _given(shown: str, how: str, value: object) -> tuple[str, list[Span]]:
+    """Return a value of a mapping as it would be typed, and what it means."""
+    try:
+        value = check_unicode(value) if isinstance(value, str) else plain(value)
+    except (TypeError, UnicodeEncodeError):
+        value = []
     match value:
-        case bool():
-            return str(value).lower(), stored_truth(value)
-        case int():
-            return str(value), number_of(str(value)) or 0
-        case float() if math.isfinite(value):
-            return repr(value), value
         case str():
-            check_unicode(value)
-            return value, value
+            return value, _quoted_meanings(value, how)
+        case None | bool() | int() | float():
+            typed = json.dumps(value)
+            return typed, _meanings(shown, typed)
         case _:
             raise UsageError(
-                f"condition {shown}: {value!r} cannot be compared with; give a text, a finite number, true "
-                "or false, or a list of them with in"
+                f"condition {shown}: expected a text, a number, a date, true or false, None for what is "
+                "missing, or a list of them with in"
             )
 
 
-def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, Value]]) -> Condition:
-    """Return a condition on a field; each value is given as it is typed, and as fields are stored."""
+def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, list[Span]]]) -> Condition:
+    """Return a condition on a field; each value is given as it is typed, and with what it means."""
     if not given:
         raise UsageError(f"condition {shown!r} has no values; give at least one")
     parts = name.split(".")
@@ -277,15 +332,20 @@ def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, 
         if _NAME.fullmatch(name) is None:
             raise UsageError(f"condition {shown!r}: {name!r} is not the name of a field; {GRAMMAR}")
         parts = re.findall(_PART, name)
-    path = tuple(part[1:-1] if part[:1] in ("'", '"') else part for part in parts)
+    path = tuple(composed(part[1:-1] if part[:1] in ("'", '"') else part) for part in parts)
     column = COLUMNS.get(name)
-    values: list[Value] = [typed if column or how == "~" else stored for typed, stored in given]
-    if column == "modality":
+    values = [one for _, meanings in given for one in meanings]
+    if how in _ORDERS and any(one.low in (None, TRUE, FALSE) for one in values):
+        raise UsageError(f"condition {shown!r}: true, false and null can be compared with = != in only")
+    if column == "modality" and MISSING not in values:
         if how not in ("=", "!=", "in"):
             raise UsageError(f"condition {shown!r}: a modality can be compared with = != in only")
-        values = [Modality.parse(typed).mbeir for typed, _ in given]
-    if how in ("<", "<=", ">", ">=") and isinstance(values[0], bytes):
-        raise UsageError(f"condition {shown!r}: true and false can be compared with = != in only")
+        values = [Span(kind, kind) for kind in (Modality.parse(typed).mbeir for typed, _ in given)]
+    elif how == "~":
+        folded = given[0][0].casefold()
+        values = [Span(folded, folded)]
+    elif column:
+        values = [MISSING if MISSING in meanings else Span(typed, typed) for typed, meanings in given]
     return Condition(path, how, tuple(values), column)
 
 
@@ -312,12 +372,7 @@ def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) ->
     for condition in wanted.conditions:
         if not mask.any():
             break
-        compared, values = condition.to_sql(condition.column or "value")
-        if condition.column is not None:
-            holds = look_up(f"items WHERE {condition.column} IS NOT NULL AND {compared}", values)
-        else:
-            name = store.field_names.get(spell_path(condition.path))
-            holds = look_up(f"fields WHERE name = ? AND {compared}", [name, *values])
+        holds = _holds(store, condition, look_up)
         mask &= ~holds if condition.operator == "!=" else holds
     if wanted.modality is None or store.count_by_modality().get(wanted.modality) == store.num_rows:
         return mask
@@ -328,6 +383,26 @@ def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) ->
         values = [json.dumps(rows.tolist()), *values]
     mask &= look_up(source, values)
     return mask
+
+
+def _holds(store: ItemStore, condition: Condition, look_up: Callable[..., Mask]) -> Mask:
+    """Return which items satisfy a condition, that of ``=`` for ``!=``."""
+    holds = np.zeros(store.num_rows, dtype=bool)
+    column, known = condition.column, store.field_names
+    source, bound = f"items WHERE {column} IS NOT NULL", list[Value]()
+    if column is None:
+        source, bound = "fields WHERE name = ?", [known.get(spell_path(condition.path))]
+    for compared, values in condition.to_sql(column or "value"):
+        holds |= look_up(f"{source} AND {compared}", [*bound, *values])
+    if MISSING in condition.values:
+        if column is None:  # an object is there if a field of it is
+            begin = spell_path(condition.path)[:-1]
+            inside = [
+                number for path, number in known.items() if path.startswith((f"{begin}]", f"{begin}, "))
+            ]
+            source, bound = "fields WHERE name IN (SELECT value FROM json_each(?))", [json.dumps(inside)]
+        holds |= ~look_up(source, bound)
+    return holds
 
 
 def matching_all(

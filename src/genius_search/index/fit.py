@@ -246,7 +246,7 @@ def _write_replacement(writer: Writer, model: Genius, features: Features, progre
         calibration=None,
         hubness=None,
     )
-    items = chain.from_iterable(map(alive_items, writer.snapshot.segments))
+    items = chain.from_iterable(map(alive_items, reversed(writer.snapshot.segments)))
     return writer.rewrite(manifest, encode_items(model, items, features, manifest, progress))
 
 
@@ -351,7 +351,7 @@ def _item_features(
     ):
         return stored_features(snapshot, model)
     return embed(
-        feature_rows(chain.from_iterable(map(alive_items, snapshot.segments)), writer.folder),
+        feature_rows(chain.from_iterable(map(alive_items, reversed(snapshot.segments))), writer.folder),
         model.encoder,
         work / "items",
         inputs={"items": fingerprint_of([entry.model_dump() for entry in snapshot.manifest.segments])},

@@ -37,7 +37,7 @@ class SearchHit:
     product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
     weighted density is subtracted from both, and the weighted log-probability is added to scores by codes.
     Rare words of the query raise it (:func:`genius_search.index.query.find_rare_words`), and so does that the
-    item was chosen for similar queries (:meth:`genius_search.Index.learn`)."""
+    item was chosen for similar queries (:meth:`genius_search.Index.learn`). It is 0 without a query."""
     modality: Modality
     text: str | None
     image: str | None
@@ -45,7 +45,7 @@ class SearchHit:
     fields: dict[str, Any]
     """The item's fields by name."""
     codes: tuple[int, ...]
-    """The item's ID."""
+    """The item's ID; empty without a query."""
     log_probabilities: tuple[float, ...]
     """Log-probability of each code that the generator decoded; shorter than ``codes`` if decoding stopped
     early, and empty if distances led the search (:attr:`SearchConfig.router`)."""

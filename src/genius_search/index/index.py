@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Shaped
@@ -41,13 +41,15 @@ if TYPE_CHECKING:
     from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, SharedGroup, Verified
+    from genius_search.index.items import Item
     from genius_search.index.learned import Choices
     from genius_search.index.pool import GivenPool, NewItem, Pool
     from genius_search.index.store import Root
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
-
+READ_AT_ONCE: Final = 1000
+"""Items that are read together in an iteration."""
 Vectors: TypeAlias = Shaped[np.ndarray, "..."]
 """Of shape (rows, dim), which is checked."""
 
@@ -69,7 +71,8 @@ class Index:
     >>> for hit in hits:  # doctest: +SKIP
     ...     print(hit.id, hit.score)
     >>> index.add("more-photos/")  # doctest: +SKIP
-    >>> index.delete(["holiday/blurred.jpg"])  # doctest: +SKIP
+    >>> index.delete("holiday/blurred.jpg")  # doctest: +SKIP
+    >>> index.get("holiday/beach.jpg").fields, len(index)  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path, model: Genius) -> None:
@@ -81,6 +84,31 @@ class Index:
         searcher = self._opened.searcher
         count, fingerprint = searcher.snapshot.num_alive, searcher.model.fingerprint[:12]
         return f"<Index {self.folder}, {count:,} items, model fingerprint {fingerprint}>"
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return self.snapshot.num_alive
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield every item, what was added last first."""
+        snapshot = self.snapshot
+        for number in reversed(range(len(snapshot.segments))):
+            rows = snapshot.segments[number].alive_rows()
+            for start in range(0, len(rows), READ_AT_ONCE):
+                some = rows[start : start + READ_AT_ONCE]
+                yield from snapshot.items(np.full(len(some), number), some)
+
+    def __contains__(self, item_id: str) -> bool:
+        """Return whether there is an item with this id."""
+        try:
+            return bool(self.snapshot.locate(item_id))
+        except UnknownItem:
+            return False
+
+    def get(self, item_id: str) -> Item:
+        """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
+        snapshot = self.snapshot
+        return snapshot.item_at(snapshot.locate(item_id))
 
     @staticmethod
     def create(
@@ -221,7 +249,7 @@ class Index:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
                 f"{manifest.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean "
-                "nothing to another: create the index again, or give the right --model"
+                "nothing to another: create the index again, or give the right `model=FOLDER`"
             )
         return Index(folder, opened)
 
@@ -591,6 +619,7 @@ class Index:
 
         >>> index.search("a red bag", k=3, modality="image", where=["price<20"])  # doctest: +SKIP
         >>> index.search("in red", image="bag.jpg")  # doctest: +SKIP
+        >>> index.search(where=["folder=Norway"], offset=10)  # without a query: newest first # doctest: +SKIP
 
         Parameters
         ----------
@@ -600,7 +629,7 @@ class Index:
             Search settings; by default :attr:`settings`.
         options
             The fields of :class:`genius_search.SearchRequest`: ``image``, ``vector``, ``parts``, ``combine``,
-            ``instruction``, ``modality``, ``where``, ``match``, ``hybrid``, ``k`` and ``beam``.
+            ``instruction``, ``modality``, ``where``, ``match``, ``hybrid``, ``k``, ``offset`` and ``beam``.
 
         Raises
         ------
@@ -730,17 +759,18 @@ class Index:
             writer.note(calibration=calibration, **({} if hubness is None else {"hubness": hubness}))
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
-        """Return whether the first hit is a good match: as probable as the calibration's threshold.
+        """Return whether there is a good match: the most probable hit reaches the calibration's threshold.
 
-        Without hits the result is False. It is None if the index is not calibrated for the hits' settings, or
-        if no probability was found from which enough hits are right (`genius calibrate --precision`).
+        Without hits the result is False. It is None if the index is not calibrated for the hits' settings, if
+        no probability was found from which enough hits are right (`genius calibrate --precision`), or if the
+        first hit was found by its code, such as a product's number, rather than by meaning.
         """
         calibration = self._opened.searcher.snapshot.manifest.calibration
         if not hits:
             return False
         if calibration is None or calibration.threshold is None or hits[0].probability is None:
             return None
-        return hits[0].probability >= calibration.threshold
+        return max(hit.probability or 0.0 for hit in hits) >= calibration.threshold
 
     def _one_writer(self, wait_seconds: float) -> AbstractContextManager[Writer]:
         """Lock the index for changes of its items."""
@@ -803,7 +833,7 @@ def _check_model(snapshot: Snapshot, model: Genius) -> None:
 
 def _open_named(folder: Path, named: str, device: str, *, download: bool) -> Genius:
     """Open the model that an index names."""
-    remedy = "say where it is with --model (in Python: model=)"
+    remedy = "say where it is with `model=FOLDER`"
     if not named:
         raise ArtifactMissing(f"{folder} does not say where its model is; {remedy}")
     try:

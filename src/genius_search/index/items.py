@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
-from genius_search.records import Modality
+from genius_search.records import Modality, composed
 
 ITEMS_FILE: Final = "items.sqlite"
 ITEMS: Final = (
@@ -44,7 +44,7 @@ FIELDS: Final = (
     "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
 )
 """Sorted by field, value and row: numbers come before texts, texts before Booleans
-(:func:`genius_search.index.filters.stored_truth`)."""
+and times (:mod:`genius_search.data.values`)."""
 SCHEMA: Final = frozenset(
     {
         *(ITEMS, MODALITIES, ITEM_IDS, FIELD_NAMES, FULL_TEXT[0], FIELDS),
@@ -55,8 +55,9 @@ SCHEMA: Final = frozenset(
     }
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
-STEPS: Final = 10_000
+STEPS: Final = 1_000
 """Steps of SQLite between two looks at the clock."""
+TOO_SLOW: Final = "the conditions took too long; give fewer, or allow more time"
 ROWS_OF_WORDS: Final = (
     "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(rowid), '') END "
     "FROM (SELECT rowid FROM words WHERE words MATCH value LIMIT ?2 + 1)) FROM json_each(?1)"
@@ -70,6 +71,7 @@ ROWS_OF_NAMES: Final = (
 NAME: Final = '["name"]'
 """The key of the field that is a picture's name."""
 _MODALITIES: Final = {one.mbeir: one for one in Modality}
+_JSON: Final = json.JSONDecoder(parse_constant=lambda _: None)  # of NaN and infinities
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 
@@ -97,7 +99,7 @@ class Item(NamedTuple):
         if not self.source:
             return {}
         try:
-            found = json.loads(self.source)
+            found = _JSON.decode(self.source)
         except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -185,7 +187,7 @@ class ItemStore:
         """Return id, row, stamp, content and root of each of these items that is in the store."""
         # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.
         # Sorted, so that adjacent pages are read together.
-        ids = sorted({item_id for item_id in item_ids if not _UNSTORABLE.search(item_id)})
+        ids = sorted({composed(item_id) for item_id in item_ids if not _UNSTORABLE.search(item_id)})
         query = (
             "SELECT item_id, row, stamp, content, items.root FROM json_each(?) "
             "CROSS JOIN items ON item_id = value"
@@ -202,6 +204,8 @@ class ItemStore:
         DeadlinePassed
             It took until the deadline, on the clock of :func:`time.monotonic`.
         """
+        if time.monotonic() > deadline:
+            raise DeadlinePassed(TOO_SLOW)
         connection = self._for_items
         with contextlib.suppress(sqlite3.OperationalError):  # a writer has removed the file
             connection = self._for_filters.pop() if self._for_filters else self._connect()
@@ -257,7 +261,7 @@ class ItemStore:
         database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, database.close)
         database.create_function(
-            "contains", 2, lambda text, part: part in text.casefold(), deterministic=True
+            "contains", 2, lambda text, part: part in composed(text).casefold(), deterministic=True
         )
         return Connection(database, threading.RLock())
 
@@ -270,7 +274,8 @@ class ItemStore:
     ) -> list[Any]:
         connection = connection or self._for_items
         with self._reading(connection):
-            connection.database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+            has_passed = None if deadline == math.inf else lambda: time.monotonic() > deadline
+            connection.database.set_progress_handler(has_passed, STEPS)
             return connection.database.execute(query, values).fetchall()
 
     @contextlib.contextmanager
@@ -280,9 +285,7 @@ class ItemStore:
                 yield
             except sqlite3.DatabaseError as error:
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
-                    raise DeadlinePassed(
-                        "the conditions took too long; give fewer, or allow more time"
-                    ) from None
+                    raise DeadlinePassed(TOO_SLOW) from None
                 if type(error) is not sqlite3.DatabaseError:
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None

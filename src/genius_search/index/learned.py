@@ -24,7 +24,7 @@ from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, LEARNED
-from genius_search.records import Modality
+from genius_search.records import Modality, composed
 from genius_search.search.rank import Ranking
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _chosen(choice: Mapping[str, Any]) -> str:
             f'a choice names the id of the chosen item, as in {{"text": "a red kite", "{FIELD}": "7"}}; '
             f"this one has the keys {sorted(choice)}"
         )
-    return item_id
+    return composed(item_id)
 
 
 def _add(
@@ -227,7 +227,7 @@ def forget(log: Index, *, chosen: str | None, text: str | None, wait_seconds: fl
         item.id
         for segment in log.snapshot.segments
         for item in alive_items(segment)
-        if (chosen is None or item.fields[FIELD] == chosen) and (text is None or item.text == text)
+        if (chosen is None or item.fields[FIELD] == composed(chosen)) and (text is None or item.text == text)
     ]
     return log.delete(ids, wait_seconds=wait_seconds).deleted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,13 +22,14 @@ from genius_search.data.folder import is_file, read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
 from genius_search.data.photo import Caption, read_photo
+from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.query import SHORTEST_VECTOR
 from genius_search.index.roots import id_in, new_root
 from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
-from genius_search.records import Candidate, Modality
+from genius_search.records import Candidate, Modality, composed
 
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
@@ -96,8 +96,8 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
     photo = Caption() if item.image is None else read_photo(Path(item.image))
-    text = item.text or (photo.text if captions else None)
-    source = json.dumps({**folder, **name, **photo.fields, **item.fields}, ensure_ascii=False)
+    text = item.text or (composed(photo.text) if captions and photo.text else None)
+    source, _ = fields_to_json({**folder, **name, **photo.fields, **item.fields})
     modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
     return item._replace(modality=modality, text=text, source=source)
 
@@ -215,7 +215,7 @@ def to_item(candidate: Candidate, root: Path) -> Item:
 
 
 def check_item(item: Item) -> Item:
-    """Return an item; raise :class:`BadData` if its id or its texts cannot be stored."""
+    """Return an item as it is stored, composed; raise :class:`BadData` if its id or a text cannot be."""
     if _CONTROL.search(item.id):
         raise BadData(f"the id {item.id!r} contains a control character; rename the item")
     for part in (item.id, item.text, item.image, item.source):
@@ -226,15 +226,9 @@ def check_item(item: Item) -> Item:
                 f"item {item.id!r} contains a lone surrogate (half a character) in {str(part)[:80]!r}; "
                 "write it as UTF-8"
             ) from None
-    return item
-
-
-def fields_to_json(fields: Mapping[str, object] | None) -> str | None:
-    """Return the fields of an item as they are stored; raise :class:`BadData` if they are not JSON."""
-    try:
-        return json.dumps(dict(fields), ensure_ascii=False, allow_nan=False) if fields else None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadData(f"its fields are not JSON: {error}") from None
+    text = None if item.text is None else composed(item.text)
+    source = None if item.source is None else composed(item.source)
+    return item._replace(id=composed(item.id), text=text, source=source)
 
 
 def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Pool:
@@ -248,12 +242,15 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Poo
         if isinstance(one, Path):
             scan = read_file(one, captions=captions)
             found = (to_item(candidate, scan.root.resolve()) for candidate in scan.candidates)
-            items += [with_file_fields(item, captions=captions)._replace(id=one.as_posix()) for item in found]
+            named = composed(one.as_posix())
+            items += [with_file_fields(item, captions=captions)._replace(id=named) for item in found]
             left_out += map(_left_out, scan.problems)
             continue
         new = read_new_item(one, default_id=str(number))
         try:
-            items.append(keep_item(new, folder))
+            item, problems = keep_item(new, folder)
+            items.append(item)
+            left_out += [LeftOut(number, new.id, problem) for problem in problems]
         except (BadData, BadImage) as error:
             left_out.append(LeftOut(number, new.id, getattr(error, "reason", str(error))))
     if not items:
@@ -261,8 +258,8 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Poo
     return Pool(partial(iter, items), left_out)
 
 
-def keep_item(new: NewItem, folder: Path) -> Item:
-    """Return an item in its stored form, and store its picture in the folder of the index.
+def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:
+    """Return an item in its stored form, and what is wrong with fields that are left out; store its picture.
 
     Raises
     ------
@@ -275,8 +272,11 @@ def keep_item(new: NewItem, folder: Path) -> Item:
     if text is None and new.image is None:
         raise BadData("an item needs a text, an image, or both")
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
-    item = check_item(Item(new.id, modality, text, None, fields_to_json(new.fields)))
-    return item if new.image is None else item._replace(image=store_picture(folder, picture_bytes(new.image)))
+    source, problems = fields_to_json(new.fields)
+    item = check_item(Item(new.id, modality, text, None, source))
+    if new.image is not None:
+        item = item._replace(image=store_picture(folder, picture_bytes(new.image)))
+    return item, problems
 
 
 def picture_bytes(image: object) -> bytes:
@@ -386,7 +386,7 @@ def open_vectors(
     for name, values in given.items():
         if values is not None and len(values) != count:
             raise UsageError(f"there are {count} vectors and {len(values)} {name}; give one for each vector")
-    names = [str(number) for number in range(count)] if ids is None else [str(one) for one in ids]
+    names = [str(number) for number in range(count)] if ids is None else [composed(str(one)) for one in ids]
     first: dict[str, int] = {}
     for row, name in enumerate(names):
         if not 1 <= len(name) <= MAX_ID_LENGTH:
@@ -396,10 +396,12 @@ def open_vectors(
     for start in range(0, count, ROWS_AT_ONCE):
         _check_rows(array[start : start + ROWS_AT_ONCE], start)
     parsed = [Modality(Modality.parse(kind)) for kind in kinds]
+    stored = [fields_to_json(one) for one in fields or [None] * count]
+    left_out = [LeftOut(row, names[row], why) for row, (_, problems) in enumerate(stored) for why in problems]
 
     def item(row: int) -> Item:
         try:
-            source = fields_to_json(None if fields is None else fields[row])
+            source = stored[row][0]
             text = None if texts is None else texts[row]
             contents = repr((parsed[row], text, source)).encode() + np.ascontiguousarray(array[row]).tobytes()
             stamp = hashlib.sha256(contents).hexdigest()[:16]
@@ -407,7 +409,7 @@ def open_vectors(
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None
 
-    return Pool(lambda: map(item, range(count)), vectors=array)
+    return Pool(lambda: map(item, range(count)), left_out, vectors=array)
 
 
 def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:

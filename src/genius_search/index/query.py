@@ -49,6 +49,8 @@ RARE: Final = 100
 WORD_WEIGHT: Final = 0.3
 """The weight of a word that one item has, as a share of the scores' range among the hits of the vectors.
 Chosen on names and captions: more finds more names and fewer captions."""
+CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
+"""A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
 KNOWN_WORDS: Final = 10_000
 """Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
 SAMPLED: Final = 4096
@@ -68,7 +70,7 @@ class RareWords(NamedTuple):
     weights: Mapping[Place, float]
     """The sum of an item's words' inverse document frequencies, log(N/n) / log(N)."""
     first: frozenset[Place]
-    """Those that have a rare word with a digit, such as IMG_2034 or a product code."""
+    """Those that have a rare code, such as IMG_2034 or a product's number."""
 
 
 class EncodedQuery(NamedTuple):
@@ -175,13 +177,19 @@ class SnapshotSearcher:
         """Search for several requests in one batch, and return the hits of each."""
         alternatives: list[SearchRequest] = []
         for request in requests:
+            if not request.query:
+                return [
+                    self.search([one])[0] if one.query else browse(self.snapshot, one) for one in requests
+                ]
             alternatives += request.alternatives()
         results = self.search_encoded(self.encode(alternatives))
         if len(alternatives) > len(requests):
             in_turn = iter(results)
             several = [[next(in_turn) for _ in request.alternatives()] for request in requests]
-            results = [interleave(own, one.k) for own, one in zip(several, requests, strict=True)]
-        return [Hits(result.hits) for result in results]
+            results = [
+                interleave(own, one.k + one.offset) for own, one in zip(several, requests, strict=True)
+            ]
+        return [Hits(result.hits[one.offset :]) for result, one in zip(results, requests, strict=True)]
 
     def encode(self, requests: Sequence[SearchRequest]) -> list[EncodedQuery]:
         """Encode requests without alternatives, with all images in one batch and all texts in another.
@@ -193,8 +201,8 @@ class SnapshotSearcher:
         Raises
         ------
         UsageError
-            A request refers to an item or a field that is not in the index, or its parts cancel out. All but
-            the last are checked before anything is encoded.
+            A request has no query, refers to an item or a field that is not in the index, or its parts cancel
+            out. All but the last are checked before anything is encoded.
         """
         snapshot = self.snapshot
         unknown = np.zeros(0, dtype=np.float32)
@@ -225,7 +233,7 @@ class SnapshotSearcher:
                     queries.append(
                         EncodedQuery(
                             number,
-                            request.k,
+                            request.k + request.offset,
                             embedding=unknown,
                             evidence=unknown,
                             level0=level0,
@@ -254,6 +262,8 @@ class SnapshotSearcher:
         contents: dict[tuple[int, str], int] = {}  # what is to be encoded, and its position
         sources: list[list[int | Float32[np.ndarray, "2 dim"]]] = []
         for request, modality in wanted:
+            if not request.query:
+                raise UsageError("this needs a query: a text, an image, or both; or a vector")
             own: list[int | Float32[np.ndarray, "2 dim"]] = []
             for part in request.query:
                 if part.vector is not None:
@@ -482,6 +492,27 @@ class SnapshotSearcher:
         return self._bulks[level0]
 
 
+def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
+    """Return the items that the conditions of a request without a query allow, what was added last first."""
+    from genius_search.index.filters import Filter  # noqa: PLC0415  only here
+
+    conditions = request.filter or Filter()
+    if request.modality is not None:
+        conditions = dataclasses.replace(conditions, modality=Modality(request.modality))
+    if not snapshot.segments:
+        return Hits()
+    with diagnose_corruption(snapshot):
+        allowed = snapshot.restriction(conditions, deadline=request.deadline)
+        page = slice(request.offset, request.offset + request.k)
+        rows = [np.flatnonzero(one.items) for one in reversed(allowed) if one is not None]
+        segments = np.repeat(np.arange(len(rows))[::-1], [len(one) for one in rows])[page]
+        items = snapshot.items(segments, np.concatenate(rows)[page])
+    return Hits(
+        SearchHit(rank, item.id, 0.0, item.modality, item.text, item.image, item.fields, (), ())
+        for rank, item in enumerate(items, start=request.offset + 1)
+    )
+
+
 def features_of(
     encoder: Encoder, contents: Sequence[tuple[Image.Image | None, str]]
 ) -> Float32[np.ndarray, "2 contents dim"]:
@@ -550,12 +581,12 @@ def find_rare_words(snapshot: Snapshot, text: str) -> RareWords | None:
     weights: dict[Place, float] = defaultdict(float)
     first: set[Place] = set()
     for word, own in places.items():
-        has_digit = not word.isalpha() and any(map(str.isdigit, word))
-        most = FEW if has_digit else min(FEW, max(1, num_items // RARE))
+        is_code = CODE.match(word) is not None
+        most = FEW if is_code else min(FEW, max(1, num_items // RARE))
         if 0 < len(own) <= most:
             for place in own:
                 weights[place] += math.log(max(num_items / len(own), 1)) / math.log(num_items)
-            if has_digit:
+            if is_code:
                 first.update(own)
     return RareWords(weights, frozenset(first)) if weights else None
 

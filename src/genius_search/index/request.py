@@ -74,14 +74,17 @@ class SearchRequest:
     is calibrated, otherwise by how far they stand out from the items of their modality."""
     where: Filter | Sequence[str] | Mapping[str, object] = ()
     """Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
-    ``{"brand": "acme"}``; see :meth:`Filter.parse`."""
+    ``{"brand": "acme"}``; see :meth:`Filter.parse`. With conditions or a modality a search needs no query:
+    it returns all that they allow, what was added last first, with a score of 0."""
     match: str | None = None
     """Words that the items' texts must contain."""
     hybrid: bool = True
     """Raise items whose text or file name has a word of the query that few items have, such as a
-    name; a word with digits (IMG_2034, a product code) puts them first."""
+    name; a code (letters with digits, or four digits: IMG_2034) puts them first."""
     k: int = 10
     """Number of hits."""
+    offset: int = 0
+    """Number of hits before the first that is returned, for later pages."""
     beam: int | None = None
     """Beam width, at least ``k``, instead of the configured one."""
     deadline: float = math.inf
@@ -93,13 +96,14 @@ class SearchRequest:
     """Every part of the query; the request's own text and image come first, then its vector."""
 
     def __post_init__(self) -> None:
-        for name, number in (("k", self.k), ("beam", self.beam)):
-            if number is not None and not 1 <= number <= MAX_HITS:
-                raise UsageError(f"{name} is {number}, it must be at least 1 and at most {MAX_HITS}")
+        for name, number, least in (("k", self.k, 1), ("beam", self.beam, 1), ("offset", self.offset, 0)):
+            if number is not None and not least <= number <= MAX_HITS:
+                raise UsageError(f"{name} is {number}, it must be at least {least} and at most {MAX_HITS}")
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
-        if self.instruction:
-            check_unicode(self.instruction)
+        for name in ("text", "instruction"):
+            if (text := getattr(self, name)) and not text.isascii():
+                object.__setattr__(self, name, check_unicode(text))
         parsed = None
         if self.where or self.match is not None:
             from genius_search.index.filters import Filter  # noqa: PLC0415  most searches have no conditions
@@ -122,9 +126,11 @@ class SearchRequest:
             given.insert(0, SearchPart(vector=self.vector))
         if self.image is not None or (self.text and not self.text.isspace()):
             given.insert(0, SearchPart(text=self.text, image=self.image))
-        if not given:
-            raise UsageError("a query needs a text, an image, or both; or a vector")
-        for part in given:
+        if not given and self.filter is None and self.modality is None:
+            raise UsageError(
+                "a query needs a text, an image, or both; or a vector; or conditions alone (where)"
+            )
+        for number, part in enumerate(given):
             has_content = part.image is not None or bool(part.text and not part.text.isspace())
             if has_content + (part.id is not None) + (part.vector is not None) != 1:
                 raise UsageError(
@@ -138,12 +144,12 @@ class SearchRequest:
                     "for by itself and weights have no effect; leave the weight out"
                 )
             if part.text and not part.text.isascii():
-                check_unicode(part.text)
+                given[number] = dataclasses.replace(part, text=check_unicode(part.text))
         return tuple(given)
 
     def alternatives(self) -> list[SearchRequest]:
         """Return the requests that are searched for by themselves: one, or each part."""
-        if self.combine != "any":
+        if self.combine != "any" or not self.query:
             return [self]
         return [
             dataclasses.replace(

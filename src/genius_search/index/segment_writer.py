@@ -6,21 +6,20 @@ import contextlib
 import errno
 import itertools
 import json
-import math
 import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
+from genius_search.data.values import Value, table_values
 from genius_search.errors import BadData, UsageError
-from genius_search.index.filters import number_of, stored_truth
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -154,9 +153,9 @@ def alive_items(segment: Segment) -> Iterator[Item]:
     return segment.items.all() if alive is None else itertools.compress(segment.items.all(), alive)
 
 
-def alive_batches(segments: Iterable[Segment]) -> Iterator[Batch]:
-    """Yield the items that are not deleted as they are stored."""
-    for segment in segments:
+def alive_batches(segments: Sequence[Segment]) -> Iterator[Batch]:
+    """Yield the items that are not deleted as they are stored, what was added last first."""
+    for segment in reversed(segments):
         items, alive = alive_items(segment), segment.alive_rows()
         for rows, arrays in _stored_arrays(segment, alive):
             yield [*itertools.islice(items, len(rows))], arrays
@@ -290,36 +289,11 @@ def _index_fields(database: sqlite3.Connection) -> None:
 
 def _field_values(
     sources: Iterable[tuple[int, str]], names: dict[str, int]
-) -> Iterator[tuple[int, str | float | bytes, int]]:
-    """Yield field, value and row of each value, as :class:`Condition` describes them."""
+) -> Iterator[tuple[int, Value, int]]:
+    """Yield field, value and row of each value, and number the fields."""
     for row, source in sources:
-        for path, value in _flatten(Item("", Modality.TEXT, source=source).fields, ()):
-            name = names.setdefault(spell_path(path), len(names))
-            for one in value if isinstance(value, list) else [value]:
-                yield from ((name, kept, row) for kept in _stored(one))
-
-
-def _stored(value: object) -> Iterator[str | float | bytes]:
-    """Yield what the table of fields holds for a value: a text that reads as a number is also one."""
-    match value:
-        case bool():
-            yield stored_truth(value)
-        case int():
-            number = number_of(str(value))
-            if number is not None:
-                yield number
-        case float() if not math.isnan(value):
-            yield value
-        case str():
-            yield value.encode(errors="replace").decode()
-            if (number := number_of(value)) is not None:
-                yield number
-            if value.lower() in ("true", "false"):
-                yield stored_truth(value.lower() == "true")
-
-
-def _flatten(fields: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, value in fields.items():
-        yield (*above, name), value
-        if isinstance(value, dict):
-            yield from _flatten(value, (*above, name))
+        for path, value in table_values(Item("", Modality.TEXT, source=source).fields):
+            if path:
+                name = names.setdefault(spell_path(path), len(names))
+                if value is not None:
+                    yield name, value, row

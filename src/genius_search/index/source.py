@@ -97,9 +97,10 @@ def given_features(
 
 
 def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
-    """Return the stored embeddings of an index's items as features."""
-    vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
-    alive = [segment.alive_rows() for segment in snapshot.segments]
+    """Return the stored embeddings of an index's items as features, what was added last first."""
+    newest_first = snapshot.segments[::-1]
+    vectors = [segment.vectors(model.ranker) for segment in newest_first]
+    alive = [segment.alive_rows() for segment in newest_first]
     starts = np.cumsum([0, *map(len, alive)])
 
     def read(rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
@@ -111,7 +112,7 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
         return found
 
     # The first code of an ID is the item's modality.
-    tables = [segment.table for segment in snapshot.segments]
+    tables = [segment.table for segment in newest_first]
     firsts = [table.ids[table.rows()[rows], 0] for table, rows in zip(tables, alive, strict=True)]
     modality = np.concatenate([np.zeros(0), *firsts]).astype(np.int8)
     features = VectorFeatures(modality, model.dim, read)

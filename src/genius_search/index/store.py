@@ -113,9 +113,7 @@ class Segment(NamedTuple):
             The index stores none.
         """
         if self.embeddings is None:
-            raise UsageError(
-                "this index keeps no embeddings to rank by; create it with --embeddings fused (or raw)"
-            )
+            raise UsageError("this index keeps no embeddings to rank by; create it with `embeddings='fused'`")
         if is_residual(self.bits):
             return StoredVectors(self.embeddings, self.bits, ranker=ranker, table=self.table)
         return StoredVectors(self.embeddings, self.bits)

@@ -47,6 +47,7 @@ from genius_search.index.store import (
     read_manifest,
     with_hint,
 )
+from genius_search.records import composed
 from genius_search.writing import make_folder, sync, sync_tree, write_file
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -120,7 +121,7 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
     except Timeout:
         raise HeldByAnother(
             f"{folder} is being changed by another process; try again when it is done, or wait for it: "
-            "--wait SECONDS (in Python: wait_seconds=)"
+            "`wait_seconds=60`"
         ) from None
     except OSError as error:
         if error.errno in READ_ONLY:
@@ -284,7 +285,7 @@ class Writer:
 
     def delete(self, item_ids: Iterable[str]) -> Deleted:
         """Delete items; compaction frees their space."""
-        ids = list(dict.fromkeys(item_ids))
+        ids = list(dict.fromkeys(map(composed, item_ids)))
         snapshot = self.snapshot
         found = {segment.name: _alive_rows(segment, ids) for segment in snapshot.segments}
         there = {name for names, _ in found.values() for name in names}

@@ -14,7 +14,9 @@ from genius_search.nn.codebooks import AnyArray, as_floats
 from genius_search.nn.spread import Spread, SpreadOf, decode_densities, decode_half_norms, sum_codes
 from genius_search.search.table import Restriction, SearchSegment, expand_ranges
 
-NO_EMBEDDINGS: Final = "this index stores no embeddings; rank by codes, or create it with --embeddings fused"
+NO_EMBEDDINGS: Final = (
+    "this index stores no embeddings; rank by codes, or create it with `embeddings='fused'`"
+)
 
 
 class Beams(NamedTuple):

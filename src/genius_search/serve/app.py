@@ -218,7 +218,7 @@ async def search(request: Request) -> Response:
             "request_id": request.state.request_id,
             "index": name,
             "took_ms": took,
-            "settings": describe_settings(index, config, query.beam, query.k),
+            "settings": describe_settings(index, config, query.beam, query.k + query.offset),
             "good_match": index.good_match(hits),
         }
         return to_json(head)[:-1] + b',"hits":[' + b",".join(shown) + b"]}"
@@ -348,7 +348,7 @@ async def add_items(request: Request, served: NamedIndex) -> schemas.Added:
     """Add items; one whose id is known replaces the other. On return they are on the disk and searchable."""
     body, pictures = await read_body(request, schemas.NewItems)
     added = await get_service(request).add(served.name, body.items, pictures)
-    if len(added.left_out) == len(body.items):
+    if not added.added + added.replaced + added.unchanged:
         first = added.left_out[0]
         raise Problem(
             422,

@@ -35,6 +35,7 @@ PICTURE_PIXELS: Final = 25_000_000
 FIELDS_BYTES: Final = 64 << 10
 """Size of an item's fields as JSON."""
 MAX_HITS: Final = 1_000
+MAX_OFFSET: Final = 1_000_000
 MAX_ITEMS: Final = 1_000
 """Items added by one request."""
 MAX_PARTS: Final = 16
@@ -77,7 +78,7 @@ class SearchPart(RequestBody):
 
 
 class SearchBody(RequestBody):
-    """A search."""
+    """A search; without a query, items that conditions or a modality allow, what was added last first."""
 
     index: IndexName | None = Field(None, description="Required if the server has several indexes.")
     text: Text | None = Field(None, examples=["a striped green umbrella"])
@@ -103,11 +104,17 @@ class SearchBody(RequestBody):
     hybrid: bool = Field(
         True,
         description="Raise items whose text or file name has rare words of the query, and put those first "
-        "that have its words with digits.",
+        "that have its codes, such as IMG_2034.",
     )
     k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")
     fields: list[Condition] | None = Field(
         None, max_length=100, description="Fields that hits come with. Left out: all; an empty list: none."
+    )
+    offset: int = Field(
+        0,
+        ge=0,
+        le=MAX_OFFSET,
+        description=f"Number of hits to skip, for later pages; with a query, at most {MAX_HITS:,} with k.",
     )
     beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
     rerank: Rerank | None = Field(None, description="What orders the hits.")

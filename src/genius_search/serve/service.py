@@ -133,7 +133,8 @@ class Service:
         """Return the threads for a search, so that slow ones delay no others."""
         if pictures:
             return self._pictures
-        return self.slow if body.where or body.match or body.combine == "any" else self._searches
+        is_plain = (body.text or body.parts) and not (body.where or body.match or body.combine == "any")
+        return self._searches if is_plain else self.slow
 
     async def add(
         self, name: str, items: Sequence[schemas.NewItem], pictures: Mapping[str, memoryview]
@@ -152,9 +153,11 @@ class Service:
         for item in checked:
             if isinstance(item, LeftOut):
                 left_out.append(item)
-            elif (outcome := next(outcomes)).status == "left out":
-                left_out.append(LeftOut(id=outcome.id, reason=outcome.reason or ""))
-            else:
+                continue
+            outcome = next(outcomes)
+            if outcome.reason:  # also for a field that was left out
+                left_out.append(LeftOut(id=outcome.id, reason=outcome.reason))
+            if outcome.status != "left out":
                 counts[outcome.status] += 1
         return schemas.Added(**counts, left_out=left_out, ids=[item.id for item in checked])
 
@@ -201,7 +204,7 @@ def search_request(
         SearchPart(text=part.text, image=image(part.image), id=part.id, weight=part.weight)
         for part in body.parts
     ]
-    names = ("text", "combine", "instruction", "modality", "where", "match", "hybrid", "k", "beam")
+    names = ("text", "combine", "instruction", "modality", "where", "match", "hybrid", "k", "offset", "beam")
     request = SearchRequest(
         **{name: getattr(body, name) for name in names},
         image=image(body.image),
@@ -212,6 +215,8 @@ def search_request(
         condition.column == "image" for condition in request.filter.conditions
     ):
         raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
+    if request.query and request.k + request.offset > schemas.MAX_HITS:
+        raise Problem(422, f"offset: with k at most {schemas.MAX_HITS:,}; use where for other items")
     return request
 
 

@@ -25,7 +25,7 @@ def built(trained, tmp_path_factory) -> Path:
 
 
 def test_a_cluster_is_searched(built, capsys):
-    hits = run_json(capsys, "search", built, "text", "3", "--where", "name>note 2", "-k", "3")["hits"]
+    hits = run_json(capsys, "search", built, "text", "3", "--where", 'name>"note 2"', "-k", "3")["hits"]
     assert len(hits) == 3
     assert all(hit["fields"]["name"] > "note 2" for hit in hits)
     out, _ = run(capsys, "search", built, "text 3", "-k", "12")

@@ -88,9 +88,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_nothing_is_cut_in_a_pipe_and_lines_at_the_width_of_a_terminal(index, photos, capsys, monkeypatch):
+def test_lines_are_cut_at_the_width_of_a_terminal_and_texts_in_a_pipe(index, photos, capsys, monkeypatch):
+    assert WORDS.strip() in run(capsys, "search", index, "red", "--full")[0]
     out, _ = run(capsys, "search", index, "red")
-    assert WORDS.strip() in out
+    assert f"{WORDS[:240]}…" in out
     assert str(photos / "red [final].png") in out
     assert not any(line.endswith(" ") for line in out.splitlines())
     monkeypatch.setattr(sys, "stdout", Terminal())

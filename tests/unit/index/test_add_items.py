@@ -104,7 +104,6 @@ def test_items_with_one_id_are_told_apart_as_if_they_came_one_by_one(index):
         (NewItem("\ud800", "x"), "half a character"),
         (NewItem("x", "\udc00"), "half a character"),
         (NewItem("x", "  "), "needs a text, an image"),
-        (NewItem("x", "x", fields={"price": float("nan")}), "not JSON"),
         (NewItem("x", image=b"no picture"), "is not a picture"),
     ],
 )

@@ -166,7 +166,7 @@ def test_an_instruction_changes_the_query_and_without_one_the_models_own_is_used
 def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     assert index.info().embeddings == "none"
-    with pytest.raises(UsageError, match="--embeddings fused"):
+    with pytest.raises(UsageError, match="embeddings='fused'"):
         index.search("a star", config=SearchConfig(rerank="embeddings"))
 
 

@@ -18,10 +18,10 @@ from genius_search.index import segment_writer
 from genius_search.index.filters import Filter, matching
 from genius_search.index.items import ITEMS_FILE, Item, ItemStore
 from genius_search.index.segment_writer import write_items
-from genius_search.records import Modality
+from genius_search.records import Modality, composed
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
+NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12).map(composed)
 ITEMS = st.lists(
     st.builds(Item, NAMES, st.sampled_from(Modality), *[TEXTS] * 5, st.none() | st.integers(0, 9)),
     unique_by=lambda item: item.id,

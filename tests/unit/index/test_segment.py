@@ -72,7 +72,7 @@ def test_embeddings_take_the_room_of_their_bits(tmp_path, bits, dim):
 
 def test_without_embeddings_there_is_nothing_to_rank_by(tmp_path):
     fill(tmp_path, *new(5, dim=None), 8)
-    with pytest.raises(UsageError, match="--embeddings"):
+    with pytest.raises(UsageError, match="embeddings="):
         load_segment(tmp_path, "000001", NOTHING, 8).vectors(RANKER)(np.array([0]))
 
 
@@ -110,6 +110,7 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits
         parts.append(load_segment(folder, folder.name, np.array(dead, dtype=np.int64), bits or 16))
     merged.mkdir()
     write_segment(merged, alive_batches(parts))
+    parts.reverse()
     segment = load_segment(merged, "merged", NOTHING, bits or 16)
     codes = np.concatenate([part.table.ids[part.table.rows()[part.alive_rows()]] for part in parts])
     assert np.array_equal(segment.table.ids[segment.table.rows()], codes)

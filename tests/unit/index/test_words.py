@@ -8,7 +8,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.query import find_rare_words, split_words
+from genius_search.index.query import CODE, find_rare_words, split_words
 from genius_search.index.snapshot import Location
 
 NUMBERS = range(100, 140)
@@ -101,6 +101,14 @@ def test_a_generators_order_and_an_index_without_full_text_search_are_searched_t
     for segment in index.snapshot.segments:
         monkeypatch.setattr(segment.items, "has_full_text", False)
     assert index.search("img_2031") == plain
+
+
+def test_codes_put_items_first_and_counts_do_not(index):
+    words = ("IMG 2034", "ax 7", "b2", "2024", "rtx3090", "2", "2nd", "3D", "80s", "12 5", "2 000", "kite")
+    assert [word for word in words if CODE.match(word)] == ["IMG 2034", "ax 7", "b2", "2024", "rtx3090"]
+    for text in ("104 anchors", "the 104th anchor"):
+        found = find_rare_words(index.snapshot, text)
+        assert found is None or not found.first
 
 
 def test_words_are_split_at_blanks_and_lose_folders_and_endings():

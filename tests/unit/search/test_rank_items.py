@@ -169,7 +169,7 @@ def test_equal_scores_keep_the_order_of_the_beams(segment, tables, rerank):
     ("config", "advice"),
     [
         ({"rerank": "codes"}, "codebooks"),
-        ({"rerank": "embeddings"}, "--embeddings fused"),
+        ({"rerank": "embeddings"}, "embeddings='fused'"),
     ],
 )
 def test_re_ranking_without_its_evidence_is_refused_with_advice(segment, config, advice):

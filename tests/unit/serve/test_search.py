@@ -89,6 +89,13 @@ def test_conditions_words_and_settings_apply(client):
     assert {hit["id"] for hit in cheap} == {"1:0", "1:2"}
     named = post(client, text="a kite", match="green", k=9).json()["hits"]
     assert {hit["id"] for hit in named} == {"1:3", "1:4", "1:5"}
+    both = [post(client, text="a kite", k=2, offset=offset).json()["hits"] for offset in (0, 2)]
+    assert [hit["rank"] for page in both for hit in page] == [1, 2, 3, 4]
+    assert [page[0]["id"] for page in both] == [
+        post(client, text="a kite", k=4).json()["hits"][n]["id"] for n in (0, 2)
+    ]
+    listed = post(client, where=["price<3"], modality="text").json()
+    assert ([hit["id"] for hit in listed["hits"]], listed["good_match"]) == (["1:0", "1:1", "1:2"], None)
     generated = post(client, text="a kite", beam=7, rerank="none", k=9).json()
     assert generated["settings"] == {"beam": 9, "candidates": 1000, "rerank": "none", "router": "generator"}
     assert all(hit["log_probabilities"] for hit in generated["hits"])
@@ -139,6 +146,8 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": " "}, "needs a text"),
         ({"text": "x", "kk": 1}, "kk"),
         ({"text": "x", "k": 0}, "k: "),
+        ({"text": "x", "offset": MAX_HITS}, "offset: "),
+        ({"where": ["a=b"] * 51}, "where: "),
         ({"text": "x", "k": MAX_HITS + 1}, "k: "),
         ({"text": "x", "beam": 1_000 + 1}, "beam: "),
         ({"text": "x", "candidates": 100_000 + 1}, "candidates: "),

@@ -109,7 +109,7 @@ BROKEN = replace(preset("tiny"), quantizer=replace(preset("tiny").quantizer, lev
 
 @pytest.mark.parametrize(
     ("settings", "device", "error"),
-    [(BROKEN, "cpu", r"quantizer\.levels"), (preset("tiny"), "nonsense", "--device cpu")],
+    [(BROKEN, "cpu", r"quantizer\.levels"), (preset("tiny"), "nonsense", "`device='cpu'`")],
 )
 def test_what_cannot_be_done_is_refused_before_any_work(trained, tmp_path, settings, device, error):
     with pytest.raises(UsageError, match=error):
