@@ -152,6 +152,7 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
     names = {root.name for root in roots}
     items: list[Item] = []
     left_out: list[LeftOut] = []
+    seen: set[str] = set()
     for number in numbers:
         root = roots[number]
         place = Path(root.folder)
@@ -172,8 +173,13 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
         for candidate in scan.candidates:
             if is_own(scan.root / candidate.did):
                 path = candidate.did if scan.root == place else "."
-                item = to_item(candidate, scan.root)
-                items.append(item._replace(id=id_in(root, names, path), root=number))
+                item_id = id_in(root, names, composed(path))
+                if item_id in seen:
+                    why = "another file has this name in another form of Unicode; rename one of them"
+                    left_out.append(LeftOut(-1, str(scan.root / candidate.did), why))
+                    continue
+                seen.add(item_id)
+                items.append(to_item(candidate, scan.root)._replace(id=item_id, root=number))
     return Pool(partial(iter, items), left_out, has_files=True, roots=roots)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import unicodedata
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Root
+from genius_search.records import composed
 
 SAMPLE: Final = 32
 """Files that are compared to see whether a folder is one that was moved."""
@@ -40,11 +40,6 @@ def file_of(roots: Sequence[Root], item: Item) -> str:
     root = roots[item.root or 0]
     below = item.id[len(root.name) + 1 :] if root.name else item.id
     return os.path.normpath(Path(root.folder, below))
-
-
-def composed(path: str | Path) -> str:
-    """Return a path in the form by which paths are compared: macOS decomposes accents, others do not."""
-    return unicodedata.normalize("NFC", str(path))
 
 
 def root_of(roots: Sequence[Root], path: Path) -> int | None:

@@ -16,13 +16,14 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import Added, Change, Changes, find_changes, write_changes
 from genius_search.index.items import Item
 from genius_search.index.pool import open_roots
-from genius_search.index.roots import composed, file_of, find_moved, new_root, root_of
+from genius_search.index.roots import file_of, find_moved, new_root, root_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import saved_features
 from genius_search.index.store import Root
 from genius_search.index.writer import Writer
 from genius_search.model import Genius
 from genius_search.progress import Progress
+from genius_search.records import composed
 
 
 class _Gone(NamedTuple):
@@ -155,7 +156,7 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
         is_blocked = not above.isdisjoint(blocked)
         if not is_blocked and new.get(item.content or "") and _is_gone(roots, item):
             moved[new[item.content or ""].pop()] = item.id
-        elif item.root in lost and (within is None or composed(within) in above):
+        elif item.root in lost and (within is None or composed(str(within)) in above):
             if not is_blocked:
                 lost[item.root].append(item)
             elif not os.path.lexists(item.image or file):

@@ -148,3 +148,12 @@ def test_the_command_lists_items_in_any_encoding(index, capsys, monkeypatch):
     assert main(["index", "list", str(index.folder), "--match", "party", "--json"]) == 0
     stream.flush()
     assert json.loads(stream.buffer.getvalue())[0]["text"].startswith("a party \U0001f389")
+
+
+def test_two_files_whose_names_differ_in_unicode_alone_are_told_apart_by_a_word(clip_folder, tmp_path):
+    (tmp_path / "pool").mkdir()
+    for name in (NAME, NFD):
+        (tmp_path / "pool" / f"{name}.txt").write_text("a kite")
+    index, added = Index.create(tmp_path / "index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}")
+    assert (ids(index), "another form of Unicode" in added.left_out[0].reason) == ([f"{NAME}.txt"], True)
+    assert (index.sync().deleted, len(index)) == (0, 1)
