@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from genius_search.artifact import open_artifact, read_json
 from genius_search.encoders.base import Encoder, ImageInput, JointInput, TextInput, cut_texts, load_encoder
 from genius_search.encoders.batches import decoded_images, in_batches, read_tokenizer
-from genius_search.encoders.pretrained import load_image_processor
 from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.errors import need_packages
 from genius_search.nn.weights import load_weights
@@ -129,7 +128,11 @@ class FeatureFusion:
         self.dim = network.dim
         network.float().eval()
         self._network = network
-        self._processor = load_image_processor(folder)
+        from transformers import AutoImageProcessor
+
+        self._processor = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
         if isinstance(network, ClipFusion):
             read = clip_reader(folder, network.context)
             self._tokens = lambda texts: {"input_ids": read(texts)}

@@ -184,16 +184,19 @@ class AdapterConfig:
     hidden: Size = 1024
     """Width of a member's hidden layer."""
 
-    members: Annotated[int, Ge(1), Le(64)] = 2
+    members: Annotated[int, Ge(1), Le(64)] = 3
     """Networks that are trained side by side from other random weights, and whose vectors are joined."""
 
-    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.2
-    """Dropout rate of the hidden layer."""
+    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.3
+    """Dropout rate of hidden layers and of the features of images."""
+
+    text_dropout: Annotated[float, Ge(0), Le(0.9)] = 0.1
+    """Dropout rate of the features of texts."""
 
     noise: NonNegative = 0.5
-    """Random noise that training adds to the frozen encoders' features, in their standard deviations."""
+    """Random noise that training adds to the features of images, in their standard deviations."""
 
-    temperature: Positive = 0.05
+    temperature: Positive = 0.06
     """Divides the cosines in the contrastive loss."""
 
     patience: Count = 5

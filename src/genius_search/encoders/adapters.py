@@ -129,6 +129,9 @@ class AdapterEncoder:
         self.pair = pair or FrozenPair(specs["image"], specs["text"], download=download, device=device)
         self.spec = f"{KIND}:{folder}"
         self.needs_pixels = self.pair.needs_pixels
+        for name in ("max_tokens", "num_tokens"):  # which tell whether a text is cut
+            if hasattr(self.pair.text, name):
+                setattr(self, name, getattr(self.pair.text, name))
         self._weights = folder / WEIGHTS_FILE
         arrays = read_arrays(self._weights)
         try:

@@ -30,6 +30,7 @@ CHARACTERS_PER_TOKEN: Final = 64
 """Characters that are read of a text for each token that an encoder takes; words have about five."""
 _KNOWN: Final = (
     "small:FOLDER",
+    "st:NAME-or-folder",
     "clip:NAME-or-folder",
     "siglip:NAME-or-folder",
     "text:NAME-or-folder",
@@ -139,10 +140,11 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     Parameters
     ----------
     spec
-        ``small:FOLDER``, ``clip:`` or ``siglip:NAME-or-folder``, ``precomputed:PATH``, ``adapters:FOLDER``,
-        ``text:NAME-or-folder``, ``text:wordllama``, ``uniir:FOLDER``, ``vectors:DIM``, or the name of an
-        entry point of the group :data:`PLUGINS`: a function of another package that is called with what
-        follows the colon, ``download=`` and ``device=``.
+        ``st:NAME-or-folder`` of a model of sentence-transformers, for which ``clip:``, ``siglip:`` and
+        ``text:`` are other names; ``text:wordllama``, ``small:FOLDER``, ``precomputed:PATH``,
+        ``adapters:FOLDER``, ``uniir:FOLDER``, ``vectors:DIM``, or the name of an entry point of the group
+        :data:`PLUGINS`: a function of another package that is called with what follows the colon,
+        ``download=`` and ``device=``.
     download
         Allow downloading a model by its name; otherwise nothing touches the network.
     device
@@ -162,11 +164,8 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
             from genius_search.encoders.small import load_small  # noqa: PLC0415
 
             return load_small(folder, device=device)
-        case "clip" | "siglip":
-            from genius_search.encoders.pretrained import ClipEncoder  # noqa: PLC0415
-            from genius_search.hub import find_or_pull  # noqa: PLC0415
-
-            return ClipEncoder(f"clip:{place}", find_or_pull(place, download=download), device=device)
+        case "st" | "clip" | "siglip" | "text":
+            return _load_pretrained(kind, place, download=download, device=device)
         case "precomputed":
             from genius_search.encoders.precomputed import PrecomputedEncoder  # noqa: PLC0415
 
@@ -175,8 +174,6 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
             from genius_search.encoders.adapters import AdapterEncoder  # noqa: PLC0415
 
             return AdapterEncoder(folder, download=download, device=device)
-        case "text":
-            return _load_text(place, download=download, device=device)
         case "uniir":
             from genius_search.encoders.uniir import ClipScoreFusion  # noqa: PLC0415
 
@@ -202,21 +199,21 @@ def absolute_spec(spec: str) -> str:
     return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
 
 
-def _load_text(name: str, *, download: bool, device: str) -> Encoder:
+def _load_pretrained(kind: str, name: str, *, download: bool, device: str) -> Encoder:
     from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
 
-    if name == WORDLLAMA:
+    if kind == "text" and name == WORDLLAMA:
         return StaticEncoder(name)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         from genius_search.hub import find_or_pull  # noqa: PLC0415  searching by a folder needs none of it
 
         folder = find_or_pull(name, download=download)
-    if is_static(folder):
+    if kind in ("st", "text") and is_static(folder):
         return StaticEncoder(name, folder)
-    from genius_search.encoders.pretrained import SentenceEncoder  # noqa: PLC0415
+    from genius_search.encoders.pretrained import open_pretrained  # noqa: PLC0415
 
-    return SentenceEncoder(name, folder, device=device)
+    return open_pretrained(f"{kind}:{name}", folder, device=device)
 
 
 def cut_texts(texts: Sequence[str], *, max_tokens: int) -> list[str]:

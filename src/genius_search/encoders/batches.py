@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +12,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from genius_search.encoders.base import ImageInput, TextInput
+from genius_search.encoders.base import ImageInput
 from genius_search.errors import ArtifactMismatch, UsageError
 
 Input = TypeVar("Input")
@@ -33,33 +32,6 @@ def in_batches(
     """Encode ``size`` items at a time, and return the features on the CPU."""
     parts = [encode(items[start : start + size]).cpu() for start in range(0, len(items), size)]
     return torch.cat([torch.zeros(0, dim), *parts])
-
-
-class BatchEncoder:
-    """A base of encoders of images and texts that run a network, batch by batch."""
-
-    needs_pixels: bool = True
-    batch_size: int = 64
-    dim: int
-
-    @abstractmethod
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-
-    @abstractmethod
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts."""
-
-    @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of images."""
-        return in_batches(self.encode_images, decoded_images(images), size=self.batch_size, dim=self.dim)
-
-    @torch.inference_mode()
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
-        """Return the features of texts, cut at the encoder's maximum length."""
-        words = [text.text for text in texts]
-        return in_batches(self.encode_texts, words, size=self.batch_size, dim=self.dim)
 
 
 def read_tokenizer(file: Path) -> Tokenizer:

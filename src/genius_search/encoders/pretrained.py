@@ -1,4 +1,7 @@
-"""`clip:` (CLIP, SigLIP) by transformers, and `text:` (sentence embedders) by sentence-transformers."""
+"""`st:` and, by other names, `clip:`, `siglip:`, `text:`: what sentence-transformers opens, in PyTorch.
+
+Embedders of texts, of images and texts apart (CLIP, SigLIP), and of both together.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,15 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.encoders.base import ImageInput, TextInput, cut_texts, refuse_images
-from genius_search.encoders.batches import BatchEncoder
+from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput, cut_texts, refuse_images
+from genius_search.encoders.batches import decoded_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, need_packages
 from genius_search.hub import contents_fingerprint, find
 
@@ -24,10 +26,10 @@ _NEEDED: Final = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model"),
 )
-"""Files of a model's folder, one of each row."""
+"""Files of a model's folder, one of each row, unless its ``modules.json`` names other folders."""
 _OF_IMAGES: Final = ("preprocessor_config.json", "processor_config.json")
 DEFAULT_TOKENS: Final = 512
-"""Tokens that a sentence embedder reads of a text when its folder does not say."""
+"""Tokens that an embedder reads of a text when its folder does not say."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
 
@@ -79,136 +81,92 @@ def quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_image_processor(folder: Path) -> Any:
-    """Open a folder's image processor, run by Pillow."""
-    from transformers import AutoImageProcessor  # noqa: PLC0415  takes seconds to import
+def open_pretrained(spec: str, folder: Path, *, device: str = "cpu") -> PretrainedEncoder:
+    """Open a folder as an encoder, one with ``joint_features`` where it embeds image and text together.
 
-    return AutoImageProcessor.from_pretrained(
-        folder, backend="pil", local_files_only=True, trust_remote_code=False
-    )
+    Raises as :func:`open_model`.
+    """
+    model = open_model(folder, device=device)
+    is_joint = model.supports(("image", "text"))
+    return (JointPretrainedEncoder if is_joint else PretrainedEncoder)(spec, folder, model)
 
 
-class ClipEncoder(BatchEncoder):
-    """CLIP or SigLIP in Hugging Face's layout: projected image and text features, not normalised.
+def open_model(folder: Path, *, device: str) -> Any:
+    """Open a folder by sentence-transformers, running no program of its own.
 
     Raises
     ------
     MissingExtra
-        transformers is not installed.
+        sentence-transformers is not installed.
     ArtifactMissing
         The folder lacks files.
     ArtifactMismatch
-        The folder holds another kind of model, or weights are missing; they would be random.
+        It cannot be opened, weights are missing (they would be random), or parts are no library's.
     """
-
-    def __init__(self, spec: str, folder: Path, *, device: str = "cpu") -> None:
-        need_packages("pretrained encoders need", "transformers")
-        from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  as above
-
-        self.spec = spec
-        self._folder = folder
-        self._device = device
-        check_files(folder, *_NEEDED, _OF_IMAGES)
-        self._type = str(read_json(folder / "config.json").get("model_type"))
-        if self._type not in ("clip", "siglip"):
-            raise ArtifactMismatch(f"{folder} holds a {self._type!r} model; clip: reads clip and siglip")
-        with quietly():
-            model, loading = AutoModel.from_pretrained(
-                folder,
-                dtype=torch.float32,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        missing = sorted(loading["missing_keys"])
-        if missing:
-            raise ArtifactMismatch(
-                f"the weights of {folder} lack {', '.join(missing[:3])} of its settings' network"
-            )
-        self._model = model.to(device).eval()
-        self._pixels = load_image_processor(folder)
-        tokenizer = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
-        self._tokenizer = tokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        config = self._model.config
-        self.max_tokens = int(config.text_config.max_position_embeddings)
-        self.dim = int(config.projection_dim if self._type == "clip" else config.text_config.projection_size)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of settings, tokenizer and weights."""
-        return contents_fingerprint(self._folder)
-
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images."""
-        pixels = self._pixels(images=list(images), return_tensors="pt")["pixel_values"].to(self._device)
-        features: Tensor = self._model.get_image_features(pixel_values=pixels).pooler_output
-        return features
-
-    def num_tokens(self, text: str) -> int:
-        """Return the number of tokens of a text, at most one more than ``max_tokens``."""
-        return len(self._tokenizer(text, truncation=True, max_length=self.max_tokens + 1)["input_ids"])
-
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts, cut at the model's maximum length."""
-        most = self.max_tokens
-        if self._type == "siglip":  # trained on lower case, which the tokenizers of SigLIP 2 do not make
-            texts = [text.lower() for text in texts]
-        tokens = self._tokenizer(
-            cut_texts(texts, max_tokens=most),
-            # SigLIP was trained on texts padded to its full length, and reads the padding.
-            padding="max_length" if self._type == "siglip" else "longest",
-            truncation=True,
-            max_length=most,
-            return_tensors="pt",
+    need_packages("pretrained encoders need", "sentence_transformers")
+    modules = folder / "modules.json"
+    kinds = [str(module["type"]) for module in read_json(modules)] if modules.is_file() else []
+    for router in folder.rglob("router_config.json"):
+        kinds += map(str, read_json(router).get("types", {}).values())
+    # For parts of other packages, sentence-transformers would run programs from the folder.
+    foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
+    if foreign:
+        raise ArtifactMismatch(
+            f"{folder} lists {', '.join(foreign)}; only parts of sentence-transformers are opened"
         )
-        inputs = {"input_ids": tokens["input_ids"].to(self._device)}
-        if self._type == "clip":
-            inputs["attention_mask"] = tokens["attention_mask"].to(self._device)
-        features: Tensor = self._model.get_text_features(**inputs).pooler_output
-        return features
-
-
-class SentenceEncoder:
-    """A sentence embedder, run by sentence-transformers; it reads texts only.
-
-    The model's prompts for queries and documents are put before the texts. Without ``modules.json``, token
-    vectors are averaged and not normalised. Raises as :class:`ClipEncoder`.
-    """
-
-    needs_pixels = False
-    reads_images = False
-
-    def __init__(self, name: str, folder: Path, *, device: str = "cpu") -> None:
-        need_packages("sentence embedders need", "sentence_transformers")
+    if not kinds:
+        check_files(folder, *_NEEDED)
+        if str(read_json(folder / "config.json").get("model_type")).startswith(("clip", "siglip")):
+            check_files(folder, _OF_IMAGES)  # without it, only texts would be read
+    with quietly():
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds to import
 
-        self.spec = f"text:{name}"
-        self._folder = folder
-        check_files(folder, *_NEEDED)
-        modules = folder / "modules.json"
-        kinds = [str(module["type"]) for module in read_json(modules)] if modules.is_file() else []
-        # For parts of other packages, sentence-transformers would run programs from the folder.
-        foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
-        if foreign:
-            raise ArtifactMismatch(
-                f"{modules} lists {', '.join(foreign)}; text: opens parts of sentence-transformers only"
-            )
-        with quietly():
-            self._model = SentenceTransformer(
+        try:
+            model: Any = SentenceTransformer(
                 str(folder),
                 device=device,
                 local_files_only=True,
                 trust_remote_code=False,
                 model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+                processor_kwargs={"backend": "pil"},
             )
-        if self._model.modalities != ["text"]:  # it would take a text that is a URL for an image
-            reads = ", ".join(map(str, self._model.modalities))
-            raise ArtifactMismatch(f"{folder} reads {reads}; text: opens encoders of texts only")
-        self.dim = cast("int", self._model.get_embedding_dimension())
-        limit = self._model.max_seq_length or DEFAULT_TOKENS
-        positions = getattr(self._model[0].config, "max_position_embeddings", limit)
-        self.max_tokens = self._model.max_seq_length = min(limit, positions)
+        except (OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ArtifactMismatch(f"{folder} cannot be opened by sentence-transformers: {reason}") from None
+    # transformers marks what it loads; embedders of texts come without a pooler, which nothing uses.
+    missing = [
+        name
+        for name, weight in getattr(model[0], "model", torch.nn.Module()).named_parameters()
+        if not getattr(weight, "_is_hf_initialized", False) and "pooler" not in name
+    ]
+    if missing:
+        names = ", ".join(missing[:3])
+        raise ArtifactMismatch(f"the weights of {folder} lack {names} of its settings' network")
+    return model
+
+
+class PretrainedEncoder:
+    """A model of sentence-transformers; features are as it gives them, normalised only if it does so.
+
+    The model's own prompts for queries and documents are put before the inputs.
+    """
+
+    def __init__(self, spec: str, folder: Path, model: Any) -> None:
+        self.spec = spec
+        self._folder = folder
+        self._model = model
+        self.needs_pixels = self.reads_images = "image" in model.modalities
+        if "text" not in model.modalities and "message" not in model.modalities:
+            raise ArtifactMismatch(f"{folder} reads {', '.join(map(str, model.modalities))} and no texts")
+        config: Any = getattr(model[0], "config", None)
+        self._is_siglip = str(getattr(config, "model_type", "")).startswith("siglip")
+        if self._is_siglip:
+            model.tokenizer.model_input_names = ["input_ids"]  # it was trained to read the padding, too
+        own = config.get_text_config() if hasattr(config, "get_text_config") else config
+        limit = model.max_seq_length or DEFAULT_TOKENS
+        self.max_tokens = min(limit, getattr(own, "max_position_embeddings", None) or limit)
+        model.max_seq_length = self.max_tokens
+        self.dim = int(model.get_embedding_dimension() or len(self._encode([{"text": "a"}], "query")[0]))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -222,19 +180,58 @@ class SentenceEncoder:
         return len(tokens["input_ids"])
 
     def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
-        """Raise :class:`UsageError` for any image."""
-        refuse_images(images)
-        return torch.zeros(0, self.dim)
+        """Return the features of images; raise :class:`UsageError` if the model reads texts only."""
+        if not self.reads_images:
+            refuse_images(images)
+        return self._by_role(
+            [image.key for image in images], [{"image": image} for image in decoded_images(images)]
+        )
 
     def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
         """Return the features of texts, cut at the model's maximum length."""
-        features = torch.zeros(len(texts), self.dim)
-        for role, encode in (("query", self._model.encode_query), ("candidate", self._model.encode_document)):
-            rows = [row for row, text in enumerate(texts) if text.key.role == role]
-            if rows:
-                some = cut_texts([texts[row].text for row in rows], max_tokens=self.max_tokens)
-                # Named, since encode_document takes an empty prompt for "document" before one for "passage".
-                prompt = next(filter(None, map(self._model.prompts.get, _PROMPTS[role])), "")
-                found = encode(some, prompt=prompt, convert_to_tensor=True, show_progress_bar=False)
-                features[rows] = found.float().cpu()
+        words = self._texts([text.text for text in texts])
+        return self._by_role([text.key for text in texts], [{"text": text} for text in words])
+
+    def _texts(self, texts: Sequence[str]) -> list[str]:
+        cut = cut_texts(texts, max_tokens=self.max_tokens)
+        # SigLIP was trained on lower case, which the tokenizers of SigLIP 2 do not make.
+        return [text.lower() for text in cut] if self._is_siglip else cut
+
+    def _by_role(
+        self, keys: Sequence[ItemKey], inputs: Sequence[dict[str, Any]]
+    ) -> Float[Tensor, "items dim"]:
+        """Encode queries and candidates with their prompts, and inputs of the same parts together."""
+        features = torch.zeros(len(keys), self.dim)
+        kinds = [(key.role, tuple(content)) for key, content in zip(keys, inputs, strict=True)]
+        for kind in dict.fromkeys(kinds):
+            rows = [row for row, other in enumerate(kinds) if other == kind]
+            features[rows] = self._encode([inputs[row] for row in rows], kind[0])
         return features
+
+    def _encode(self, inputs: list[dict[str, Any]], role: str) -> Float[Tensor, "items dim"]:
+        """Encode inputs of one kind. Each names its parts, or a text that is an address would be fetched."""
+        encode = self._model.encode_query if role == "query" else self._model.encode_document
+        # Named, since encode_document takes an empty prompt for "document" before one for "passage".
+        prompt = next(filter(None, map(self._model.prompts.get, _PROMPTS[role])), "")
+        padding = {"text": {"padding": "max_length", "max_length": self.max_tokens}}
+        options = {"processing_kwargs": padding} if self._is_siglip and "text" in inputs[0] else {}
+        found: Tensor = encode(
+            inputs, prompt=prompt, convert_to_tensor=True, show_progress_bar=False, **options
+        )
+        return found.float().cpu()
+
+
+class JointPretrainedEncoder(PretrainedEncoder):
+    """One that reads image and text together; others are given each apart, and their features are added."""
+
+    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together."""
+        pictures = iter(
+            decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
+        )
+        texts = self._texts([item.text for item in items])
+        inputs = [
+            ({"image": next(pictures)} if item.has_image else {}) | ({"text": text} if text else {})
+            for item, text in zip(items, texts, strict=True)
+        ]
+        return self._by_role([item.key for item in items], inputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,14 +17,16 @@ from torch import Tensor
 
 from genius_search.artifact import open_artifact
 from genius_search.encoders.base import cut_texts
-from genius_search.encoders.batches import read_tokenizer
-from genius_search.encoders.pretrained import ClipEncoder
+from genius_search.encoders.batches import in_batches, read_tokenizer
+from genius_search.encoders.pretrained import PretrainedEncoder, open_model
 from genius_search.errors import need_packages
 
 ARTIFACT: Final = "uniir"
 """The folder's kind in its manifest."""
 CLIP_END: Final = 49407
 """The token behind a text, whose vector CLIP-SF takes."""
+
+_BATCH: Final = 64
 
 
 def clip_reader(folder: Path, context: int) -> Callable[[Sequence[str]], Int64[Tensor, "texts context"]]:
@@ -63,13 +65,13 @@ def middle_square(image: Image.Image, *, side: int) -> Image.Image:
     return resized.crop((left, top, left + side, top + side))
 
 
-class ClipScoreFusion(ClipEncoder):
+class ClipScoreFusion(PretrainedEncoder):
     """CLIP-SF: image and text features, to be summed; unnormalised, in single precision.
 
     Raises
     ------
     MissingExtra
-        transformers or ftfy is not installed.
+        sentence-transformers or ftfy is not installed.
     ArtifactMissing
         The folder does not exist or was never finished.
     ArtifactMismatch
@@ -77,23 +79,28 @@ class ClipScoreFusion(ClipEncoder):
     """
 
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
-        need_packages("pretrained encoders need", "transformers", "ftfy")
+        need_packages("pretrained encoders need", "sentence_transformers", "ftfy")
         manifest = open_artifact(folder, kind=ARTIFACT)
-        super().__init__(f"uniir:{manifest.folder}", manifest.folder, device=device)
+        model = open_model(manifest.folder, device=device)
+        self._clip = model[0].model
+        self._read = clip_reader(manifest.folder, self._clip.config.text_config.max_position_embeddings)
+        super().__init__(f"uniir:{manifest.folder}", manifest.folder, model)
         self.fingerprint = manifest.fingerprint
-        self._read = clip_reader(manifest.folder, self._model.config.text_config.max_position_embeddings)
 
-    def encode_images(self, images: Sequence[Image.Image]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of images, of their middle squares."""
-        side: int = self._model.config.vision_config.image_size
-        return super().encode_images([middle_square(image, side=side) for image in images])
+    @torch.inference_mode()
+    def _encode(self, inputs: list[dict[str, Any]], role: str) -> Float[Tensor, "items dim"]:
+        """Encode the middle squares of images, or texts by their first end token."""
+        if "image" in inputs[0]:
+            side: int = self._clip.config.vision_config.image_size
+            squares = [{"image": middle_square(content["image"], side=side)} for content in inputs]
+            return super()._encode(squares, role)
 
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "items dim"]:
-        """Return the features of a batch of texts, taken at their first end token."""
-        rows = self._read(texts)
-        # Nothing after the first end token counts: no token looks ahead.
-        last = int((rows == CLIP_END).int().argmax(dim=1).max())
-        features: Tensor = self._model.get_text_features(
-            input_ids=rows[:, : last + 1].to(self._device)
-        ).pooler_output
-        return features
+        def encode(texts: Sequence[str]) -> Tensor:
+            rows = self._read(texts)
+            # Nothing after the first end token counts: no token looks ahead.
+            last = int((rows == CLIP_END).int().argmax(dim=1).max())
+            inside = rows[:, : last + 1].to(self._clip.device)
+            features: Tensor = self._clip.get_text_features(input_ids=inside).pooler_output
+            return features
+
+        return in_batches(encode, [content["text"] for content in inputs], size=_BATCH, dim=self.dim)

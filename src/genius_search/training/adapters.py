@@ -50,9 +50,11 @@ class TrainedAdapter(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, width: int, config: AdapterConfig) -> None:
+    def __init__(self, width: int, config: AdapterConfig, *, part: str) -> None:
         super().__init__()
-        self.config = config
+        is_image = part == "image"
+        self.dropout, self.noise = config.dropout, config.noise if is_image else 0.0
+        self.input_dropout = config.dropout if is_image else config.text_dropout
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
         members, hidden = config.members, config.hidden
@@ -71,10 +73,11 @@ class TrainedAdapter(nn.Module):
     def forward(self, features: Float[Tensor, "items width"]) -> Float[Tensor, "items members dim"]:
         """Return a unit vector of each member."""
         inputs = (features - self.mean) * self.scale
-        if self.training:
-            inputs = inputs + self.config.noise * torch.randn_like(inputs)
+        if self.training and self.noise:
+            inputs = inputs + self.noise * torch.randn_like(inputs)
+        inputs = F.dropout(inputs, self.input_dropout, self.training)
         hidden = F.gelu(inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh")
-        outputs = F.dropout(hidden, self.config.dropout, self.training) @ self.output.transpose(1, 2)
+        outputs = F.dropout(hidden, self.dropout, self.training) @ self.output.transpose(1, 2)
         return F.normalize(outputs, dim=-1).transpose(0, 1)
 
 
@@ -83,18 +86,19 @@ class AdapterNetwork(nn.Module):
 
     def __init__(self, pair: FrozenPair, config: AdapterConfig) -> None:
         super().__init__()
-        self.image, self.text = (TrainedAdapter(encoder.dim, config) for encoder in (pair.image, pair.text))
+        for part, encoder in pair.encoders.items():
+            self.add_module(part, TrainedAdapter(encoder.dim, config, part=part))
 
     def forward(self, items: FeatureTensors) -> Float[Tensor, "items members dim"]:
         """Return each member's unit vectors of items: of the sum of what it makes of image and text."""
-        device, size = self.image.output.device, self.image.output.shape
-        total = torch.zeros(len(items.image), size[0], size[1], device=device)
+        weight = self.get_parameter("image.output")
+        total = torch.zeros(len(items.image), *weight.shape[:2], device=weight.device)
         for part in PARTS:
             rows = getattr(items, f"has_{part}").nonzero().squeeze(1)
             adapter = getattr(self, part)
             # Features of a modality that no item has are of width 0; gradients are then 0, on any rank.
             features = getattr(items, part)[rows].reshape(len(rows), len(adapter.mean))
-            total = total.index_add(0, rows.to(device), adapter(features.to(device)))
+            total = total.index_add(0, rows.to(weight.device), adapter(features.to(weight.device)))
         return F.normalize(total, dim=-1)
 
 

@@ -47,7 +47,8 @@ def test_features_are_those_of_transformers_own_pipeline(kind, pipeline, dim, re
     torch.testing.assert_close(torch.nn.functional.normalize(texts), both.text_embeds)
     assert isinstance(encoder, Encoder)
     assert encoder.needs_pixels
-    assert encoder.spec == f"clip:{folder}"  # of which the other is another name
+    assert encoder.spec == f"{kind}:{folder}"
+    assert torch.equal(load_encoder(f"st:{folder}").text_features(texts_of(TEXTS)), texts)
 
 
 @pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])
@@ -61,10 +62,26 @@ def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(kind,
 
 def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')
-    with pytest.raises(
-        ArtifactMissing, match=r"model\.safetensors, tokenizer\.json, preprocessor_config\.json"
-    ):
+    with pytest.raises(ArtifactMissing, match=r"model\.safetensors, tokenizer\.json"):
         load_encoder(f"clip:{tmp_path}")
+
+
+def test_without_the_settings_of_images_a_clip_does_not_become_an_encoder_of_texts(clip_folder, tmp_path):
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ArtifactMissing, match=r"preprocessor_config\.json"):
+        load_encoder(f"clip:{folder}")
+
+
+def test_a_text_that_is_an_address_is_read_as_a_text_and_not_fetched(clip_folder, monkeypatch):
+    def touched(*_, **__):
+        raise AssertionError("the network was touched")
+
+    monkeypatch.setattr("socket.getaddrinfo", touched)
+    found = load_encoder(f"st:{clip_folder}").text_features(
+        texts_of(["https://example.org/red.jpg", "/a.png"])
+    )
+    assert found.isfinite().all()
 
 
 def test_weights_that_are_missing_are_an_error_and_not_random(clip_folder, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.encoders.base import Encoder, ItemKey, TextInput, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey, JointInput, TextInput, is_joint, load_encoder
+from genius_search.encoders.pretrained import JointPretrainedEncoder, PretrainedEncoder
 from genius_search.errors import ArtifactMismatch
 
 from .conftest import texts_of
@@ -73,15 +74,53 @@ def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(s
     torch.testing.assert_close(opened(folder).text_features(texts), plain)
 
 
-def test_parts_that_would_run_programs_of_the_folder_are_refused(sentence_folder, tmp_path):
+@pytest.mark.parametrize("router", [False, True])
+def test_parts_that_would_run_programs_of_the_folder_are_refused(sentence_folder, tmp_path, router):
     folder = assemble(sentence_folder, tmp_path, pooling=["mean_tokens"])
-    listed = json.loads((folder / "modules.json").read_text())
-    listed[1]["type"] = "evil.Pooling"
-    (folder / "modules.json").write_text(json.dumps(listed))
+    if router:
+        (folder / "1_Pooling" / "router_config.json").write_text('{"types": {"q": "evil.Pooling"}}')
+    else:
+        listed = json.loads((folder / "modules.json").read_text())
+        listed[1]["type"] = "evil.Pooling"
+        (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(ArtifactMismatch, match=r"evil\.Pooling"):
         opened(folder)
     assert not (tmp_path / "ran").exists()
+
+
+class Together:
+    """Stands for a model that embeds image and text as one; a vector tells what was in the input."""
+
+    modalities = ("text", "image", "message")
+    max_seq_length, prompts = 8, {"query": "find: "}
+
+    def __getitem__(self, _):
+        return self
+
+    def supports(self, _):
+        return True
+
+    def get_embedding_dimension(self):
+        return 3
+
+    def encode_document(self, inputs, *, prompt, **_):
+        return torch.tensor([["image" in one, len(one.get("text", "")), len(prompt)] for one in inputs])
+
+    encode_query = encode_document
+
+
+def test_image_and_text_go_together_where_the_model_can(tmp_path, pictures):
+    encoder = JointPretrainedEncoder("st:x", tmp_path, Together())
+    assert is_joint(encoder)
+    assert not is_joint(PretrainedEncoder("st:x", tmp_path, Together()))
+    query, candidate = ItemKey("query", "9:1"), ItemKey("candidate", "9:1")
+    items = [
+        JointInput(pictures[0], "red", query, has_image=True),
+        JointInput(None, "green", candidate, has_image=False),
+        JointInput(pictures[1], "", candidate, has_image=True),
+    ]
+    assert encoder.joint_features(items).tolist() == [[1, 3, 6], [0, 5, 0], [1, 0, 0]]
 
 
 def test_a_text_that_is_an_address_is_read_as_a_text(sentence_folder):

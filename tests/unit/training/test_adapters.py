@@ -31,6 +31,7 @@ ADAPTERS = replace(
     members=2,
     noise=0.1,
     dropout=0.0,
+    text_dropout=0.0,
     training=replace(TINY.adapters.training, epochs=20.0, batch_size=80, learning_rate=5e-3),
 )
 
