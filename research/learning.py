@@ -6,11 +6,14 @@ Recall is told apart by how often their answers are in the log, which can only k
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,12 +22,25 @@ import tyro
 from jaxtyping import Float32, Int64
 from torch.nn import functional as F
 
-from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, command
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.config import SearchConfig
+from genius_search.data.features import Pairs
 from genius_search.errors import BadData
+from genius_search.index.index import Index
+from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.segment_writer import alive_items
+from genius_search.index.source import given_features, stored_features
+from genius_search.model import Genius
+from genius_search.nn.codebooks import StoredQuantizer
+from genius_search.progress import Silent
+from genius_search.recipe import preset
+from genius_search.records import Modality, Query, did_of, qid_of
+from genius_search.training.generator import train_generator
 from research.bench.given import Given, read_given
 from research.bench.settings import SearchSettings
 from research.command import run
+from research.figures import new_figure
 
 GROUPS: Final = {
     "all": (0, None),
@@ -36,10 +52,28 @@ GROUPS: Final = {
 """Queries by the number of logged choices of their right answers."""
 POPULARITY: Final = 0.25
 """Spreads that an item gains for each e-fold of its choices: the best of .1, .25, .5, 1 on icons."""
+GENERATOR: Final = 0.05
+"""Spreads that an item gains for each unit of the generator's log-probability: the best of .05, .1, .2, .4 on
+icons."""
 TEMPERATURE: Final = 0.05
 """Of the contrastive loss of the adapter."""
 STEPS: Final = 300
 BATCH: Final = 256
+
+DEPTH: Final = 100
+"""Hits of an index that are ranked; its other items come after them, as if none was right."""
+GENERATED: Final = 100
+"""IDs that the generator writes for a query."""
+EPOCHS: Final = 10.0
+"""Of the generator, on the log; with 40 it finds less."""
+
+DRAWN: Final = {
+    "exact search": "k--",
+    "nearest logged queries": "C2s:",
+    "adapter trained on the log": "C1^-",
+    "index that learned the log": "C0o-",
+}
+"""Lines of the figure and their styles."""
 
 Queries = Float32[np.ndarray, "queries dim"]
 Scores = Float32[np.ndarray, "queries items"]
@@ -113,11 +147,66 @@ def train_adapter(
     return adapt
 
 
+def search_index(index: Index, queries: Queries, right: Sequence[set[int]]) -> Int64[np.ndarray, " queries"]:
+    """Return how many hits of an index, whose ids are rows, are before the first right one of each query."""
+    above = np.full(len(queries), DEPTH)
+    for number, hits in enumerate(index.search_vectors(queries, k=DEPTH)):
+        for place, hit in enumerate(hits):
+            if int(hit.id) in right[number]:
+                above[number] = place
+                break
+    return above
+
+
+def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
+    """Train the generator of the preset ``small`` to write the IDs of the items that were chosen."""
+    model, snapshot = index.current()
+    rows = [int(item.id) for segment in reversed(snapshot.segments) for item in alive_items(segment)]
+    place = np.argsort(rows)
+    texts = np.full(len(log.chosen), Modality.TEXT.code, dtype=np.int8)
+    queries = given_features(log.queries, np.arange(len(log.queries)), texts)
+    items = stored_features(snapshot, model)
+    queries.manifest = items.manifest
+    queries.wanted = queries.modality
+    queries.variant = np.zeros_like(queries.modality)
+    lines = [
+        Query(qid_of(number), Modality.TEXT, positives=(did_of(int(place[row])),))
+        for number, row in enumerate(log.chosen)
+    ]
+    recipe = preset("small").generator
+    training = replace(recipe.training, epochs=EPOCHS, batch_size=min(256, len(lines)), seed=seed)
+    stored = StoredQuantizer(model.folder / "quantizer")
+    generator = train_generator(
+        Pairs(lines, queries, items),
+        stored,
+        folder / "generator",
+        replace(recipe, training=training),
+        progress=Silent(),
+    )
+    return Genius.finish(folder, model.encoder, stored, generator, ())
+
+
+def generate(model: Genius, index: Index, queries: Queries) -> Scores:
+    """Return log-probabilities of the IDs that the generator writes; −inf for items of others."""
+    config = SearchConfig(beam=GENERATED, rerank="none")
+    searcher = SnapshotSearcher(model, index.snapshot, config)
+    scores = np.full((len(queries), index.snapshot.num_alive), -np.inf, dtype=np.float32)
+    for start in range(0, len(queries), BATCH):
+        asked = [
+            EncodedQuery(start + number, GENERATED, embedding=query, evidence=query)
+            for number, query in enumerate(queries[start : start + BATCH])
+        ]
+        for number, result in enumerate(searcher.search_encoded(asked), start=start):
+            for hit in result.hits:
+                scores[number, int(hit.id)] = hit.score
+    return scores
+
+
 def ranks(scores: Scores, right: Sequence[set[int]]) -> Int64[np.ndarray, " queries"]:
     """Return how many items are ranked above the best right answer of each query."""
-    best = [scores[number, list(own)].max() for number, own in enumerate(right)]
-    above: np.ndarray = (scores > np.array(best)[:, None]).sum(axis=1)
-    return above
+    best = np.array([scores[number, list(own)].max() for number, own in enumerate(right)])
+    above: np.ndarray = (scores > best[:, None]).sum(axis=1)
+    return np.where(np.isfinite(best), above, scores.shape[1])
 
 
 @command
@@ -129,6 +218,9 @@ class Learning(JsonOption):
 
     data: DataArgument
     """A data set in M-BEIR's layout with features, or one .npy file with a vector for each item."""
+
+    model: OptionalFolder = None
+    """With a data set: the model that embeds it, instead of its features."""
 
     query_vectors: OptionalFile = None
     """With DATA a .npy file: another one, of queries."""
@@ -156,13 +248,22 @@ class Learning(JsonOption):
 
     seeds: tuple[int, ...] = (0, 1, 2)
 
+    figure: OptionalFile = None
+    """Draw R@5 against the share of queries that is logged, without wrong choices, into this file."""
+
+    beside: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[FILE ...]")] = ()
+    """With --figure: results of other data, as --json prints them, to be drawn beside."""
+
+    generator: bool = False
+    """Also train a generator on each log, which takes a minute for 2,000 choices."""
+
     def run(self) -> None:
         """Measure and print."""
         with TerminalProgress() as progress:
             given = read_given(
                 self.data,
                 SearchSettings(queries=self.queries),
-                None,
+                None if self.model is None else Genius.open(self.model),
                 self.work,
                 query_vectors=self.query_vectors,
                 answers=self.answers,
@@ -170,17 +271,35 @@ class Learning(JsonOption):
             )
         if given.right is None:
             raise BadData("the right answers are not known; give --query-vectors and --answers")
+        index = self._create_index(given)
         rows = [
-            row for share in self.shares for wrong in self.wrong for row in self._measure(given, share, wrong)
+            row
+            for share in self.shares
+            for wrong in self.wrong
+            for row in self._measure(given, index, share, wrong)
         ]
+        if self.figure is not None:
+            others = [json.loads(file.read_text(encoding="utf-8")) for file in self.beside]
+            draw([{"data": self.data.stem, "rows": rows}, *others], self.figure)
         if self.json:
-            print_json({"data": self.data.name, "rows": rows})
+            print_json({"data": self.data.stem, "rows": rows})
             return
         print_table(
             ["log", "wrong", "ranked by", *GROUPS], [[str(value) for value in row.values()] for row in rows]
         )
 
-    def _measure(self, given: Given, share: float, wrong: float) -> list[dict[str, str]]:
+    def _create_index(self, given: Given) -> Index:
+        """Create an index of the items, with the defaults; their ids are their rows."""
+        shutil.rmtree(self.work / "index", ignore_errors=True)
+        index, _ = Index.create(
+            self.work / "index",
+            vectors=given.items,
+            ids=[str(row) for row in range(len(given.items))],
+            modalities=[[*Modality][code] for code in given.modality.tolist()],
+        )
+        return index
+
+    def _measure(self, given: Given, index: Index, share: float, wrong: float) -> list[dict[str, str]]:
         """Return R@1 / R@5 of each row, mean over the seeds, by group."""
         found: dict[str, list[pd.DataFrame]] = {}
         for seed in self.seeds:
@@ -190,7 +309,12 @@ class Learning(JsonOption):
             right = [(given.right or [])[number] for number in asked]
             counts = np.bincount(log.chosen, minlength=len(given.items))
             times = np.array([int(counts[list(own)].sum()) for own in right])
-            for name, above in self._rank(given, given.queries[asked], right, log, counts, seed):
+            asking = given.queries[asked]
+            measured = self._rank(given, asking, right, log, counts, seed)
+            measured += self._search(index, asking, right, log)
+            if self.generator:
+                measured += self._generate(given, index, asking, right, log, seed)
+            for name, above in measured:
                 ranked = pd.DataFrame({"seed": seed, "above": above, "times": times})
                 found.setdefault(name, []).append(ranked)
         return [
@@ -223,6 +347,43 @@ class Learning(JsonOption):
             ("adapter and nearest", ranks(adapted + adapted.std(axis=1, keepdims=True) * near, right)),
         ]
 
+    def _search(
+        self, index: Index, queries: Queries, right: Sequence[set[int]], log: Log
+    ) -> list[tuple[str, Int64[np.ndarray, " queries"]]]:
+        index.forget()
+        plain = search_index(index, queries, right)
+        index.learn_many(
+            {"vector": query, "chosen": str(row)}
+            for query, row in zip(log.queries, log.chosen.tolist(), strict=True)
+        )
+        return [("index", plain), ("index that learned the log", search_index(index, queries, right))]
+
+    def _generate(
+        self,
+        given: Given,
+        index: Index,
+        queries: Queries,
+        right: Sequence[set[int]],
+        log: Log,
+        seed: int,
+    ) -> list[tuple[str, Int64[np.ndarray, " queries"]]]:
+        shutil.rmtree(self.work / "generator", ignore_errors=True)
+        generated = generate(train_on_log(log, index, self.work, seed), index, queries)
+        plain = queries @ given.items.T
+        unit = plain.std(axis=1, keepdims=True)
+        is_found = np.isfinite(generated)
+        least = np.where(is_found, generated, np.inf).min(axis=1, keepdims=True)
+        gain = GENERATOR * unit * np.where(is_found, generated - least, 0)
+        near = unit * nearest_logged(
+            queries, log, len(given.items), weight=self.weight, temperature=self.temperature
+        )
+        return [
+            ("generator", ranks(generated, right)),
+            ("generator routes, exact vectors rank", ranks(np.where(is_found, plain, -np.inf), right)),
+            ("exact search and generator", ranks(plain + gain, right)),
+            ("nearest logged queries and generator", ranks(plain + near + gain, right)),
+        ]
+
 
 def describe(ranked: pd.DataFrame, low: int, high: int | None) -> str:
     """Return R@1 / R@5 of the queries whose answers were logged ``low`` times or more, below ``high``.
@@ -235,6 +396,28 @@ def describe(ranked: pd.DataFrame, low: int, high: int | None) -> str:
         own["above"].lt(k).groupby(own["seed"]).mean().reindex(seeds).mean(skipna=False) for k in (1, 5)
     )
     return f"{first:.3f} / {five:.3f}"
+
+
+def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Draw R@5 of all queries by the share that is logged, in one panel for each data set."""
+    figure = new_figure(width=1 + 2.6 * len(results), height=3.2)
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    for axes, result in zip(panels, results, strict=True):
+        rows = pd.DataFrame(result["rows"])
+        rows = rows[rows["wrong"] == "0%"].assign(
+            share=lambda table: table["log"].str.rstrip("%").astype(float),
+            recall=lambda table: table["all"].str.split(" / ").str[1].astype(float),
+        )
+        for name, style in DRAWN.items():
+            own = rows[rows["ranked by"] == name]
+            axes.plot(own["share"], own["recall"], style, label=name)
+        axes.set(title=result["data"], xlabel="queries logged, %", xscale="log")
+        axes.set_xticks(sorted(rows["share"].unique()), minor=False)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.minorticks_off()
+    panels[0].set_ylabel("R@5 of all queries that are asked")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(file)
 
 
 main = partial(run, Learning, "learning")

@@ -99,7 +99,7 @@ class Ours:
         items, dim = vectors.shape
         values = np.empty((items, stored_width(dim, bits)), dtype=value_type(bits))
         scales = np.empty(items, dtype=np.float16)
-        rows = self.table.rows()
+        rows = self.table.rows_of_items
         for start in range(0, items, BLOCK):
             block = slice(start, start + BLOCK)
             own = vectors[block]

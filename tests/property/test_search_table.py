@@ -116,7 +116,7 @@ def test_a_table_built_again_from_some_of_its_items_equals_the_one_built_from_th
     codes, code_cosine = pool
     alive = np.array(data.draw(st.lists(st.booleans(), min_size=len(codes), max_size=len(codes))), dtype=bool)
     built = IdTable.build(codes, code_cosine)
-    again = IdTable.build(built.ids[built.rows()][alive], code_cosine[alive])
+    again = IdTable.build(built.ids[built.rows_of_items][alive], code_cosine[alive])
     expected = IdTable.build(codes[alive], code_cosine[alive])
     for name in ARRAYS:
         assert np.array_equal(getattr(again, name), getattr(expected, name))

@@ -35,7 +35,7 @@ from genius_search.index.source import draw_embeddings, feature_rows, stored_fea
 from genius_search.index.store import CURRENT, LEARNED, OWN_MODEL, WORK
 from genius_search.index.writer import Writer, remove_leftovers, remove_work
 from genius_search.model import Genius
-from genius_search.nn.codebooks import Codebooks, sum_features
+from genius_search.nn.codebooks import sum_features
 from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
@@ -106,10 +106,10 @@ def fit_index(
 ) -> Fitted:
     """Train on pairs and replace the model of an index, and all IDs, in one step.
 
-    Fusion is trained first; then codebooks are fitted to the items as it fuses them, and the generator is
-    trained on their codes. A tenth of the pairs is held out. Nothing changes, unless ``force``, if the new
-    model does not find more of their answers among its first five hits than the old one, by more than a
-    standard error. Run again after an interruption, finished stages are not repeated.
+    Fusion is trained, and codebooks are fitted to the items as it fuses them. No generator is trained: it
+    finds no more (``docs/lab/log.md``). A tenth of the pairs is held out. Nothing changes, unless
+    ``force``, if the new model does not find more of their answers among its first five hits than the old
+    one, by more than a standard error. Run again after an interruption, finished stages are not repeated.
 
     Parameters
     ----------
@@ -119,11 +119,17 @@ def fit_index(
     Raises
     ------
     UsageError
-        the index was created with a trained model, or its embeddings and pairs do not allow it.
+        the index was created with a trained model, its embeddings and pairs do not allow it, or the settings
+        train nothing.
     BadData
         there are no pairs, or too few.
     """
     config = checked(config)
+    if config.quantizer.fusion.kind == "sum":
+        raise UsageError(
+            "these settings sum features, which is nothing to train; leave quantizer.fusion.kind out, or fit "
+            "the codebooks anew with `genius index refit`"
+        )
     snapshot = writer.snapshot
     manifest = snapshot.manifest
     if not manifest.has_own_model:
@@ -155,7 +161,7 @@ def fit_index(
         progress=progress,
     )
     features = _item_features(writer, model, queries, work, progress)
-    measured = _hold_out(known, config.generator.training.seed)
+    measured = _hold_out(known, config.quantizer.training.seed)
     lines = [
         Query(qid_of(number), query.modality, positives=tuple(did_of(numbers[name]) for name in answers))
         for number, (query, answers) in enumerate(known)
@@ -198,7 +204,7 @@ def refit_index(
 ) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
-    Nothing is encoded. Generator and calibration, which belong to the old IDs, are removed.
+    Nothing is encoded. A calibration, which belongs to the old IDs, is removed.
 
     Raises
     ------
@@ -380,28 +386,20 @@ def _train(
     device: str,
     progress: Progress,
 ) -> Genius:
-    from genius_search.training.generator import train_generator  # noqa: PLC0415  refitting needs no PyTorch
-    from genius_search.training.quantizer import train_quantizer  # noqa: PLC0415
+    from genius_search.training.quantizer import train_quantizer  # noqa: PLC0415  refitting needs no PyTorch
 
     folder = work / "model"
-    fused_by: Codebooks | None = None
-    inputs = {"items": items.manifest.fingerprint}
-    if config.quantizer.fusion.kind != "sum":
-        fusion = train_quantizer(pairs, work / "fusion", config.quantizer, progress=progress, device=device)
-        fused_by, inputs["fusion"] = fusion.codebooks, fusion.manifest.fingerprint
+    fusion = train_quantizer(pairs, work / "fusion", config.quantizer, progress=progress, device=device)
     quantizer = fit_codebooks(
-        *draw_embeddings(items, sum_features if fused_by is None else fused_by.fuse),
+        *draw_embeddings(items, fusion.codebooks.fuse),
         folder / "quantizer",
         items=len(items),
-        inputs=inputs,
-        fused_by=fused_by,
+        inputs={"items": items.manifest.fingerprint, "fusion": fusion.manifest.fingerprint},
+        fused_by=fusion.codebooks,
         levels=model.codebooks.config.levels,
         progress=progress,
     )
-    generator = train_generator(
-        pairs, quantizer, folder / "generator", config.generator, progress=progress, device=device
-    )
-    return Genius.finish(folder, _carry_encoder(model, folder), quantizer, generator, model.instructions)
+    return Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
 
 
 def _find_right(

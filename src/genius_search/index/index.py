@@ -554,7 +554,7 @@ class Index:
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> Fitted:
-        """Train fusion and a generator on an index that was created with an encoder, and replace its model.
+        """Train fusion on an index that was created with an encoder, and replace its model.
 
         Items keep their ids and fields, and get new IDs; a calibration is removed. Searches go on meanwhile.
         A tenth of the pairs is held out: unless the new model finds more of their answers than the old one by

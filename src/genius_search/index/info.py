@@ -222,7 +222,7 @@ def _group_items(segments: Sequence[Segment], columns: int | None = None) -> tup
     parts = []
     for number, segment in enumerate(segments):
         alive = segment.alive_rows()
-        codes = segment.table.ids[segment.table.rows()[alive], :columns]
+        codes = segment.table.ids[segment.table.rows_of_items[alive], :columns]
         parts.append((codes, np.full(len(alive), number), alive))
     codes, numbers, rows = map(np.concatenate, zip(*parts, strict=True))
     order = np.lexsort(codes.T[::-1])  # its primary key is the last

@@ -98,12 +98,13 @@ class Choices:
         """Return what items gain for each query, in spreads, by their places; deleted items have none."""
         gains = []
         for ranking in self._rank(vectors):
-            logged = list(zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True))
+            values = WEIGHT * np.exp((ranking.scores.clip(max=1) - 1) / TEMPERATURE)
+            large = values > LEAST
+            logged = list(zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True))
             self._look_up([place for place in logged if place not in self._chosen])
             own: dict[Place, float] = {}
-            values = WEIGHT * np.exp((ranking.scores.clip(max=1) - 1) / TEMPERATURE)
-            for place, gain in zip(logged, values.tolist(), strict=True):  # in descending order
-                if (chosen := self._chosen[place]) is not None and gain > LEAST:
+            for place, gain in zip(logged, values[large].tolist(), strict=True):  # in descending order
+                if (chosen := self._chosen[place]) is not None:
                     own.setdefault(chosen, gain)
             gains.append(own)
         return gains
@@ -123,7 +124,7 @@ class Choices:
         chosen = [str(item.fields.get(FIELD)) for item in self._searcher.snapshot.items(segments, rows)]
         there = self._snapshot.known(chosen)
         for place, item_id in zip(logged, chosen, strict=True):
-            self._chosen[place] = self._snapshot.locate(item_id) if item_id in there else None
+            self._chosen[place] = there[item_id].location if item_id in there else None
 
 
 def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
@@ -137,7 +138,7 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
         if item_id not in there:
             unknown.append(item_id)
             continue
-        kind = searcher.snapshot.item_at(searcher.snapshot.locate(item_id)).modality
+        kind = searcher.snapshot.item_at(there[item_id].location).modality
         query = {name: value for name, value in choice.items() if name != FIELD}
         if not query.keys() <= QUERY:
             raise UsageError(

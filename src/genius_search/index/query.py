@@ -7,7 +7,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import attrgetter
@@ -28,7 +27,7 @@ from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
-from genius_search.search.rank import Evidence, Found, Ranking, Wanted
+from genius_search.search.rank import Evidence, Found, Ranking, Wanted, rank_places
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
@@ -96,9 +95,9 @@ class EncodedQuery(NamedTuple):
     """Whether a calibration knows such queries."""
 
     @property
-    def raised(self) -> AbstractSet[Place]:
+    def raised(self) -> set[Place]:
         """Items with rare words of the query, and those that were chosen for similar ones."""
-        return self.gains.keys() if self.rare is None else self.rare.weights.keys() | self.gains.keys()
+        return {*self.gains, *(() if self.rare is None else self.rare.weights)}
 
 
 class Bulk(NamedTuple):
@@ -159,6 +158,10 @@ class SnapshotSearcher:
         self._num_levels = model.num_levels
         self._level0: dict[Modality, frozenset[int]] = {}
         self._bulks: dict[frozenset[int], Bulk] = {}
+
+    @cached_property
+    def _alive(self) -> Restriction:
+        return tuple(segment.alive for segment in self.snapshot.search_segments)
 
     @cached_property
     def _evidence(self) -> Evidence:
@@ -353,13 +356,13 @@ class SnapshotSearcher:
             return results
 
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Found]:
-        """Rank items for each query: ``k`` of them or more, and those that are raised among many.
+        """Rank items for each query: ``k`` of them, or more to be ranked with those that have rare words.
 
         A beam is at least as wide.
         """
         wanted = []
         for query in queries:
-            k = max(query.k, DEPTH) if query.raised else query.k
+            k = query.k if query.rare is None else max(query.k, DEPTH)
             width = max(query.beam or self.config.beam, k)
             wanted.append(Wanted(width, max(k, at_least), query.level0, query.restriction))
         return find(
@@ -374,21 +377,43 @@ class SnapshotSearcher:
         )
 
     def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Found]) -> list[Found]:
-        """Add the items that are raised to those found; they are searched for among themselves."""
-        missing, restricted = [], []
+        """Add the items that are raised to those found, with their own scores."""
+        added = []
         for query, own in zip(queries, found, strict=True):
-            others = query.raised - {
-                *zip(own.ranking.segments.tolist(), own.ranking.items.tolist(), strict=True)
-            }
-            missing.append(bool(others))
-            if others:
-                masks = [np.zeros(segment.table.num_items, dtype=bool) for segment in self.snapshot.segments]
-                for segment, row in others:
-                    allowed = None if query.restriction is None else query.restriction[segment]
-                    masks[segment][row] = allowed is None or allowed.items[row]
-                restricted.append(query._replace(restriction=self.snapshot.restrict(masks)))
-        among = iter(self.rank(restricted, at_least=1) if restricted else ())
-        return [_join(own, next(among)) if more else own for own, more in zip(found, missing, strict=True)]
+            known = zip(own.ranking.segments.tolist(), own.ranking.items.tolist(), strict=True)
+            restriction = query.restriction or self._alive
+            others = [
+                (segment, row)
+                for segment, row in query.raised.difference(known)
+                if (allowed := restriction[segment]) is None or allowed.items[row]
+            ]
+            added.append(self._join(query, own, others) if others else own)
+        return added
+
+    def _join(self, query: EncodedQuery, own: Found, others: Sequence[Place]) -> Found:
+        """Add items to those found for a query."""
+        segments, rows = np.array(others).T
+        if self._decodes or self.config.rerank == "none":  # they are searched for among themselves
+            masks = [np.zeros(segment.table.num_items, dtype=bool) for segment in self.snapshot.segments]
+            for segment, row in others:
+                masks[segment][row] = True
+            [more] = self.rank([query._replace(restriction=self.snapshot.restrict(masks))], at_least=1)
+        else:
+            ranking = rank_places(
+                self.snapshot.search_segments,
+                segments,
+                rows,
+                query.evidence,
+                config=self.config,
+                evidence=self._evidence,
+                level0=query.level0,
+                for_codes=query.embedding,
+            )
+            decoded = np.full((len(ranking.items), self._num_levels), np.nan, dtype=np.float32)
+            more = Found(ranking, decoded)
+        columns = zip(own.ranking[:-1], more.ranking[:-1], strict=True)
+        ranking = Ranking._make([*map(np.concatenate, columns), own.ranking.touched])
+        return Found(ranking, np.concatenate([own.log_probabilities, more.log_probabilities]))
 
     def _make_hits(self, query: EncodedQuery, own: Found, *, is_part: bool) -> SearchResult:
         ranking, log_probabilities = own
@@ -550,18 +575,6 @@ def _weighted_sum(
     if not (np.linalg.norm(totals, axis=-1) > MIN_LENGTH * np.abs(factors).max()).all():
         raise UsageError("the parts of the query cancel each other out; change their weights")
     return normalize(totals)
-
-
-def _join(own: Found, others: Found) -> Found:
-    """Return the items of two rankings for the same query; both have the scores of its vector."""
-    known = set(zip(own.ranking.segments.tolist(), own.ranking.items.tolist(), strict=True))
-    places = zip(others.ranking.segments.tolist(), others.ranking.items.tolist(), strict=True)
-    is_new = np.array([place not in known for place in places], dtype=bool)
-    columns = zip(own.ranking[:-1], others.ranking[:-1], strict=True)
-    joined = [np.concatenate([mine, their[is_new]]) for mine, their in columns]
-    ranking = Ranking._make([*joined, own.ranking.touched])
-    decoded = np.concatenate([own.log_probabilities, others.log_probabilities[is_new]])
-    return Found(ranking, decoded)
 
 
 def find_rare_words(snapshot: Snapshot, text: str) -> RareWords | None:

@@ -178,7 +178,7 @@ def _stored_arrays(
     segment: Segment, chosen: Int64[np.ndarray, " rows"]
 ) -> Iterator[tuple[Int64[np.ndarray, " rows"], ItemArrays]]:
     """Yield some rows of a segment, and what is stored there."""
-    table_rows = segment.table.rows()
+    table_rows = segment.table.rows_of_items
     values, scales = segment.embeddings or (None, None)
     for start in range(0, len(chosen), ROWS_AT_ONCE):
         rows = chosen[start : start + ROWS_AT_ONCE]

@@ -218,10 +218,8 @@ class Snapshot:
         UnknownItem
             It is not in the index.
         """
-        for number, segment in enumerate(self.segments):
-            for row in segment.items.rows_by_id([item_id]).values():
-                if not segment.is_dead(np.array([row])).any():
-                    return Location(number, row)
+        if found := self.known([item_id]):
+            return found[item_id].location
         raise UnknownItem(f"there is no item {item_id!r} in this index")
 
     def item_at(self, location: Location) -> Item:

@@ -113,7 +113,7 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
 
     # The first code of an ID is the item's modality.
     tables = [segment.table for segment in newest_first]
-    firsts = [table.ids[table.rows()[rows], 0] for table, rows in zip(tables, alive, strict=True)]
+    firsts = [table.ids[table.rows_of_items[rows], 0] for table, rows in zip(tables, alive, strict=True)]
     modality = np.concatenate([np.zeros(0), *firsts]).astype(np.int8)
     features = VectorFeatures(modality, model.dim, read)
     features.manifest = Manifest(

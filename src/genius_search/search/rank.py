@@ -146,7 +146,7 @@ class Ranking(NamedTuple):
     touched: int
     """Number of items under all beams, before the best k were taken."""
 
-    def take(self, chosen: Int64[np.ndarray, " kept"] | slice) -> Ranking:
+    def take(self, chosen: Int64[np.ndarray, " kept"] | Bool[np.ndarray, " hits"] | slice) -> Ranking:
         """Return the chosen hits."""
         segments, items, rows, scores, beams, touched = self
         return Ranking(segments[chosen], items[chosen], rows[chosen], scores[chosen], beams[chosen], touched)
@@ -225,13 +225,69 @@ def rank_items(
     ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
     if config.rerank == "none":
         return ranking.take(topk(ranking.scores, k))
+    return _rerank(
+        segments,
+        ranking,
+        embedding,
+        config=config,
+        evidence=evidence,
+        k=k,
+        level0=level0,
+        for_codes=for_codes,
+    )
+
+
+def rank_places(
+    segments: Sequence[SearchSegment],
+    numbers: Int64[np.ndarray, " items"],
+    items: Int64[np.ndarray, " items"],
+    embedding: AnyArray,
+    *,
+    config: SearchConfig,
+    evidence: Evidence,
+    level0: frozenset[int],
+    for_codes: AnyArray,
+) -> Ranking:
+    """Rank items of given segments and rows as :func:`rank_items` ranks them without a generator."""
+    rows, is_allowed = np.empty_like(items), np.ones(len(items), dtype=bool)
+    for number in set(numbers.tolist()):
+        inside, table = numbers == number, segments[number].table
+        rows[inside] = table.rows_of_items[items[inside]]
+        if level0:
+            is_allowed[inside] = [code in level0 for code in table.ids[rows[inside], 0].tolist()]
+    unknown = np.zeros(len(items), dtype=np.float32)
+    ranking = Ranking(numbers, items, rows, unknown, np.zeros_like(items), touched=0).take(is_allowed)
+    return _rerank(
+        segments,
+        ranking,
+        embedding,
+        config=config,
+        evidence=evidence,
+        k=len(items),
+        level0=level0,
+        for_codes=for_codes,
+    )
+
+
+def _rerank(
+    segments: Sequence[SearchSegment],
+    ranking: Ranking,
+    embedding: AnyArray,
+    *,
+    config: SearchConfig,
+    evidence: Evidence,
+    k: int,
+    level0: frozenset[int],
+    for_codes: AnyArray | None,
+) -> Ranking:
     in_codes = as_floats(embedding if for_codes is None else for_codes)
     scale, density_cost = np.float32(1), 0.0
     if evidence.codes is not None:
         among = evidence.codes.spread.among(level0)
         scale = np.float32(evidence.codes.scale(in_codes, among))
         density_cost = config.density_weight * among.density_unit
-    if config.rerank == "codes" or config.shortlist:
+    is_shortened = config.rerank == "embeddings" and 0 < config.shortlist < len(ranking.items)
+    if config.rerank == "codes" or is_shortened:
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
         scores = _by_codes(segments, ranking, in_codes * scale, evidence.codes, density_cost)
@@ -239,7 +295,7 @@ def rank_items(
             scores = scores + config.generator_weight * ranking.scores
         ranking = ranking._replace(scores=scores)
     if config.rerank == "embeddings":
-        if config.shortlist:
+        if is_shortened:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
         scores = _by_embeddings(segments, ranking, as_floats(embedding) * scale, evidence, density_cost)
         ranking = ranking._replace(scores=scores)

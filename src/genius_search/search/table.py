@@ -8,12 +8,13 @@ two bytes per code plus four bytes per ID, and can be memory-mapped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64, Integer
+from jaxtyping import Bool, Float, Int32, Int64, Integer
 
 from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.search.vectors import open_array
@@ -197,10 +198,11 @@ class IdTable:
         owner, position = expand_ranges(begins, self.bucket_starts.take(rows + 1).astype(np.int64))
         return Rows(owner, self.items.take(position).astype(np.int64))
 
-    def rows(self) -> Int64[np.ndarray, " items"]:
-        """Return the table row of each item's ID. Reads the whole table."""
-        rows = np.empty(self.num_items, dtype=np.int64)
-        rows[self.items] = np.arange(len(self)).repeat(np.diff(self.bucket_starts))
+    @cached_property
+    def rows_of_items(self) -> Int32[np.ndarray, " items"]:
+        """The table row of each item's ID. Reads the whole table when it is first used."""
+        rows = np.empty(self.num_items, dtype=np.int32)
+        rows[self.items] = np.arange(len(self), dtype=np.int32).repeat(np.diff(self.bucket_starts))
         return rows
 
 

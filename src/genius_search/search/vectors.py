@@ -145,7 +145,6 @@ class StoredVectors:
         self.bits = bits
         self._ranker = ranker
         self._table = table
-        self._rows: np.ndarray | None = None
 
     def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
         """Return the vectors of items; they are not exactly of unit length."""
@@ -154,9 +153,7 @@ class StoredVectors:
             return np.asarray(values, dtype=np.float32)
         if self._ranker is None or self._table is None:
             raise LookupError("residuals are nothing without the vectors of their IDs")
-        if self._rows is None:
-            self._rows = self._table.rows()
-        vectors = self._ranker.vectors(self._table.ids[self._rows[rows]])
+        vectors = self._ranker.vectors(self._table.ids[self._table.rows_of_items[rows]])
         residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
         measured = self._ranker.spread.residuals
         vectors += residuals if measured is None else measured.apply(residuals, self.bits)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from genius_search.cli import main
+from genius_search.config import FusionConfig
 from genius_search.data.mbeir import write_json_lines
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
@@ -25,10 +26,7 @@ SETTINGS = replace(
 )
 QUICK = replace(
     TINY,
-    **{
-        name: replace(getattr(TINY, name), training=replace(getattr(TINY, name).training, max_steps=2))
-        for name in ("quantizer", "generator")
-    },
+    quantizer=replace(TINY.quantizer, training=replace(TINY.quantizer.training, max_steps=2)),
 )
 """For tests of what becomes of a model, however good it is."""
 
@@ -104,7 +102,7 @@ def test_training_replaces_the_model_of_an_index_in_place(data, tmp_path):
     assert (fitted.pairs, fitted.left_out, fitted.measured) == (ITEMS - 1, 1, 40)
     for handle in (index, reader, Index.open(tmp_path / "i")):
         assert handle.settings.rerank == "embeddings"
-        assert handle.model.has_generator
+        assert not handle.model.has_generator
         assert handle.snapshot.num_alive == ITEMS - 1
         [item] = [one for one in handle.snapshot.segments[0].items.all() if one.id == "9:8"]
         assert (item.text, item.fields) == ("item 8", {"n": 8})
@@ -126,7 +124,6 @@ def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
         )
     }
     index.refit()
-    assert not index.model.has_generator
     (segment,) = index.snapshot.segments
     after = segment.vectors(index.model.ranker)(segment.alive_rows())
     expected = np.stack([before[item.id] for item in segment.items.all()])
@@ -135,22 +132,24 @@ def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
     assert all(np.array_equal(kept[name], one) for name, one in fusion.items())
 
 
+def test_settings_without_a_fusion_to_train_are_refused(data, tmp_path):
+    index = create(data, tmp_path / "i")
+    settings = replace(TINY, quantizer=replace(TINY.quantizer, fusion=FusionConfig(kind="sum")))
+    with pytest.raises(UsageError, match="sum"):
+        index.fit(data, config=settings)
+
+
 def test_a_worse_model_changes_nothing_unless_forced(data, tmp_path):
     index = create(data, tmp_path / "i")
     index.fit(data, config=SETTINGS)
     before = (tmp_path / "i" / "index.json").read_bytes()
-    untrained = replace(
-        TINY,
-        quantizer=replace(TINY.quantizer, fusion=replace(TINY.quantizer.fusion, kind="sum")),
-        generator=replace(TINY.generator, training=replace(TINY.generator.training, max_steps=1)),
-    )
-    fitted = index.fit(data, config=untrained)
+    fitted = index.fit(data, config=QUICK)
     assert not fitted.kept
     assert fitted.after.at_5 < fitted.before.at_5
     assert (tmp_path / "i" / "index.json").read_bytes() == before
     assert len(list((tmp_path / "i" / "segments").iterdir())) == 1
     assert index.verify().items == ITEMS
-    assert index.fit(data, config=untrained, force=True).kept
+    assert index.fit(data, config=QUICK, force=True).kept
 
 
 @pytest.mark.parametrize("fails", ["fit.put_in_place", "writer.write_manifest"])

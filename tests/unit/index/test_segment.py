@@ -112,8 +112,8 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits
     write_segment(merged, alive_batches(parts))
     parts.reverse()
     segment = load_segment(merged, "merged", NOTHING, bits or 16)
-    codes = np.concatenate([part.table.ids[part.table.rows()[part.alive_rows()]] for part in parts])
-    assert np.array_equal(segment.table.ids[segment.table.rows()], codes)
+    codes = np.concatenate([part.table.ids[part.table.rows_of_items[part.alive_rows()]] for part in parts])
+    assert np.array_equal(segment.table.ids[segment.table.rows_of_items], codes)
     assert list(segment.items.all()) == [item for part in parts for item in alive_items(part)]
     cosines = np.concatenate([part.code_cosine[part.alive_rows()] for part in parts])
     assert np.array_equal(segment.code_cosine, cosines)
