@@ -21,7 +21,7 @@ class CompileSearch(BuildHookInterface):
         spec.loader.exec_module(build_search)
         compiler = build_search.build()
         if compiler is None:
-            self.app.display_warning("no C compiler found: searches will use PyTorch")
+            self.app.display_warning("no C compiler found: searches will need PyTorch")
             return
         self.app.display_info(f"compiled the search with {' '.join(compiler)}")
         build_data["artifacts"] += [

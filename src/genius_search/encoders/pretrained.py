@@ -9,17 +9,24 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.encoders.base import ImageInput, ItemKey, JointInput, TextInput, cut_texts, refuse_images
-from genius_search.encoders.batches import decoded_images
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, need_packages
-from genius_search.hub import contents_fingerprint, find
+from genius_search.encoders.base import (
+    ImageInput,
+    ItemKey,
+    JointInput,
+    TextInput,
+    cut_texts,
+    decoded_images,
+    refuse_images,
+)
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.hub import contents_fingerprint
 
 _NEEDED: Final = (
     ("config.json",),
@@ -32,30 +39,6 @@ DEFAULT_TOKENS: Final = 512
 """Tokens that an embedder reads of a text when its folder does not say."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
-
-
-class Suggestion(NamedTuple):
-    """A pretrained encoder on the Hugging Face hub."""
-
-    spec: str
-    megabytes: int
-    """Size of the download."""
-    license: str
-
-    @property
-    def description(self) -> str:
-        """Spec, size and licence in one line."""
-        return f"{self.spec} ({self.megabytes:,} MB, licence {self.license})"
-
-    def is_downloaded(self) -> bool:
-        """Return whether the encoder is on this machine."""
-        return find(self.spec.partition(":")[2]) is not None
-
-
-IMAGES_AND_TEXTS: Final = Suggestion("siglip:google/siglip2-base-patch16-224", 1_540, "Apache-2.0")
-"""Suggested for pools with images."""
-TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91, "Apache-2.0")
-"""Suggested for pools of texts."""
 
 
 def check_files(folder: Path, *needed: Sequence[str]) -> None:
@@ -103,7 +86,6 @@ def open_model(folder: Path, *, device: str) -> Any:
     ArtifactMismatch
         It cannot be opened, weights are missing (they would be random), or parts are no library's.
     """
-    need_packages("pretrained encoders need", "sentence_transformers")
     modules = folder / "modules.json"
     kinds = [str(module["type"]) for module in read_json(modules)] if modules.is_file() else []
     for router in folder.rglob("router_config.json"):

@@ -30,8 +30,14 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
-from genius_search.encoders.base import CHARACTERS_PER_TOKEN, ImageInput, TextInput
-from genius_search.encoders.batches import decoded_images, in_batches, read_tokenizer
+from genius_search.encoders.base import (
+    CHARACTERS_PER_TOKEN,
+    ImageInput,
+    TextInput,
+    decoded_images,
+    read_tokenizer,
+)
+from genius_search.encoders.batches import in_batches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.fusion import FeatureTensors

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import open_artifact
-from genius_search.encoders.base import cut_texts
-from genius_search.encoders.batches import in_batches, read_tokenizer
+from genius_search.encoders.base import cut_texts, read_tokenizer
+from genius_search.encoders.batches import in_batches
 from genius_search.encoders.pretrained import PretrainedEncoder, open_model
 from genius_search.errors import need_packages
 

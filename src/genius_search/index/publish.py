@@ -62,7 +62,7 @@ def save_index(
         shown = name or target.name
         text = (
             "A search index of GENIUS: the IDs of a pool's items, tied to the model that made them.\n\n"
-            f"```console\n$ pip install 'genius-search[hf]'\n{use}$ genius pull datasets/{shown} --out "
+            f"```console\n$ pip install 'genius-search[models]'\n{use}$ genius pull datasets/{shown} --out "
             f'photos.index\n$ genius search photos.index "a red bag"{" --model model" if use else ""}\n```'
         )
         card = hub.card(shown, text, head={"viewer": False}, facts=facts, license=license)

@@ -110,7 +110,7 @@ def main() -> None:
         importlib.invalidate_caches()
         compiler = build()
     if compiler is None:
-        sys.stderr.write("no C compiler found: searches use PyTorch, and take a few times longer\n")
+        sys.stderr.write("no C compiler found: searches need PyTorch, and take a few times longer\n")
     else:
         sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
 

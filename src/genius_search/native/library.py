@@ -32,7 +32,7 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
                 opened.sum_by_code.restype = None
                 return opened
     logging.getLogger(__name__).info(
-        "the compiled library is missing; NumPy and PyTorch replace it, and are a few times slower; "
+        "the compiled library is missing; NumPy and PyTorch (extra train) replace it, a few times slower; "
         "`python -m genius_search.native.build` compiles it"
     )
     return None

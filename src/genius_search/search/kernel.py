@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
-from genius_search.errors import UsageError
+from genius_search.errors import UsageError, need_packages
 from genius_search.native.library import NO_MEMORY, open_library
 from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf, normalize
@@ -89,6 +89,7 @@ def find(
     if fast is not None and fast.covers(segments, config, evidence.embeddings):
         return fast.search(segments, queries, wanted, config, evidence, embeddings)
 
+    need_packages("without the compiled library, and for some settings, a search needs", "torch")
     import torch  # noqa: PLC0415  only here
 
     from genius_search.search.beam import search  # noqa: PLC0415

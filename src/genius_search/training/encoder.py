@@ -17,8 +17,7 @@ from genius_search.artifact import fingerprint_of
 from genius_search.config import checked, to_json
 from genius_search.data.features import Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
-from genius_search.encoders.base import Encoder, ImageInput, TextInput
-from genius_search.encoders.batches import decoded_images
+from genius_search.encoders.base import Encoder, ImageInput, TextInput, decoded_images
 from genius_search.encoders.small import (
     PADDING,
     SmallEncoder,

@@ -1,0 +1,187 @@
+"""`onnx:`: CLIP and SigLIP as two ONNX graphs, in the layout of the hub's ``onnx-community`` and ``Xenova``.
+
+Run by onnxruntime and tokenizers, without PyTorch. Features are those that transformers computes with the same
+weights, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jaxtyping import Float32
+from PIL import Image
+from tokenizers.processors import TemplateProcessing
+
+from genius_search.artifact import fingerprint_of, read_json
+from genius_search.encoders.base import ImageInput, TextInput, cut_texts, decoded_images, read_tokenizer
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.hub import known_fingerprint
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+GRAPHS: Final = ("text_model", "vision_model")
+_PRECISIONS: Final = ("", "_fp16", "_quantized")
+"""Ends of the graphs' names, in the order in which they are taken."""
+_SETTINGS: Final = ("tokenizer.json", "tokenizer_config.json", "config.json", "preprocessor_config.json")
+_CONTEXT: Final = {"clip": 77, "siglip": 64, "siglip2": 64}
+"""Tokens of a text where the settings do not say, by the type of the model."""
+_BATCH: Final = 16
+
+
+class OnnxEncoder:
+    """Image and text features by ONNX graphs: projected, not normalised.
+
+    Raises
+    ------
+    ArtifactMissing
+        The folder lacks files.
+    ArtifactMismatch
+        The folder holds another kind of model, or a file is damaged.
+    """
+
+    needs_pixels = True
+
+    def __init__(self, spec: str, folder: Path) -> None:
+        self.spec = spec
+        self._graphs = dict(zip(GRAPHS, find_graphs(folder), strict=True))
+        self._settings = [folder / name for name in _SETTINGS]
+        missing = [file.name for file in self._settings if not file.is_file()]
+        if missing:
+            raise ArtifactMissing(f"{folder} is not a complete ONNX model: it lacks {', '.join(missing)}")
+        words, config, self._pixels = map(read_json, self._settings[1:])
+        kind = config.get("model_type")
+        if kind not in _CONTEXT:
+            raise ArtifactMismatch(f"{folder} holds a {kind!r} model; onnx: reads {', '.join(_CONTEXT)}")
+        self._is_siglip = kind != "clip"
+        text = config.get("text_config", {})
+        self.max_tokens = int(text.get("max_position_embeddings", _CONTEXT[kind]))
+        self._tokenizer = read_tokenizer(self._settings[0])
+        self._prepare_tokenizer(words)
+        self._sessions: dict[str, tuple[InferenceSession, int]] = {}
+
+    @cached_property
+    def dim(self) -> int:
+        """The width of the features."""
+        session, place = self._session(next(iter(self._sessions), "text_model"))
+        return int(session.get_outputs()[place].shape[-1])
+
+    def _prepare_tokenizer(self, words: dict[str, Any]) -> None:
+        def number(name: str) -> int | None:
+            token = words.get(name)
+            return self._tokenizer.token_to_id(token["content"] if isinstance(token, dict) else str(token))
+
+        end, pad = number("eos_token"), number("pad_token")
+        if words.get("add_eos_token") and end is not None and self._tokenizer.encode("a").ids[-1] != end:
+            self._tokenizer.post_processor = TemplateProcessing(
+                single="$A </s>", special_tokens=[("</s>", end)]
+            )
+        self._tokenizer.enable_truncation(self.max_tokens)
+        # SigLIP was trained on texts padded to its full length, and reads the padding.
+        self._tokenizer.enable_padding(pad_id=pad or 0, length=self.max_tokens if self._is_siglip else None)
+
+    def _session(self, graph: str) -> tuple[InferenceSession, int]:
+        """Open a graph when it is first needed, and find the projected features among its outputs.
+
+        Most searches need no more than the graph of texts.
+        """
+        if graph not in self._sessions:
+            import onnxruntime  # noqa: PLC0415  takes a while
+
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            options.log_severity_level = 3
+            file, providers = self._graphs[graph], ["CPUExecutionProvider"]
+            try:
+                session = onnxruntime.InferenceSession(file, options, providers=providers)
+            except Exception as error:  # noqa: BLE001  onnxruntime's errors have no common class
+                raise ArtifactMismatch(f"{file} cannot be run by onnxruntime: {error}") from None
+            names = [output.name for output in session.get_outputs()]
+            found = [name for name in names if name in ("text_embeds", "image_embeds", "pooler_output")]
+            if not found:
+                raise ArtifactMismatch(f"{file} gives {', '.join(names)}, but no features of a whole input")
+            self._sessions[graph] = session, names.index(found[0])
+        return self._sessions[graph]
+
+    def _run(self, graph: str, **inputs: np.ndarray) -> Float32[np.ndarray, "items dim"]:
+        session, place = self._session(graph)
+        outputs = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})
+        return np.asarray(outputs[place], dtype=np.float32)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of settings, tokenizer and graphs."""
+        beside = [Path(f"{file}_data") for file in self._graphs.values()]
+        files = [*self._settings, *self._graphs.values(), *(file for file in beside if file.is_file())]
+        return fingerprint_of([known_fingerprint(file) for file in files])
+
+    def num_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text, at most one more than ``max_tokens``."""
+        encoded = self._tokenizer.encode(text)
+        return sum(encoded.attention_mask) + bool(encoded.overflowing)
+
+    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the features of texts, cut at the model's maximum length."""
+        words = cut_texts([text.text for text in texts], max_tokens=self.max_tokens)
+        if self._is_siglip:  # trained on lower case, which the tokenizers of SigLIP 2 do not make
+            words = [text.lower() for text in words]
+        parts = [np.zeros((0, self.dim), dtype=np.float32)]
+        for start in range(0, len(words), _BATCH):
+            tokens = self._tokenizer.encode_batch(words[start : start + _BATCH])
+            rows = np.array([one.ids for one in tokens], dtype=np.int64)
+            mask = np.array([one.attention_mask for one in tokens], dtype=np.int64)
+            parts.append(self._run("text_model", input_ids=rows, attention_mask=mask))
+        return np.concatenate(parts)
+
+    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+        """Return the features of images."""
+        pictures = decoded_images(images)
+        parts = [np.zeros((0, self.dim), dtype=np.float32)]
+        for start in range(0, len(pictures), _BATCH):
+            pixels = [prepare_pixels(one, self._pixels) for one in pictures[start : start + _BATCH]]
+            parts.append(self._run("vision_model", pixel_values=np.stack(pixels)))
+        return np.concatenate(parts)
+
+
+def find_graphs(folder: Path) -> list[Path]:
+    """Return the graphs of texts and of images in a folder, or in ``onnx/`` inside it.
+
+    Raises
+    ------
+    ArtifactMissing
+        There is no pair of one precision.
+    """
+    for end in _PRECISIONS:
+        for place in (folder / "onnx", folder):
+            files = [place / f"{graph}{end}.onnx" for graph in GRAPHS]
+            if all(file.is_file() for file in files):
+                return files
+    raise ArtifactMissing(
+        f"{folder} holds no ONNX encoder: expected text_model.onnx and vision_model.onnx, there or in a folder "
+        "onnx/, as repositories such as Xenova/clip-vit-base-patch32 have them"
+    )
+
+
+def prepare_pixels(image: Image.Image, settings: dict[str, Any]) -> Float32[np.ndarray, "3 height width"]:
+    """Resize, crop and normalise an image as a ``preprocessor_config.json`` says."""
+    image = image.convert("RGB")
+    if settings.get("do_resize", True):
+        size = settings["size"]
+        shortest = size if isinstance(size, int) else size.get("shortest_edge")
+        if shortest is None:
+            width, height = size["width"], size["height"]
+        else:
+            width, height = (int(shortest * side / min(image.size)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling(settings.get("resample", 3)))
+    if settings.get("do_center_crop"):
+        crop = settings["crop_size"]
+        width, height = (crop, crop) if isinstance(crop, int) else (crop["width"], crop["height"])
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    pixels = np.asarray(image, dtype=np.float32) * np.float32(settings.get("rescale_factor", 1 / 255))
+    mean, deviation = (np.array(settings[name], np.float32) for name in ("image_mean", "image_std"))
+    return np.ascontiguousarray(((pixels - mean) / deviation).transpose(2, 0, 1))
