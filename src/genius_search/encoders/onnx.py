@@ -1,7 +1,7 @@
 """`onnx:`: CLIP and SigLIP as two ONNX graphs, in the layout of the hub's ``onnx-community`` and ``Xenova``.
 
-Run by onnxruntime and tokenizers, without PyTorch. Features are those that transformers computes with the same
-weights, up to rounding.
+Run by onnxruntime and tokenizers, without PyTorch. Features are those that transformers computes with
+the same weights, up to rounding.
 """
 
 from __future__ import annotations
@@ -63,12 +63,8 @@ class OnnxEncoder:
         self._tokenizer = read_tokenizer(self._settings[0])
         self._prepare_tokenizer(words)
         self._sessions: dict[str, tuple[InferenceSession, int]] = {}
-
-    @cached_property
-    def dim(self) -> int:
-        """The width of the features."""
-        session, place = self._session(next(iter(self._sessions), "text_model"))
-        return int(session.get_outputs()[place].shape[-1])
+        session, place = self._session("text_model")
+        self.dim = int(session.get_outputs()[place].shape[-1])
 
     def _prepare_tokenizer(self, words: dict[str, Any]) -> None:
         def number(name: str) -> int | None:
@@ -85,10 +81,7 @@ class OnnxEncoder:
         self._tokenizer.enable_padding(pad_id=pad or 0, length=self.max_tokens if self._is_siglip else None)
 
     def _session(self, graph: str) -> tuple[InferenceSession, int]:
-        """Open a graph when it is first needed, and find the projected features among its outputs.
-
-        Most searches need no more than the graph of texts.
-        """
+        """Open a graph when it is first needed, and find the projected features among its outputs."""
         if graph not in self._sessions:
             import onnxruntime  # noqa: PLC0415  takes a while
 
@@ -161,8 +154,8 @@ def find_graphs(folder: Path) -> list[Path]:
             if all(file.is_file() for file in files):
                 return files
     raise ArtifactMissing(
-        f"{folder} holds no ONNX encoder: expected text_model.onnx and vision_model.onnx, there or in a folder "
-        "onnx/, as repositories such as Xenova/clip-vit-base-patch32 have them"
+        f"{folder} holds no ONNX encoder: expected text_model.onnx and vision_model.onnx, there or in a "
+        "folder onnx/, as repositories such as Xenova/clip-vit-base-patch32 have them"
     )
 
 

@@ -1,0 +1,102 @@
+"""onnx: the features of transformers, from graphs that are exported here."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from genius_search.encoders.base import absolute_spec, is_cut, load_encoder
+from genius_search.encoders.onnx import prepare_pixels
+from genius_search.errors import ArtifactMismatch, ArtifactMissing
+
+from .conftest import images_of, texts_of
+
+TEXTS = ["a red anchor", "A green anchor on a red ground", "anchor"]
+
+
+class Part(nn.Module):
+    def __init__(self, network, part):
+        super().__init__()
+        self.network, self.part = network, part
+
+    def forward(self, inputs):
+        return getattr(self.network, f"get_{self.part}_features")(inputs).pooler_output
+
+
+def export(folder, target, names):
+    """Write the graphs of a checkpoint in the hub's layout."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    (target / "onnx").mkdir()
+    network = load_encoder(f"clip:{folder}")._model.requires_grad_(requires_grad=False)
+    side = network.config.vision_config.image_size
+    tokens = torch.ones(2, network.config.text_config.max_position_embeddings, dtype=torch.int64)
+    for file, name, part, given, output in (
+        ("text_model", "input_ids", "text", tokens, names[0]),
+        ("vision_model", "pixel_values", "image", torch.zeros(2, 3, side, side), names[1]),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                Part(network, part).eval(),
+                (given,),
+                target / "onnx" / f"{file}.onnx",
+                input_names=[name],
+                output_names=[output],
+                dynamic_axes={name: {0: "batch", **({1: "tokens"} if file == "text_model" else {})}},
+                dynamo=False,
+            )
+    return target
+
+
+@pytest.fixture(scope="module", params=["clip", "siglip"])
+def exported(request, tmp_path_factory):
+    folder = request.getfixturevalue(f"{request.param}_folder")
+    names = ("text_embeds", "image_embeds") if request.param == "clip" else ("pooler_output",) * 2
+    return folder, export(folder, tmp_path_factory.mktemp("onnx") / "model", names)
+
+
+def test_features_are_those_of_transformers(exported, pictures):
+    theirs, ours = load_encoder(f"clip:{exported[0]}"), load_encoder(str(exported[1]))
+    images, texts = images_of(pictures), texts_of(TEXTS)
+    np.testing.assert_allclose(ours.image_features(images), theirs.image_features(images), atol=1e-3)
+    np.testing.assert_allclose(ours.text_features(texts), theirs.text_features(texts), atol=1e-3)
+    assert ours.dim == theirs.dim
+    assert ours.image_features([]).shape == ours.text_features([]).shape == (0, ours.dim)
+    for text in (*TEXTS, "anchor " * 200):
+        assert is_cut(ours, text) == is_cut(theirs, text)
+
+
+def test_a_folder_is_one_encoder_whatever_it_is_called(exported, monkeypatch):
+    spec = f"onnx:{exported[1]}"
+    monkeypatch.chdir(exported[1].parent)
+    assert absolute_spec("model") == spec
+    assert load_encoder(spec).fingerprint == load_encoder("model").fingerprint
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "onnx/text_model.onnx", "preprocessor_config.json"])
+def test_files_that_are_missing_or_damaged_are_named(exported, tmp_path, name):
+    broken = shutil.copytree(exported[1], tmp_path / "model")
+    (broken / name).write_bytes(b"{")
+    with pytest.raises(ArtifactMismatch, match=name):
+        load_encoder(str(broken))
+    (broken / name).unlink()
+    with pytest.raises(ArtifactMissing, match=r"lacks|expected"):
+        load_encoder(str(broken))
+
+
+@pytest.mark.parametrize("size", [{"shortest_edge": 20}, {"height": 14, "width": 22}])
+@pytest.mark.parametrize("crop", [None, {"height": 18, "width": 18}])
+def test_pixels_are_those_of_transformers(pictures, size, crop):
+    from transformers import CLIPImageProcessorPil  # noqa: PLC0415  slow
+
+    given = {"size": size, "crop_size": crop, "do_center_crop": crop is not None and "height" not in size}
+    processor = CLIPImageProcessorPil(**{name: value for name, value in given.items() if value is not None})
+    settings = processor.to_dict()
+    for picture in pictures:
+        expected = processor(images=picture, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(prepare_pixels(picture, settings), expected, atol=1e-5)
