@@ -32,7 +32,9 @@ def export(folder, target, names):
     """Write the graphs of a checkpoint in the hub's layout."""
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
     (target / "onnx").mkdir()
-    network = load_encoder(f"clip:{folder}")._model.requires_grad_(requires_grad=False)
+    from transformers import AutoModel  # noqa: PLC0415  slow
+
+    network = AutoModel.from_pretrained(folder).requires_grad_(requires_grad=False)
     side = network.config.vision_config.image_size
     tokens = torch.ones(2, network.config.text_config.max_position_embeddings, dtype=torch.int64)
     for file, name, part, given, output in (
