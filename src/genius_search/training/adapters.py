@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from genius_search.config import checked, to_json
 from genius_search.data.features import Batch, Pairs, Shard, half
-from genius_search.data.mbeir import read_pool
 from genius_search.encoders.adapters import CONFIG_FILE, PARTS, WEIGHTS_FILE, AdapterEncoder, FrozenPair
 from genius_search.nn import parallel
 from genius_search.nn.fusion import FeatureTensors
@@ -29,8 +28,6 @@ from genius_search.training.encoder import KIND, embed_prepared
 from genius_search.training.features import (
     Embedded,
     TrainingRecords,
-    candidate_row,
-    embed,
     embed_training,
     fingerprint_of_files,
 )
@@ -38,6 +35,7 @@ from genius_search.training.loop import Stage, Step, StepResult, num_steps, trai
 from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096
+"""Validation queries that are ranked, at most."""
 CHECKS: Final = 20
 """Times that the validation queries are ranked during a training."""
 _SAMPLE: Final = 16_384
@@ -216,9 +214,12 @@ def train_adapters(
         return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
     prepared = parallel.in_turn(lambda: embed_training(records, pair, prepared_folder, progress=progress))
     if not stage.is_finished:
-        validation = parallel.in_turn(
-            lambda: validation_pairs(records, pair, prepared_folder / "val", progress=progress)
-        )
+        held_out, validation = TrainingRecords(records.data, validation=VALIDATION_QUERIES), None
+        if held_out.lines:
+            found = parallel.in_turn(
+                lambda: embed_training(held_out, pair, prepared_folder / "val", progress=progress)
+            )
+            validation = Pairs(held_out.lines, found.queries, found.candidates)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.training.seed)
             network = AdapterNetwork(pair, config)
@@ -267,35 +268,6 @@ def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
         rows = torch.cat([part for part in parts if len(part)])
         if len(rows):
             getattr(network, part).standardise(rows)
-
-
-def validation_pairs(
-    records: TrainingRecords, pair: FrozenPair, folder: Path, *, progress: Progress
-) -> Pairs | None:
-    """Embed up to 4,096 validation queries and their answers; None if there are none."""
-    data = records.data
-    files = list(data.query_files("val").values())
-    validation = TrainingRecords(data, files, most=VALIDATION_QUERIES)
-    answers = {did for query in validation.lines for did in query.positives}
-    if not answers:
-        return None
-    candidates = embed(
-        (candidate_row(data, some) for some in read_pool(data.global_pool("val")) if some.did in answers),
-        pair,
-        folder / "candidates",
-        inputs={"records": fingerprint_of_files(data.global_pool("val")), "for": validation.fingerprint},
-        expected=len(answers),
-        progress=progress,
-    )
-    queries = embed(
-        validation.rows(candidates),
-        pair,
-        folder / "queries",
-        inputs={"records": validation.fingerprint},
-        expected=validation.num_rows(),
-        progress=progress,
-    )
-    return Pairs(validation.lines, queries, candidates)
 
 
 def embed_shard(encoder: AdapterEncoder, shard: Shard) -> Shard:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -263,15 +263,17 @@ def embed_pool(
     encoder: Encoder,
     folder: Path,
     *,
+    only: Collection[str] | None = None,
     progress: Progress,
 ) -> Features:
-    """Embed the candidates of pool files, each once."""
+    """Embed the candidates of pool files, each once; or ``only`` those with these ids."""
+    choice = {} if only is None else {"only": fingerprint_of(sorted(only))}
     return embed(
-        (candidate_row(data, candidate) for candidate in read_pool(pools)),
+        (candidate_row(data, some) for some in read_pool(pools) if only is None or some.did in only),
         encoder,
         folder,
-        inputs={"records": fingerprint_of_files(pools)},
-        expected=count_lines(pools),
+        inputs={"records": fingerprint_of_files(pools), **choice},
+        expected=count_lines(pools) if only is None else len(only),
         progress=progress,
     )
 
@@ -394,21 +396,26 @@ class TrainingRecords:
 
     Parameters
     ----------
-    files
-        other files of queries to read instead; ``most`` of the queries that have answers, evenly spaced.
+    validation
+        instead, up to so many queries of the split ``val`` that have answers, evenly spaced, and those.
     """
 
-    def __init__(self, data: MBeir, files: Sequence[Path] | None = None, *, most: int = 0) -> None:
+    def __init__(self, data: MBeir, *, validation: int = 0) -> None:
         self.data = data
-        files = data.training_queries() if files is None else files
+        files = list(data.query_files("val").values()) if validation else data.training_queries()
         self.lines: list[Query] = []
         """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
         for path in files:
             for query in read_queries(path):
                 self.lines.append(Query(query.qid, query.modality, query.text, query.image, query.positives))
-        if most:
+        self.pools = data.training_pools()
+        self.only: frozenset[str] | None = None
+        """Ids of the candidates that count; None for all of the pools."""
+        if validation:
             answered = [query for query in self.lines if query.positives]
-            self.lines = answered[:: max(1, -(-len(answered) // most))]
+            self.lines = answered[:: max(1, -(-len(answered) // validation))]
+            self.pools = data.global_pool("val") if files else []
+            self.only = frozenset(did for query in self.lines for did in query.positives)
         self.queries: dict[str, Query] = {}
         """Each query once, by its id."""
         for query in self.lines:
@@ -457,8 +464,9 @@ def embed_training(
     records: TrainingRecords, encoder: Encoder, folder: Path, *, progress: Progress
 ) -> Embedded:
     """Embed the training pool, and each training query once under each of its instructions."""
-    pools = records.data.training_pools()
-    candidates = embed_pool(records.data, pools, encoder, folder / "candidates", progress=progress)
+    candidates = embed_pool(
+        records.data, records.pools, encoder, folder / "candidates", only=records.only, progress=progress
+    )
     queries = embed(
         records.rows(candidates),
         encoder,
