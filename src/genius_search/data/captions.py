@@ -14,7 +14,6 @@ import io
 import json
 import os
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +23,14 @@ from genius_search.data.images import HEIF_SUFFIXES, is_image_file, require_file
 from genius_search.data.mbeir import read_json_lines
 from genius_search.data.photo import Caption, read_xmp
 from genius_search.errors import BadData, BadImage, BadRecord
+from genius_search.records import composed
 
 MAX_TEXT_BYTES: Final = 1_000_000
 """Larger text files are refused, because a candidate should be a paragraph or a page."""
 SIDE_CARS: Final = (".txt", ".json", ".xmp")
 """Endings; the text of an earlier one counts."""
-FILE_KEYS: Final = ("file_name", "image", "filename", "file", "path")
-TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions")
+FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "path")
+TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
 _TAKEOUT: Final = "supplemental-metadata"
 _TAKEOUT_LENGTH: Final = 46
@@ -76,7 +76,7 @@ def _split_count(name: str) -> tuple[str, str]:
 
 def key(path: Path) -> str:
     """Return a path in one spelling: macOS decomposes accents."""
-    return unicodedata.normalize("NFC", os.path.normpath(path))
+    return composed(os.path.normpath(path))
 
 
 def decode_text(path: Path) -> str:
@@ -222,7 +222,7 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _wanted(columns: Collection[str]) -> str:
-    expected = f"{' or '.join(FILE_KEYS[:2])}, and {' or '.join(TEXT_KEYS)}"
+    expected = f"{' or '.join(FILE_KEYS[:2])} with the name of a file, and {' or '.join(TEXT_KEYS[:2])}"
     return f"has the columns {', '.join(columns)}; expected {expected}"
 
 

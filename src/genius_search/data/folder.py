@@ -8,6 +8,8 @@ Several captions are one text, a line each. All other fields of these are kept i
 
 from __future__ import annotations
 
+import contextlib
+import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,15 +43,14 @@ NEVER_READ: Final = (
 """Patterns of thumbnails, bins and files of programs; a later pattern with ``!`` undoes one."""
 OTHER_KIND: Final = "files with the ending"
 """What the reasons of files that are not known as pictures or texts begin with."""
-_OTHER_KINDS: Final = {
-    **dict.fromkeys((".json", ".xmp"), "belong to pictures, and no picture beside it has its name"),
-    **dict.fromkeys(HEIF_SUFFIXES, NEEDS_PHOTOS),
-    **dict.fromkeys(
-        (".csv", ".tsv", ".jsonl", ".parquet"), "are read if they are named metadata or captions"
-    ),
-    **dict.fromkeys((".tar", ".zip", ".gz"), "are archives; unpack them"),
+_HINTS: Final = {
+    (".json", ".xmp"): "belong to pictures, and no picture beside it has its name",
+    (*HEIF_SUFFIXES,): NEEDS_PHOTOS,
+    (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
+    (".tar", ".zip", ".gz"): "are archives; unpack them",
+    (): "are not known as pictures or texts; convert a picture to JPEG",
 }
-"""What to do with them, by their endings."""
+"""What to do with them."""
 
 _Ignored: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
 
@@ -114,7 +115,7 @@ def _walk(root: Path, ignored: GitIgnoreSpec, problems: list[Problem]) -> Iterat
             except ValueError as error:
                 problems.append(BadImage(own, f"cannot be used: {getattr(error, 'reason', error)}"))
         for path in entries:
-            is_folder = path.is_dir()
+            is_folder = os.path.isdir(path)  # noqa: PTH112  False whatever the error
             if not _is_ignored(path, specs, is_folder=is_folder):
                 if is_folder:
                     (links if path.is_symlink() else waiting).append((path, specs))
@@ -133,7 +134,10 @@ def _is_ignored(path: Path, specs: _Ignored, *, is_folder: bool) -> bool:
 
 def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     """Read one image or text like :func:`read_folder` does; the id is the file's name."""
-    near = sorted({*path.parent.iterdir(), path} if is_image_file(path) and path.parent.is_dir() else ())
+    near = [path]
+    if is_image_file(path):
+        with contextlib.suppress(OSError):
+            near = sorted({*path.parent.iterdir(), path})
     beside = side_cars(near).get(path, [])
     lists = [one for one in near if is_list(one) and one not in beside]
     scan = _scan(path.parent, [path, *beside, *lists], [], captions=captions)
@@ -171,7 +175,7 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
             elif kind in (".txt", ".md"):
                 candidates.append(Candidate(did, Modality.TEXT, read_text(path)))
             else:
-                hint = _OTHER_KINDS.get(kind, "are not known as pictures or texts; convert a picture to JPEG")
+                hint = next(hint for kinds, hint in _HINTS.items() if kind in kinds or not kinds)
                 problems.append(BadImage(path, f"{OTHER_KIND} {path.suffix!r} {hint}"))
         except BadImage as error:
             problems.append(error)

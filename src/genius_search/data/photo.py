@@ -30,31 +30,24 @@ class Caption(NamedTuple):
         return "\n".join(dict.fromkeys(self.texts)) or None
 
 
-class _Names(NamedTuple):
-    """What a field is called."""
-
-    exif: tuple[int, ...] = ()
-    xmp: tuple[str, ...] = ()
-    iptc: int = -1
-
-
 _TAG: Final = ExifTags.Base
-_FIELDS: Final = {
-    "description": _Names((_TAG.ImageDescription, _TAG.XPComment, _TAG.UserComment), ("description",), 120),
-    "title": _Names((_TAG.XPTitle, _TAG.XPSubject), ("title", "Headline"), 5),
-    "keywords": _Names((_TAG.XPKeywords,), ("subject",), 25),
-    "people": _Names((), ("PersonInImage",)),
-    "rating": _Names((_TAG.Rating,), ("Rating",)),
-    "city": _Names((), ("City",), 90),
-    "country": _Names((), ("Country",), 101),
-    "taken": _Names(
+_FIELDS: Final[dict[str, tuple[tuple[int, ...], tuple[str, ...], int]]] = {
+    "description": ((_TAG.ImageDescription, _TAG.XPComment, _TAG.UserComment), ("description",), 120),
+    "title": ((_TAG.XPTitle, _TAG.XPSubject), ("title", "Headline"), 5),
+    "keywords": ((_TAG.XPKeywords,), ("subject",), 25),
+    "people": ((), ("PersonInImage",), -1),
+    "rating": ((_TAG.Rating,), ("Rating",), -1),
+    "city": ((), ("City",), 90),
+    "country": ((), ("Country",), 101),
+    "taken": (
         (_TAG.DateTimeOriginal, _TAG.DateTimeDigitized, _TAG.DateTime),
         ("DateTimeOriginal", "DateCreated", "CreateDate"),
         55,
     ),
-    "latitude": _Names((), ("GPSLatitude",)),
-    "longitude": _Names((), ("GPSLongitude",)),
+    "latitude": ((), ("GPSLatitude",), -1),
+    "longitude": ((), ("GPSLongitude",), -1),
 }
+"""Fields with their tags in EXIF, their names in XMP, and their number in IPTC."""
 _LISTS: Final = ("keywords", "people")
 _PLACE: Final = {"latitude": ExifTags.GPS.GPSLatitude, "longitude": ExifTags.GPS.GPSLongitude}
 _BY_CAMERAS: Final = re.compile(
@@ -137,8 +130,8 @@ def _exif_values(opened: Image.Image) -> _Values:
     exif = opened.getexif()
     yield "camera", [_camera(exif)]
     tags = {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
-    for name, names in _FIELDS.items():
-        for tag in names.exif:
+    for name, (numbers, _, _) in _FIELDS.items():
+        for tag in numbers:
             text = _exif_text(tag, tags.get(tag))
             yield name, text.split(";") if name in _LISTS else [text]
     place = exif.get_ifd(ExifTags.IFD.GPSInfo)
@@ -180,9 +173,9 @@ def _xmp_values(image: Image.Image) -> _Values:
     tree = image.getxmp()
     described = tree.get("xmpmeta", tree)["RDF"]["Description"] if tree else []
     for part in described if isinstance(described, list) else [described]:
-        for name, names in _FIELDS.items():
-            for called in names.xmp:
-                yield name, _leaves(part.get(called))
+        for name, (_, keys, _) in _FIELDS.items():
+            for key in keys:
+                yield name, _leaves(part.get(key))
 
 
 def _leaves(value: object) -> list[str]:
@@ -201,6 +194,6 @@ def _leaves(value: object) -> list[str]:
 
 def _iptc_values(image: Image.Image) -> _Values:
     values = IptcImagePlugin.getiptcinfo(cast("ImageFile.ImageFile", image)) or {}
-    for name, names in _FIELDS.items():
-        given = values.get((2, names.iptc), [])
+    for name, (_, _, number) in _FIELDS.items():
+        given = values.get((2, number), [])
         yield name, map(_decode, given if isinstance(given, list) else [given])
