@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import (
     MANIFEST,
+    FileFact,
     Manifest,
     fingerprint_of,
     first_problem,
@@ -292,6 +293,12 @@ class Genius:
     def __repr__(self) -> str:
         sizes = " × ".join(map(str, self.codebooks.sizes))
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
+
+    @cached_property
+    def unchecked(self) -> dict[Path, FileFact]:
+        """Files that were not compared with their checksums since the model was opened; not the encoder's."""
+        parts = (self.quantizer_manifest, self.generator_manifest)
+        return {part.folder / name: fact for part in parts if part for name, fact in part.files.items()}
 
     @property
     def num_levels(self) -> int:

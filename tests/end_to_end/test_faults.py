@@ -32,7 +32,7 @@ from genius_search.index.writer import Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_bits=16
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
 )
 LEVELS, DIM = 4, 32
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from genius_search.config import SearchConfig
+from genius_search.errors import ArtifactMismatch
 from genius_search.native.build import build, find_compilers
 from genius_search.native.library import open_library
 from genius_search.nn.generator import Generator
@@ -313,7 +314,7 @@ def test_damaged_tables_are_refused(compiled):
             (found,) = fast.search(
                 [SearchSegment(table)], query, [Wanted(2, 30)], config, Evidence(), [*query]
             )
-        except LookupError:
+        except ArtifactMismatch:
             refused += 1
         else:
             assert set(found.ranking.rows.tolist()) <= set(range(len(table)))
@@ -380,21 +381,20 @@ def drawn_vectors(random, bits, shape, ranker=None, table=None) -> StoredVectors
     return StoredVectors(Quantized(packed, scales), bits, ranker=ranker, table=table)
 
 
-def test_stored_embeddings_of_other_widths_and_counts_do_not_reach_the_library(compiled):
+def test_stored_embeddings_of_other_widths_and_counts_are_refused(compiled):
     random = np.random.default_rng(0)
     table = IdTable.build(np.zeros((9, 1), dtype=np.int64), np.zeros(9))
-    ranker = CodeRanker([torch.zeros(1, 8)])
-    fast = CompiledSearch(ranker, compiled)
-    halves, scaled = (drawn_vectors(random, bits, (9, 8)) for bits in (16, 8))
+    fast = CompiledSearch(CodeRanker([torch.zeros(1, 8)]), compiled)
+    config, query = SearchConfig(rerank="embeddings"), np.zeros((1, 8), dtype=np.float32)
 
-    def compares(*stored) -> bool:
-        return fast.covers([SearchSegment(table)] * len(stored), SearchConfig(rerank="embeddings"), stored)
+    def search(bits: int, shape: tuple[int, int]) -> None:
+        stored = [drawn_vectors(random, bits, shape)]
+        segments, given = [SearchSegment(table)], Evidence(embeddings=stored)
+        assert fast.covers(segments, config, stored)
+        fast.search(segments, query, [Wanted(3, 3)], config, given, list(query))
 
-    assert compares(halves, halves)
-    assert compares(scaled, scaled)
-    assert not compares(halves, scaled)
-    assert compares(drawn_vectors(random, 2, (9, 8)))
-    assert not compares(drawn_vectors(random, 2, (9, 8)), drawn_vectors(random, 4, (9, 8)))
     for bits in (1, 2, 4, 8, 16):
-        assert not compares(drawn_vectors(random, bits, (8, 8)))
-        assert not compares(drawn_vectors(random, bits, (9, 24)))
+        search(bits, (9, 8))
+        for shape in ((8, 8), (9, 24)):
+            with pytest.raises(ArtifactMismatch, match="do not exist"):
+                search(bits, shape)

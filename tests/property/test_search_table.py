@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import tempfile
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.index.segment_writer import save_table
 from genius_search.search.table import LARGEST_CODE, Allowed, IdTable
 
 
@@ -60,24 +57,6 @@ def test_ids_are_allowed_if_one_of_their_items_is(drawn, data):
     bounds = table.bucket_starts.tolist()
     ids = [row for row in range(len(table)) if items[table.items[bounds[row] : bounds[row + 1]]].any()]
     assert rows.tolist() == ids
-
-
-@given(coded_items())
-def test_a_saved_table_opens_as_it_was(drawn):
-    built = IdTable.build(*drawn)
-    with tempfile.TemporaryDirectory() as folder:
-        save_table(built, Path(folder))
-        opened = IdTable.open(Path(folder))
-        for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
-            one, other = getattr(built, name), getattr(opened, name)
-            assert one.dtype == other.dtype
-            assert np.array_equal(one, other)
-        low, high = np.array([0]), np.array([len(built)])
-        for level in range(built.num_levels):
-            children = built.children(level, low, high)
-            for one, other in zip(children, opened.children(level, low, high), strict=True):
-                assert np.array_equal(one, other)
-            low, high = children.low, children.high
 
 
 ARRAYS = ("ids", "starts", "level_bounds", "bucket_starts", "items")

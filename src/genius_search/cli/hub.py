@@ -36,13 +36,17 @@ class Pull(JsonOption):
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         from genius_search import hub
+        from genius_search.index.info import verify
         from genius_search.index.publish import check_images
-        from genius_search.index.store import CURRENT
+        from genius_search.index.store import CURRENT, refuse_links
 
         if not sys.stderr.isatty():
             disable_progress_bars()
+        if self.out is not None:
+            refuse_links(self.out)
         folder = hub.pull(self.name, out=self.out, revision=self.revision)
         if (folder / CURRENT).exists():
+            verify(folder)
             check_images(folder)
         with TerminalProgress() as progress:
             progress.say(f"it is in {folder}")

@@ -42,6 +42,7 @@ from genius_search.index.store import (
     DELETED,
     LOCK,
     OWN_MODEL,
+    PICTURES,
     SEGMENTS,
     TEMPORARY,
     WORK,
@@ -49,7 +50,7 @@ from genius_search.index.store import (
     ItemArrays,
     StoredEmbeddings,
 )
-from genius_search.index.writer import PICTURES, Writer, one_writer, remove_work
+from genius_search.index.writer import Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.nn.spread import normalize
 from genius_search.progress import Progress, Silent

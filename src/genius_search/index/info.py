@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from genius_search.artifact import check_files, file_fingerprint, open_artifact
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError, plural
+from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
@@ -24,11 +24,14 @@ from genius_search.index.store import (
     Hubness,
     IndexManifest,
     Segment,
+    read_manifest,
     read_state,
+    refuse_links,
     with_hint,
 )
 from genius_search.index.writer import stored_pictures
-from genius_search.nn.codebooks import KIND, METRIC
+from genius_search.model import MODEL_FILE, read_model_file
+from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer
 
 EXAMPLES: Final = 20
 """Items listed of a group."""
@@ -46,8 +49,10 @@ class Verified(NamedTuple):
     bytes: int
 
 
-def verify(folder: Path) -> Verified:
+def verify(folder: Path, opened: Snapshot | None = None, *, with_pictures: bool = True) -> Verified:
     """Compare every file of an index, which may be in use, with its checksum, and open the index.
+
+    If damage is found, searches of ``opened``, a state that is in use, raise an error from then on.
 
     Raises
     ------
@@ -56,28 +61,36 @@ def verify(folder: Path) -> Verified:
     UsageError
         The index changes faster than it can be read.
     """
-    return read_state(folder, partial(_verify, folder))
+    refuse_links(folder, with_pictures=with_pictures)
+    return read_state(folder, partial(_verify, folder, opened, with_pictures=with_pictures))
 
 
-def _verify(folder: Path, manifest: IndexManifest) -> Verified:
+def _verify(
+    folder: Path, opened: Snapshot | None, manifest: IndexManifest, *, with_pictures: bool
+) -> Verified:
     files = [folder / CURRENT]  # reading it compares it with its own checksum
-    with with_hint():
+    try:
         for entry in manifest.segments:
-            check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
-            files += [folder / SEGMENTS / entry.name / name for name in entry.files]
+            place = folder / SEGMENTS / entry.name
+            with with_hint():
+                check_files(place, entry.files, verify=True)
+            files += [place / name for name in entry.files]
             files += [folder / DELETED / entry.deleted] if entry.deleted else []
-    if (folder / LEARNED / CURRENT).exists():
-        verify(folder / LEARNED)
-        files += [path for path in (folder / LEARNED).rglob("*") if path.is_file()]
-    snapshot = Snapshot.load(folder, manifest)  # which verifies the lists of deleted items
-    for picture in sorted(stored_pictures(folder, snapshot.segments)):
+        snapshot = Snapshot.load(folder, manifest)  # which verifies the lists of deleted items
+        if (folder / LEARNED / CURRENT).exists():
+            verify(folder / LEARNED)
+            files += [path for path in (folder / LEARNED).rglob("*") if path.is_file()]
+        files += _verify_model(folder, snapshot)
+    except ArtifactError as error:
+        if opened is not None and opened.manifest == read_manifest(folder):
+            opened.damage, opened.needs_check = str(error), True
+        raise
+    for picture in sorted(stored_pictures(folder, snapshot.segments)) if with_pictures else ():
         if not picture.is_file():
             raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
         if file_fingerprint(picture) != picture.name:
             raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
         files.append(picture)
-    if manifest.has_own_model:
-        files += _verify_model(folder / manifest.model, manifest.model_fingerprint)
     alive = snapshot.num_alive
     return Verified(
         segments=len(snapshot.segments),
@@ -88,17 +101,22 @@ def _verify(folder: Path, manifest: IndexManifest) -> Verified:
     )
 
 
-def _verify_model(folder: Path, fingerprint: str) -> list[Path]:
-    """Compare the files of a model inside an index with their checksums; return them."""
-    from genius_search.model import MODEL_FILE, read_model_file  # noqa: PLC0415  with its encoder's libraries
-
+def _verify_model(index: Path, snapshot: Snapshot) -> list[Path]:
+    """Compare an index with its model, if that is a folder here; return the files of one inside the index."""
+    manifest = snapshot.manifest
+    folder = Path(manifest.locate_model(index))
+    if not manifest.has_own_model and not (manifest.model and (folder / MODEL_FILE).exists()):
+        return []
     model = read_model_file(folder)
-    if model.fingerprint_of_parts() != fingerprint:
+    if model.fingerprint_of_parts() != manifest.model_fingerprint:
+        if not manifest.has_own_model:  # it is opened with another folder, which is compared then
+            return []
         raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
     for name in model.parts.keys() - {"encoder"}:
         if open_artifact(folder / name, kind=name, verify=True).fingerprint != model.parts[name].fingerprint:
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
-    return [path for path in folder.rglob("*") if path.is_file()]
+    snapshot.fit(StoredQuantizer(folder / "quantizer").codebooks, {})
+    return [path for path in folder.rglob("*") if path.is_file()] if manifest.has_own_model else []
 
 
 @dataclass(frozen=True, slots=True)

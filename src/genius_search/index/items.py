@@ -55,6 +55,11 @@ SCHEMA: Final = frozenset(
     }
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
+COLUMNS: Final = (
+    "row, CAST(item_id AS TEXT), modality, CAST(text AS TEXT), CAST(image AS TEXT), CAST(source AS TEXT), "
+    "CAST(stamp AS TEXT), CAST(content AS TEXT), CAST(items.root AS INTEGER)"
+)
+"""A row and the fields of :class:`Item`; somebody else may have stored bytes instead of texts."""
 STEPS: Final = 1_000
 """Steps of SQLite between two looks at the clock."""
 TOO_SLOW: Final = "the conditions took too long; give fewer, or allow more time"
@@ -141,9 +146,14 @@ class ItemStore:
 
     @cached_property
     def num_rows(self) -> int:
-        """The number of items; their rows count from 0."""
-        (last,) = self._query("SELECT MAX(row) FROM items")[0]
-        return 0 if last is None else int(last) + 1
+        """The number of items; their rows count from 0, without gaps."""
+        query = (
+            "SELECT (SELECT MIN(row) FROM items), (SELECT MAX(row) FROM items), SUM(items) FROM modalities"
+        )
+        ((first, last, count),) = self._query(query)
+        if (first, last) != ((0, count - 1) if count else (None, None)):
+            raise ArtifactMismatch(f"{self._path} has {count} items in the rows {first} to {last}")
+        return count or 0
 
     @cached_property
     def field_names(self) -> dict[str, int]:
@@ -157,18 +167,19 @@ class ItemStore:
 
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Return the items of these rows, in this order."""
-        query = (
-            "SELECT row, item_id, modality, text, image, source, stamp, content, items.root "
-            "FROM json_each(?) CROSS JOIN items ON row = value"
-        )
+        query = f"SELECT {COLUMNS} FROM json_each(?) CROSS JOIN items ON row = value"  # noqa: S608
         found = {}
-        for row, item_id, modality, *rest in self._query(query, [json.dumps(sorted(set(rows)))]):
-            found[row] = Item(item_id, _MODALITIES[modality], *rest)
-        return [found[row] for row in rows]
+        try:
+            for row, item_id, modality, *rest in self._query(query, [json.dumps(sorted(set(rows)))]):
+                found[row] = Item(item_id, _MODALITIES[modality], *rest)
+            return [found[row] for row in rows]
+        except KeyError as error:
+            raise ArtifactMismatch(f"{self._path} has no row or modality {error}; do not use it") from None
 
     def all(self) -> Iterator[Item]:
         """Yield every item, by row."""
-        query = "SELECT item_id, modality, text, image, source, stamp, content, root FROM items ORDER BY row"
+        query = f"SELECT {COLUMNS} FROM items ORDER BY row"  # noqa: S608
+        count = 0
         with self._reading(self._for_items):
             cursor = self._for_items.database.execute(query)
         while True:
@@ -176,8 +187,11 @@ class ItemStore:
                 entries = cursor.fetchmany(1000)
             if not entries:
                 return
-            for item_id, modality, *rest in entries:
+            for row, item_id, modality, *rest in entries:
+                if row != count or modality not in _MODALITIES:
+                    raise ArtifactMismatch(f"{self._path} has no item {count:,}; do not use it")
                 yield Item(item_id, _MODALITIES[modality], *rest)
+                count += 1
 
     def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each of these items that is in the store."""
@@ -217,7 +231,10 @@ class ItemStore:
             if connection is not self._for_items:
                 self._for_filters.append(connection)
         found = np.zeros(self.num_rows, dtype=bool)
-        found[np.fromstring(rows or "", dtype=np.int64, sep=",")] = True
+        listed = np.fromstring(rows or "", dtype=np.int64, sep=",")
+        if listed.min(initial=0) < 0 or listed.max(initial=-1) >= len(found):
+            raise ArtifactMismatch(f"{self._path} names rows that it does not have")
+        found[listed] = True
         return found
 
     def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int] | None]:
@@ -286,6 +303,6 @@ class ItemStore:
             except sqlite3.DatabaseError as error:
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                     raise DeadlinePassed(TOO_SLOW) from None
-                if type(error) is not sqlite3.DatabaseError:
+                if type(error) is not sqlite3.DatabaseError and "decode" not in str(error):
                     raise
                 raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None

@@ -22,7 +22,7 @@ from jaxtyping import Float32
 from genius_search.errors import UsageError
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Snapshot
+from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, LEARNED
 from genius_search.records import Modality, composed
 from genius_search.search.rank import Ranking
@@ -109,12 +109,13 @@ class Choices:
             gains.append(own)
         return gains
 
-    def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> Iterator[Ranking]:
+    def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
         queries = [
             EncodedQuery(number, NEAREST, embedding=vector, evidence=vector)
             for number, vector in enumerate(vectors)
         ]
-        return (found.ranking for found in self._searcher.rank(queries, at_least=1))
+        with diagnose_corruption(self._searcher.snapshot):
+            return [found.ranking for found in self._searcher.rank(queries, at_least=1)]
 
     def _look_up(self, logged: Sequence[Place]) -> None:
         """Find the items that were chosen for queries of the log."""

@@ -10,8 +10,8 @@ from genius_search import hub
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import DELETED, OWN_MODEL, SEGMENTS
-from genius_search.index.writer import PICTURES, one_writer
+from genius_search.index.store import DELETED, OWN_MODEL, PICTURES, SEGMENTS
+from genius_search.index.writer import one_writer
 from genius_search.model import save_model
 from genius_search.writing import new_folder
 

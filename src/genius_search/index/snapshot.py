@@ -10,35 +10,40 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
-from genius_search.artifact import check_files
-from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
+from genius_search.artifact import FileFact, file_fingerprint
+from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.items import Item
 from genius_search.index.store import (
-    CURRENT,
     REMEDY,
-    SEGMENTS,
     IndexManifest,
     Segment,
+    SegmentEntry,
     load_segment,
     read_deleted,
     read_state,
-    with_hint,
+    refuse_links,
 )
+from genius_search.nn.codebooks import Codebooks
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Allowed, Restriction, SearchSegment
+from genius_search.search.vectors import stored_width
 
 if TYPE_CHECKING:
     from genius_search.index.filters import Filter
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
+CHECKED_FIRST: Final = 2.0**28
+"""Bytes that are compared with their checksums before a state is first read, in about 0.15 seconds. What is
+more a server compares in the background (:meth:`genius_search.Index.watch`), and ``--verify`` does."""
 
 
 class UnknownItem(UsageError, LookupError):
@@ -69,46 +74,91 @@ class Snapshot:
         self.manifest = manifest
         """Compare with :func:`read_manifest` to see whether the index has changed."""
         self.segments = segments
-        self.is_verified = False
-        """True once every file of this state was compared with its checksum."""
+        self.damage: str | None = None
+        """Which file is known to be damaged, and what to do; searches then raise an error."""
+        self.needs_check = True
+        """Whether :meth:`check` has something to do or to say."""
         self.frequent_words: set[str] = set()
         """Some words that are not rare (:func:`genius_search.index.query.find_rare_words`)."""
+        self._unchecked = [segment.unchecked for segment in segments]
+        self._checking = threading.Lock()
         self._restrictions: dict[Filter, Restriction] = {}
         self._caching = threading.Lock()
         self._evidence: Evidence | None = None
 
     @staticmethod
-    def open(folder: Path) -> Snapshot:
-        """Open the current state of an index, even while it is being changed. Only headers are read.
+    def open(folder: Path, before: Snapshot | None = None) -> Snapshot:
+        """Open the current state of an index, even while it is being changed.
+
+        Segments of an earlier state ``before`` are not opened again, unless that is known to be damaged.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
             There is no index, it is damaged, or it has an unsupported format.
         """
-        return read_state(folder, partial(Snapshot.load, folder))
+        if before is None:
+            refuse_links(folder, with_pictures=True)
+        return read_state(folder, partial(Snapshot.load, folder, before=before))
 
     @staticmethod
-    def load(folder: Path, manifest: IndexManifest) -> Snapshot:
+    def load(folder: Path, manifest: IndexManifest, before: Snapshot | None = None) -> Snapshot:
         """Open the state described by a manifest; its files must still exist."""
+        known: dict[str, tuple[SegmentEntry, Segment]] = {}
+        if before is not None and before.damage is None:
+            known = {one[0].name: one for one in zip(before.manifest.segments, before.segments, strict=True)}
         segments = []
         for entry in manifest.segments:
-            place = folder / SEGMENTS / entry.name
-            with with_hint():
-                check_files(place, entry.files, verify=False)
-            segment = load_segment(place, entry.name, read_deleted(folder, entry), manifest.embedding_bits)
-            if segment.table.num_items != entry.items:
-                raise ArtifactMismatch(
-                    f"{segment.folder} has {segment.table.num_items} items, not the {entry.items} of "
-                    f"{CURRENT}; {REMEDY}"
-                )
-            if (segment.embeddings is None) is not (manifest.embeddings == "none"):
-                raise ArtifactMismatch(
-                    f"{segment.folder} does not store the embeddings ({manifest.embeddings}) that {CURRENT} "
-                    f"lists; {REMEDY}"
-                )
-            segments.append(segment)
+            old, segment = known.get(entry.name, (None, None))
+            if old is None or segment is None or old.files != entry.files:
+                segments.append(load_segment(folder, entry, manifest))
+            else:
+                segments.append(segment._replace(dead=read_deleted(folder, entry)))
         return Snapshot(manifest, tuple(segments))
+
+    def fit(self, codebooks: Codebooks, unchecked: dict[Path, FileFact]) -> None:
+        """Raise :class:`ArtifactMismatch` for codes, levels or dimensions that the model does not have.
+
+        From then on :meth:`check` compares the model's ``unchecked`` files with their checksums, too.
+        """
+        sizes = [*codebooks.sizes, 256, 256]  # half norm and density have a byte each, or are missing
+        width = stored_width(codebooks.dim, self.manifest.embedding_bits)
+        for segment in self.segments:
+            ids, stored = segment.table.ids, segment.embeddings
+            columns, most = ids.shape[1], np.iinfo(ids.dtype).max
+            if (
+                columns not in (len(sizes), len(sizes) - 2)
+                or (stored is not None and stored.values.shape[1] != width)
+                or any(ids[:, n].max(initial=0) >= sizes[n] for n in range(columns) if sizes[n] <= most)
+            ):
+                raise ArtifactMismatch(
+                    f"{segment.folder} has other codes or embeddings than the model: expected {len(sizes)} "
+                    f"columns of codes below {sizes}, and embeddings of {width} numbers; {REMEDY}"
+                )
+        self._unchecked.append(unchecked)
+
+    def check(self, *, most_bytes: float = math.inf) -> None:
+        """Compare the files with their checksums, each once, the smallest first, up to so many bytes.
+
+        Raises
+        ------
+        ArtifactMismatch
+            A file is damaged. Every later search of this state raises this, too.
+        """
+        with self._checking:
+            files = [(fact.bytes, path, own) for own in self._unchecked for path, fact in own.items()]
+            for size, path, own in sorted(files, key=itemgetter(0)):
+                most_bytes -= size
+                if self.damage is not None or most_bytes < 0:
+                    break
+                with contextlib.suppress(FileNotFoundError):  # removed by a writer, and still mapped
+                    if file_fingerprint(path) != own[path].sha256:
+                        self.damage = f"{path} is damaged: its contents have changed; {REMEDY}"
+                        break
+                del own[path]
+            self.needs_check = self.damage is not None
+            if self.damage is not None:
+                raise ArtifactMismatch(self.damage)
 
     @property
     def folder(self) -> Path:
@@ -246,24 +296,25 @@ class Snapshot:
 
 @contextlib.contextmanager
 def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
-    """Verify the index if reading it fails with an error that damaged files can cause.
+    """Read an index only if none of its files is known to be damaged, and look for damage if reading fails.
 
-    Wrap only code that reads the index, never an encoder or the parsing of a request. A state is verified at
-    most once: if it is intact, the error is a bug and is raised unchanged.
+    When a state is first read, up to :data:`CHECKED_FIRST` bytes of its files are compared with their
+    checksums. Wrap only code that reads the index, never an encoder or the parsing of a request.
 
     Raises
     ------
-    ArtifactMismatch, ArtifactMissing
-        A file is damaged or gone; the message names it.
+    ArtifactMismatch
+        A file is damaged; the message names it. Or it is as it was written, and not by GENIUS.
     """
+    if snapshot.needs_check:
+        snapshot.check(most_bytes=CHECKED_FIRST)
     try:
         yield
+    except (ArtifactError, sqlite3.Error) as error:
+        snapshot.check()
+        raise ArtifactMismatch(f"{snapshot.folder} cannot be read ({error}); {REMEDY}") from error
     except GeniusError:
         raise
-    except (LookupError, ValueError, sqlite3.Error):
-        if snapshot.segments and not snapshot.is_verified:
-            from genius_search.index.info import verify  # noqa: PLC0415  needed only here
-
-            verify(snapshot.folder)
-            snapshot.is_verified = True
+    except (LookupError, ValueError):
+        snapshot.check()
         raise

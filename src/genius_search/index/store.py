@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, Shaped, UInt8
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from genius_search.artifact import FileFact, file_fingerprint, fingerprint_of, read_json
+from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of, read_json
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.search.table import IdTable
 from genius_search.search.vectors import (
     EmbeddingBits,
+    Expected,
     Quantized,
     StoredVectors,
     is_residual,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 
 REMEDY: Final = "put back a copy of it, or create the index again"
+IDS: Final = "ids.npy"
 CODE_COSINE: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
@@ -76,6 +79,8 @@ class Segment(NamedTuple):
     """Densities of items; None without fused embeddings."""
     dead: Int64[np.ndarray, " rows"]
     """Rows of deleted items, ascending."""
+    unchecked: dict[Path, FileFact]
+    """Files that were not compared with their checksums yet."""
 
     @property
     def num_alive(self) -> int:
@@ -119,39 +124,83 @@ class Segment(NamedTuple):
         return StoredVectors(self.embeddings, self.bits)
 
 
-def load_segment(folder: Path, name: str, dead: Int64[np.ndarray, " rows"], bits: EmbeddingBits) -> Segment:
-    """Open the files of a segment, whose embeddings have so many bits a number.
+def expected_arrays(
+    entry: SegmentEntry, manifest: IndexManifest, num_ids: int, columns: int
+) -> dict[str, Expected]:
+    """Return what the other arrays of a segment must be that has so many different IDs, and columns."""
+    items = entry.items
+    expected = {
+        "starts.npy": Expected("i4", (max(0, num_ids - 1),), 1, num_ids - 1),
+        "level_bounds.npy": Expected("i8", (columns + 1,), 0, max(0, num_ids - 1), step=0),
+        "bucket_starts.npy": Expected("i4", (num_ids + 1,), 0, items, step=1),
+        "items.npy": Expected("i4", (items,), 0, items - 1),
+        CODE_COSINE: Expected("f2", (items,)),  # NaN where it is unknown
+    }
+    if manifest.embeddings != "none":
+        expected[EMBEDDINGS] = Expected(value_type(manifest.embedding_bits).name, (items, None))
+        if is_residual(manifest.embedding_bits):
+            expected[SCALES] = Expected("f2", (items,), 0)
+    if manifest.embeddings == "fused":
+        expected[DENSITIES] = Expected("u1", (items,))
+    return expected
+
+
+def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> Segment:
+    """Open a segment of the index in a folder: its files must fit each other and the manifest.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        One of them is missing, cannot be read, or does not fit the others.
+        One of them is missing, cannot be read, or does not fit.
     """
-    embeddings = scales = densities = None
+    place = folder / SEGMENTS / entry.name
     with with_hint():
-        table = IdTable.open(folder)
-        code_cosine = open_array(folder / CODE_COSINE, np.float16)
-        if (folder / EMBEDDINGS).exists():
-            embeddings = open_array(folder / EMBEDDINGS, value_type(bits), dimensions=2)
-            scales = None if bits == 16 else open_array(folder / SCALES, np.float16)
-        if (folder / DENSITIES).exists():
-            densities = open_array(folder / DENSITIES, np.uint8)
-        if not (folder / ITEMS_FILE).exists():
-            raise ArtifactMissing(f"{folder / ITEMS_FILE} is missing")
+        check_files(place, entry.files, verify=False)
+        ids = open_array(place / IDS, Expected("u1 i2", (None, None), 0))
+        expected = expected_arrays(entry, manifest, *ids.shape)
+        if entry.files.keys() != {IDS, *expected, ITEMS_FILE}:
+            raise ArtifactMismatch(
+                f"{CURRENT} names {sorted(entry.files)} in {place}, expected "
+                f"{sorted([IDS, *expected, ITEMS_FILE])}"
+            )
+        arrays = {name: open_array(place / name, one) for name, one in expected.items()}
+        starts, bounds, bucket_starts, items, code_cosine, *_ = arrays.values()
+        table = IdTable(ids, starts, np.array(bounds), bucket_starts, items)
+        if not table.is_whole():
+            raise ArtifactMismatch(f"the arrays of the IDs in {place} do not belong together")
         try:
-            items = ItemStore(folder)
-            num_rows = items.num_rows
+            store = ItemStore(place)
+            num_rows = store.num_rows
         except sqlite3.DatabaseError as error:
-            raise ArtifactMismatch(f"{folder / ITEMS_FILE} is damaged ({error})") from None
-        arrays = {CODE_COSINE: code_cosine, EMBEDDINGS: embeddings, SCALES: scales, DENSITIES: densities}
-        rows = {file: len(array) for file, array in arrays.items() if array is not None}
-        for file, count in {**rows, ITEMS_FILE: num_rows}.items():
-            if count != table.num_items:
-                raise ArtifactMismatch(
-                    f"{folder / file} has {count} rows, the table beside it {table.num_items} items"
-                )
-    stored = None if embeddings is None else Quantized(embeddings, scales)
-    return Segment(name, folder, table, items, code_cosine, stored, bits, densities, dead)
+            raise ArtifactMismatch(f"{place / ITEMS_FILE} is damaged ({error})") from None
+        if num_rows != entry.items:
+            raise ArtifactMismatch(f"{place / ITEMS_FILE} has {num_rows:,} items, expected {entry.items:,}")
+    stored = None if EMBEDDINGS not in arrays else Quantized(arrays[EMBEDDINGS], arrays.get(SCALES))
+    return Segment(
+        entry.name,
+        place,
+        table,
+        store,
+        code_cosine,
+        stored,
+        manifest.embedding_bits,
+        arrays.get(DENSITIES),
+        read_deleted(folder, entry),
+        {place / name: fact for name, fact in entry.files.items()},
+    )
+
+
+def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:
+    """Return the rows of a segment's deleted items, ascending; raises like :func:`load_segment`."""
+    if entry.deleted is None:
+        return np.empty(0, dtype=np.int64)
+    path = folder / DELETED / entry.deleted
+    with with_hint():
+        if not path.is_file():
+            raise ArtifactMissing(f"{path} is missing")
+        if file_fingerprint(path) != entry.deleted_sha256:
+            raise ArtifactMismatch(f"{path} is damaged or belongs to another index")
+        return open_array(path, Expected("i8", (entry.num_deleted,), 0, entry.items - 1, step=1))
 
 
 @contextlib.contextmanager
@@ -317,17 +366,17 @@ class IndexManifest(BaseModel):
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
     hubness: Annotated[Hubness | None, Field(exclude_if=lambda value: value is None)] = None
 
-    @field_validator("segments")
-    @classmethod
-    def _check_distinct(cls, segments: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
-        if len({entry.name for entry in segments}) < len(segments):
-            raise ValueError("a segment is named twice")
-        return segments
+    @model_validator(mode="after")
+    def _check_names(self) -> IndexManifest:
+        names = {int(entry.name) for entry in self.segments}
+        if len(names) < len(self.segments) or max(names, default=0) > self.generation:
+            raise ValueError("a segment is named twice, or for a generation to come")
+        return self
 
     @property
     def has_own_model(self) -> bool:
         """Whether the index contains its model."""
-        return self.model.startswith(OWN_MODEL)
+        return re.fullmatch(rf"{re.escape(OWN_MODEL)}(-\d+)?", self.model) is not None
 
     def locate_model(self, folder: Path) -> str:
         """Return the folder or name of the model of the index in this folder."""
@@ -336,6 +385,27 @@ class IndexManifest(BaseModel):
     def replace(self, **changes: Any) -> IndexManifest:
         """Return a copy with some entries changed."""
         return self.model_copy(update=changes)
+
+
+def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:
+    """Raise :class:`ArtifactMismatch` if there is a symbolic link in the folder of an index.
+
+    What is read, written or removed through it would be files elsewhere. The hub's cache consists of links to
+    files beside the folder. There may be many pictures; they are looked at only ``with_pictures``.
+    """
+    cached = (folder.parent.parent / "blobs").resolve() if folder.parent.name == "snapshots" else None
+    places = [folder] if folder.is_dir() else []
+    while places:
+        place = places.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.is_symlink() and Path(entry).resolve().parent != cached:
+                    raise ArtifactMismatch(
+                        f"{entry.path} is a symbolic link, through which files elsewhere would be changed; "
+                        "put what it links to in its place"
+                    )
+                if entry.is_dir(follow_symlinks=False) and (with_pictures or place.name != PICTURES):
+                    places.append(Path(entry))
 
 
 def read_manifest(folder: Path) -> IndexManifest:
@@ -379,7 +449,8 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise ArtifactMismatch(f"{path} is damaged ({error}); {REMEDY}") from None
 
 
-NOTHING: Final = np.empty(0, dtype=np.int64)
+PICTURES: Final = "pictures"
+"""Folder inside the index for pictures that came without a file, named by their SHA-256."""
 MOST_ATTEMPTS: Final = 10
 """Maximum number of attempts to read a whole state while writers replace it."""
 T = TypeVar("T")
@@ -406,24 +477,3 @@ def read_state(folder: Path, read: Callable[[IndexManifest], T]) -> T:
         f"{folder} changed {MOST_ATTEMPTS} times while it was read; try again when it is quieter, or read a "
         "copy"
     )
-
-
-def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:
-    """Return the rows of a segment's deleted items, ascending.
-
-    Raises
-    ------
-    ArtifactMissing, ArtifactMismatch
-        The list is missing, or is not the one that was written.
-    """
-    if entry.deleted is None:
-        return NOTHING
-    path = folder / DELETED / entry.deleted
-    if not path.is_file():
-        raise ArtifactMissing(f"{path} is missing; {REMEDY}")
-    if file_fingerprint(path) != entry.deleted_sha256:
-        raise ArtifactMismatch(f"{path} is damaged or belongs to another index; {REMEDY}")
-    dead = open_array(path, np.int64)
-    if dead[0] < 0 or dead[-1] >= entry.items or not (dead[1:] > dead[:-1]).all():
-        raise ArtifactMismatch(f"{path} is no ascending list of rows below {entry.items}; {REMEDY}")
-    return dead

@@ -38,6 +38,7 @@ from genius_search.index.store import (
     LOCK,
     NAME,
     NO_PLACE,
+    PICTURES,
     SEGMENTS,
     TEMPORARY,
     WORK,
@@ -45,6 +46,7 @@ from genius_search.index.store import (
     Segment,
     SegmentEntry,
     read_manifest,
+    refuse_links,
     with_hint,
 )
 from genius_search.records import composed
@@ -54,8 +56,6 @@ DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
-PICTURES: Final = "pictures"
-"""Folder inside the index for pictures that came without a file, named by their SHA-256."""
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
@@ -111,12 +111,13 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
-    """Lock a folder for writing; raises like :func:`one_writer`."""
+    """Lock a folder for writing, without links inside; raises like :func:`one_writer`."""
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
     lock = FileLock(folder / LOCK)
     try:
         make_folder(folder)
+        refuse_links(folder)
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
     except Timeout:
         raise HeldByAnother(

@@ -49,6 +49,7 @@ typedef struct { /* a table, and the items of it that may be returned */
   const uint8_t *allowed; /* 1 for each such item */
   const void *embeddings; /* of the items, if they are compared, as search/vectors.py stores them: [items][...] */
   const uint16_t *scales; /* of embeddings of less than 16 bits a number, in half precision */
+  int64_t embedding_bytes; /* of all items */
   const uint8_t *densities; /* of the items; NULL: those of their IDs are taken */
 } Part;
 
@@ -1421,6 +1422,18 @@ API void sum_by_code(const float *vectors, const int64_t *codes, int64_t n, int6
 
 API Work *make_work(void) { return calloc(1, sizeof(Work)); }
 
+/* Return whether the tables and embeddings that a request is about are of the model's levels and dimensions. Their other
+   lengths and numbers were compared when the index was opened; those that lead elsewhere are compared again. */
+static int fits(const Model *m, const Request *request, const Part *parts, int64_t num_parts) {
+  for (const Part *part = parts; part < parts + num_parts; part++) {
+    int64_t costs = part->table->columns - m->levels;
+    if (costs != 0 && costs != 2) return 0;
+    int64_t bytes = (m->dim * request->compared_bits + 7) / 8 * part->table->num_items;
+    if (request->compared_k && part->embedding_bytes != bytes) return 0;
+  }
+  return 1;
+}
+
 /* Search for some queries, queries[n][dim]; embeddings are compared with ``compared`` [n][dim]. What is found lies in
    ``w`` until its next search. */
 API int search(const Model *m, const Part *parts, int64_t num_parts, const Request *requests, const float *queries,
@@ -1441,6 +1454,7 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
     memset(w->known.at, 0, (size_t)levels * CODES / 8);
     w->touched = 0;
     w->parts = parts + requests[q].first_part;
+    if (!fits(m, requests + q, w->parts, num_parts)) return DAMAGED;
     float factor = standardize_query(m, requests + q, queries, w);
     const float *query = w->scaled.at;
     int64_t decoded = find_beams(m, requests + q, query, w);

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
-from genius_search.errors import UsageError, need_packages
+from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.library import NO_MEMORY, open_library
 from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf, normalize
@@ -183,7 +183,7 @@ class _Work(ctypes.Structure):
     _fields_ = tuple(_fields(ctypes.c_void_p, "hits decoded results"))
 
 
-_SEGMENT: Final = struct.Struct("7P")
+_SEGMENT: Final = struct.Struct("6PqP")
 _REQUEST: Final = struct.Struct("6q32s4fP2f")
 _RESULT: Final = struct.Struct("2q")
 _works: Final[list[_Work]] = []
@@ -228,8 +228,6 @@ class CompiledSearch:
             self._model.generator = ctypes.addressof(self._generator)
         self._given_model = ctypes.addressof(self._model)
         self._among: dict[frozenset[int], tuple[SpreadOf, float]] = {}
-        self._last_read: tuple[Sequence[SearchSegment], Sequence[Vectors] | None, bool] | None = None
-        self._last_view: tuple[tuple[Any, ...], tuple[bytes, int]] | None = None
 
     def covers(
         self,
@@ -237,26 +235,13 @@ class CompiledSearch:
         config: SearchConfig,
         vectors: Sequence[Vectors] | None = None,
     ) -> bool:
-        """Return whether this search knows such settings, and can read the tables and stored embeddings."""
+        """Return whether this search knows such settings, tables and stored embeddings."""
         if config.rerank == "none" or (config.scores == "vocabulary" and self._packed is not None):
             return False
-        compared = vectors if config.rerank == "embeddings" else None
-        last = self._last_read  # another thread may replace it
-        if last is None or last[0] is not segments or last[1] is not compared:
-            last = self._last_read = (segments, compared, self._can_read(segments, compared))
-        return last[2]
-
-    def _can_read(self, segments: Sequence[SearchSegment], vectors: Sequence[Vectors] | None) -> bool:
         for segment in segments:
-            if segment.table.ids.dtype != np.uint8 or segment.table.items.dtype != np.int32:
+            if segment.table.ids.dtype != np.uint8:
                 return False
-        if vectors is None:
-            return True
-        stored = [one for one in vectors if isinstance(one, StoredVectors)]
-        return len(stored) == len(segments) and all(
-            one.bits == stored[0].bits and one.fits(segment.table.num_items, self._dim)
-            for one, segment in zip(stored, segments, strict=True)
-        )
+        return not vectors or config.rerank != "embeddings" or isinstance(vectors[0], StoredVectors)
 
     def search(
         self,
@@ -304,8 +289,13 @@ class CompiledSearch:
         requests = []
         for width, k, level0, restriction in wanted:
             if id(restriction) not in views:
-                view = self._view(segments, restriction, vectors, evidence.densities)
-                views[id(restriction)] = (len(views) * len(segments), *view)
+                made_of = (segments, restriction, vectors)
+                last = evidence.last_view  # another thread may replace it
+                if last is None or any(map(operator.is_not, last[0], made_of)):
+                    num_items = sum(segment.table.num_items for segment in segments)
+                    last = made_of, _give_segments(*made_of, evidence.densities), num_items
+                    evidence.last_view = last
+                views[id(restriction)] = (len(views) * len(segments), *last[1:])
             position, _, num_items = views[id(restriction)]
             if level0 not in self._among:
                 among = self._spread.among(level0)
@@ -355,18 +345,12 @@ class CompiledSearch:
             if status == NO_MEMORY:
                 raise MemoryError
             if status < 0:
-                raise LookupError("an ID table refers to rows or codes that do not exist")
+                raise ArtifactMismatch(
+                    "an ID table refers to rows, codes or levels that do not exist; create the index again"
+                )
             return _read(work, len(requests), self._num_levels)
         finally:
             _works.append(work)
-
-    def _view(self, *made_of: Any) -> tuple[bytes, int]:
-        """Return what the library reads of segments, and their number of items; kept for the next query."""
-        last = self._last_view  # another thread may replace it
-        if last is None or any(map(operator.is_not, last[0], made_of)):
-            num_items = sum(segment.table.num_items for segment in made_of[0])
-            last = self._last_view = (made_of, (_give_segments(*made_of), num_items))
-        return last[1]
 
 
 def _pointers(arrays: dict[str, np.ndarray]) -> dict[str, int]:
@@ -413,7 +397,7 @@ def _bits_of(level0: frozenset[int]) -> bytes:
 def _give_segments(
     segments: Sequence[SearchSegment],
     restriction: Restriction | None,
-    vectors: Sequence[StoredVectors] | None,
+    vectors: Sequence[Any] | None,
     densities: Sequence[UInt8[np.ndarray, " _"]] | None,
 ) -> bytes:
     """Return the library's view of the segments, of their allowed items, and of their embeddings."""
@@ -424,7 +408,7 @@ def _give_segments(
         packed += _SEGMENT.pack(
             _give_table(segment.table),
             *([mask.ctypes.data for mask in masks] or (0, 0, 0)),
-            *((0, 0) if vectors is None else vectors[number].addresses),
+            *((0, 0, 0) if vectors is None else vectors[number].addresses),
             0 if vectors is None or densities is None else densities[number].ctypes.data,
         )
     return packed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -164,7 +165,8 @@ Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a segment."""
 
 
-class Evidence(NamedTuple):
+@dataclass(eq=False)
+class Evidence:
     """Data available for re-ranking. Re-ranking by something that is None raises an error."""
 
     codes: CodeRanker | None = None
@@ -172,8 +174,10 @@ class Evidence(NamedTuple):
     """Stored embeddings, one function for each segment."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
-    densities: Sequence[UInt8[np.ndarray, " items"]] | None = None
+    densities: Sequence[UInt8[np.ndarray, " _"]] | None = None
     """Densities of the items of each segment. If unknown, the less exact densities of their IDs are used."""
+    last_view: tuple[Sequence[object], bytes, int] | None = None
+    """What the compiled search made of these and of segments, for the next query; see there."""
 
 
 def rank_items(

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64, Integer
 
-from genius_search.errors import ArtifactMismatch, BadData
-from genius_search.search.vectors import open_array
+from genius_search.errors import BadData
 
 LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)
@@ -126,31 +124,15 @@ class IdTable:
             items=order.astype(np.int32),
         )
 
-    @staticmethod
-    def open(folder: Path) -> IdTable:
-        """Memory-map a saved table. Only headers are read, so the time does not depend on the size.
-
-        Raises
-        ------
-        ArtifactMissing
-            A file is missing.
-        ArtifactMismatch
-            A file is truncated, has the wrong type, or does not fit the others.
-        """
-        ids = open_array(folder / "ids.npy", np.uint8, np.int16, dimensions=2)
-        bounds = np.array(open_array(folder / "level_bounds.npy", np.int64))
-        starts = open_array(folder / "starts.npy", np.int32)
-        bucket_starts = open_array(folder / "bucket_starts.npy", np.int32)
-        items = open_array(folder / "items.npy", np.int32)
-        last = int(bucket_starts[-1]) if len(bucket_starts) else 0
-        lengths = (len(bounds), len(starts), len(bucket_starts), len(items))
-        if lengths != (ids.shape[1] + 1, max(0, len(ids) - 1), len(ids) + 1, last) or (
-            bounds[0] != 0 or bounds[-1] != len(starts) or (np.diff(bounds) < 0).any()
-        ):
-            raise ArtifactMismatch(
-                f"the files of the ID table in {folder} do not belong together; make the folder again"
-            )
-        return IdTable(ids, starts, bounds, bucket_starts, items)
+    def is_whole(self) -> bool:
+        """Return whether arrays of such lengths and numbers list each item once, and branches in order."""
+        starts, bounds, fences = self.starts, self.level_bounds, self.bucket_starts
+        is_there = np.zeros(len(self.items), dtype=bool)
+        is_there[self.items] = True
+        falls = np.flatnonzero(starts[1:] <= starts[:-1]) + 1  # only where a level begins
+        ends = (bounds[0], bounds[-1], fences[0], fences[-1])
+        is_in_order = ends == (0, len(starts), 0, len(self.items)) and np.isin(falls, bounds).all()
+        return bool(is_in_order and is_there.all())
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -380,9 +380,10 @@ def get_indexes(request: Request) -> schemas.Indexes:
 
 
 @router.get("/healthz")
-async def healthz() -> dict[str, str]:
-    """Respond with 200 while requests are answered."""
-    return {"status": "ok"}
+async def healthz(request: Request) -> dict[str, str]:
+    """Respond with 200 while requests are answered; the status is ``damaged`` if files of an index are."""
+    is_damaged = any(index.damage for index in get_service(request).indexes.values())
+    return {"status": "damaged" if is_damaged else "ok"}
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -120,6 +120,8 @@ class Service:
         self._pictures = Threads(PICTURE_THREADS)
         self.slow = Threads(SLOW_THREADS)
         self._writers = {name: Threads(1) for name in self.indexes}
+        for index in self.indexes.values():
+            index.watch()
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for what is loaded on first use."""

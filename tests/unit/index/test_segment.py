@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.artifact import FileFact, file_fingerprint
+from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index import segment_writer
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import alive_batches, alive_items, write_segment
-from genius_search.index.store import NOTHING, ItemArrays, load_segment
+from genius_search.index.store import IndexManifest, ItemArrays, Segment, SegmentEntry, load_segment
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker
 from genius_search.search.vectors import EmbeddingBits, quantize
@@ -27,6 +28,23 @@ def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], 
     )
 
 
+def opened(place: Path, items: int, bits: EmbeddingBits) -> Segment:
+    """A segment of an index that stores fused embeddings, if this one has some."""
+    files = {
+        file.name: FileFact(bytes=file.stat().st_size, sha256=file_fingerprint(file))
+        for file in place.iterdir()
+    }
+    kind = "fused" if "embeddings.npy" in files else "none"
+    manifest = IndexManifest(model="", model_fingerprint="", embeddings=kind, embedding_bits=bits)
+    return load_segment(place.parents[1], SegmentEntry(name=place.name, items=items, files=files), manifest)
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    (tmp_path / "segments" / "000001").mkdir(parents=True)
+    return tmp_path / "segments" / "000001"
+
+
 RANKER = CodeRanker([np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)] * 3)
 
 
@@ -38,10 +56,10 @@ def fill(folder: Path, items: list[Item], given_arrays: ItemArrays, bits: Embedd
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 2, 1])
-def test_a_segment_comes_back_as_it_was_written(tmp_path, bits):
+def test_a_segment_comes_back_as_it_was_written(place, bits):
     items, given_arrays = new(30)
-    fill(tmp_path, items, given_arrays, bits)
-    segment = load_segment(tmp_path, "000001", NOTHING, bits)
+    fill(place, items, given_arrays, bits)
+    segment = opened(place, 30, bits)
     assert list(segment.items.all()) == items
     assert segment.table.num_items == segment.num_alive == 30
     assert np.array_equal(segment.code_cosine, given_arrays.code_cosine)
@@ -70,48 +88,47 @@ def test_embeddings_take_the_room_of_their_bits(tmp_path, bits, dim):
     assert size == 50 * math.ceil(dim * bits / 8)
 
 
-def test_without_embeddings_there_is_nothing_to_rank_by(tmp_path):
-    fill(tmp_path, *new(5, dim=None), 8)
+def test_without_embeddings_there_is_nothing_to_rank_by(place):
+    fill(place, *new(5, dim=None), 8)
     with pytest.raises(UsageError, match="embeddings="):
-        load_segment(tmp_path, "000001", NOTHING, 8).vectors(RANKER)(np.array([0]))
+        opened(place, 5, 8).vectors(RANKER)(np.array([0]))
 
 
 @pytest.mark.parametrize(
     "name", ["typicality.npy", "embeddings.npy", "embedding_scales.npy", "embedding_densities.npy", "ids.npy"]
 )
-def test_files_of_different_segments_do_not_open_together(tmp_path, name):
-    for folder, count in (("a", 20), ("b", 21)):
-        (tmp_path / folder).mkdir()
-        fill(tmp_path / folder, *new(count), 8)
-    (tmp_path / "b" / name).replace(tmp_path / "a" / name)
+def test_files_of_different_segments_do_not_open_together(place, tmp_path, name):
+    fill(place, *new(20), 8)
+    fill(tmp_path, *new(21), 8)
+    (tmp_path / name).replace(place / name)
     with pytest.raises(ArtifactMismatch, match="create the index again"):
-        load_segment(tmp_path / "a", "000001", NOTHING, 8)
+        opened(place, 20, 8)
 
 
-def test_an_item_store_that_is_none_is_refused_by_name(tmp_path):
-    fill(tmp_path, *new(5), 8)
-    store = tmp_path / "items.sqlite"
+def test_an_item_store_that_is_none_is_refused_by_name(place):
+    fill(place, *new(5), 8)
+    store = place / "items.sqlite"
     store.write_bytes(b"x" * store.stat().st_size)
     with pytest.raises(ArtifactMismatch, match=r"items\.sqlite is damaged"):
-        load_segment(tmp_path, "000001", NOTHING, 8)
+        opened(place, 5, 8)
     store.unlink()
-    with pytest.raises(ArtifactMissing, match=r"items\.sqlite is missing"):
-        load_segment(tmp_path, "000001", NOTHING, 8)
+    with pytest.raises(ArtifactMismatch, match=r"expected .*items\.sqlite"):
+        opened(place, 5, 8)
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 1, None])
 def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits, monkeypatch):
     monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # many blocks
-    parts, merged = [], tmp_path / "merged"
+    parts, merged = [], tmp_path / "segments" / "000009"
     for seed, (count, dead) in enumerate([(50, [0, 3, 49]), (9, []), (4, [0, 1, 2, 3]), (30, [7])]):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
+        folder = tmp_path / "segments" / f"{seed:06}"
+        folder.mkdir(parents=True)
         fill(folder, *new(count, seed=seed, dim=None if bits is None else 6), bits or 16)
-        parts.append(load_segment(folder, folder.name, np.array(dead, dtype=np.int64), bits or 16))
+        parts.append(opened(folder, count, bits or 16)._replace(dead=np.array(dead, dtype=np.int64)))
     merged.mkdir()
     write_segment(merged, alive_batches(parts))
     parts.reverse()
-    segment = load_segment(merged, "merged", NOTHING, bits or 16)
+    segment = opened(merged, 50 + 9 + 30 - 4, bits or 16)
     codes = np.concatenate([part.table.ids[part.table.rows_of_items[part.alive_rows()]] for part in parts])
     assert np.array_equal(segment.table.ids[segment.table.rows_of_items], codes)
     assert list(segment.items.all()) == [item for part in parts for item in alive_items(part)]

@@ -23,7 +23,7 @@ from genius_search.index.writer import Changed, Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="fused", embedding_bits=16
+    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.segment_writer import GrowingArray, save_array
-from genius_search.search.vectors import open_array
+from genius_search.search.vectors import Expected, open_array
 
 
 @pytest.mark.parametrize(("columns", "counts"), [(None, [3, 0, 4]), (3, [1, 12]), (3, [0]), (None, [])])
@@ -22,7 +22,7 @@ def test_a_grown_array_is_the_file_that_numpy_would_have_written(tmp_path, colum
     whole = np.concatenate([np.zeros((0, *shape), dtype=np.int32), *pieces]).astype(np.int32)
     np.save(tmp_path / "whole.npy", whole)
     assert (tmp_path / "grown.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
-    opened = open_array(tmp_path / "grown.npy", np.int16, np.int32, dimensions=whole.ndim)
+    opened = open_array(tmp_path / "grown.npy", Expected("i2 i4", (None,) * whole.ndim))
     assert opened.dtype == np.int32
     assert np.array_equal(opened, whole)
 
@@ -37,7 +37,7 @@ def test_whatever_bit_of_a_header_flips_the_array_is_refused_or_read_as_it_was(t
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
         with contextlib.suppress(ArtifactMismatch):
-            assert np.array_equal(open_array(path, np.int32, dimensions=2), values)
+            assert np.array_equal(open_array(path, Expected("i4", (10, 2))), values)
 
 
 @pytest.mark.parametrize("length", [0, 5, 60, 128, 140])
@@ -46,22 +46,23 @@ def test_a_truncated_file_is_refused_at_any_length(tmp_path, length):
     np.save(path, np.arange(5, dtype=np.int32))
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ArtifactMismatch, match=r"a\.npy"):
-        open_array(path, np.int32)
+        open_array(path, Expected("i4", (None,)))
 
 
 def test_arrays_that_genius_does_not_write_are_refused(tmp_path):
     foreign = {
         "objects": np.array([{}], dtype=object),
         "turned": np.asfortranarray(np.ones((3, 2), dtype=np.int32)),
+        "of_another_type": np.zeros(3, dtype=np.float32),
         "big_endian": np.arange(3, dtype=">i4"),
         "cube": np.zeros((1, 1, 1), dtype=np.int32),
     }
     for name, values in foreign.items():
         np.save(tmp_path / name, values)
         with pytest.raises(ArtifactMismatch, match=rf"{name}\.npy"):
-            open_array(tmp_path / f"{name}.npy", np.int32)
+            open_array(tmp_path / f"{name}.npy", Expected("i4", (None,)))
     with pytest.raises(ArtifactMissing, match="nowhere"):
-        open_array(tmp_path / "nowhere.npy", np.int32)
+        open_array(tmp_path / "nowhere.npy", Expected("i4", (None,)))
 
 
 @pytest.mark.parametrize(
