@@ -300,7 +300,7 @@ class ItemStore:
         with connection.lock:
             try:
                 yield
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                     raise DeadlinePassed(TOO_SLOW) from None
                 if type(error) is not sqlite3.DatabaseError and "decode" not in str(error):
