@@ -90,7 +90,21 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
 
 
 @command
-class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
+class PageOptions:
+    """Which items are printed, and how."""
+
+    match: Words = None
+    """Only items whose text contains these words; "a phrase" in double quotes, prefix*."""
+
+    offset: int = 0
+    """Number of items to skip, for later pages."""
+
+    full: bool = False
+    """Print long texts to their end."""
+
+
+@command
+class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOption):
     """Search an index, a cluster, or a folder of pictures and texts, with a text, an image, or both.
 
     Without a query, --where, --match or --modality alone list items, what was added last first.
@@ -101,17 +115,11 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
     vector: OptionalFile = None
     """Search with the vector in a .npy file, a feature of the index's encoder."""
 
-    match: Words = None
-    """Search only items whose text contains these words; "a phrase" in double quotes, prefix*."""
-
     hybrid: bool = True
     """Raise items that have rare words of the query, and put those with its codes first."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
-
-    offset: int = 0
-    """Number of hits to skip, for later pages."""
 
     beam: OptionalInt = None
     """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
@@ -130,9 +138,6 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
 
     files_only: bool = False
     """Print only the path of each hit's file; of a text in an index, its id."""
-
-    full: bool = False
-    """Print long texts to their end."""
 
     def run(self) -> int:
         if self.json and self.files_only:
@@ -211,7 +216,7 @@ class Search(AddressOption, QueryOptions, OpenIndexOptions, JsonOption):
 
 
 @command
-class List(JsonOption, IndexArgument):
+class List(PageOptions, JsonOption, IndexArgument):
     """List the items of an index, what was added last first; no model is needed.
 
     Exit status 3 if there are none.
@@ -220,17 +225,8 @@ class List(JsonOption, IndexArgument):
     where: Conditions = ()
     """List only items whose fields meet a condition, as in `genius search`."""
 
-    match: Words = None
-    """List only items whose text contains these words."""
-
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 100
     """Number of items."""
-
-    offset: int = 0
-    """Number of items to skip."""
-
-    full: bool = False
-    """Print long texts to their end."""
 
     def run(self) -> int:
         from genius_search.index.filters import Filter

@@ -22,7 +22,7 @@ from genius_search.artifact import first_problem, read_json
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, ItemOutcome, add_pool
-from genius_search.index.filters import UnknownField
+from genius_search.index.filters import check_fields
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.items import Item
@@ -107,16 +107,13 @@ class Shard:
         """Return whether a search without modality and instruction takes every modality by itself."""
         return self._index.model.level0_is_exact
 
-    def search(
-        self, requests: Sequence[SearchRequest], config: SearchConfig | None
-    ) -> list[Hits | UnknownField]:
-        """Return the hits of each request, or the error if no item here has a field of its conditions."""
-        try:
-            return [*self._index.search_many(requests, config=config)]
-        except UnknownField as error:
-            if len(requests) == 1:
-                return [error]
-            return [one for request in requests for one in self.search([request], config)]
+    def search(self, requests: Sequence[SearchRequest], config: SearchConfig | None) -> list[Hits]:
+        """Return the hits of each request."""
+        return self._index.search_many(requests, config=config)
+
+    def field_names(self) -> set[str]:
+        """Return the fields of the items here, as conditions are checked against them."""
+        return set[str]().union(*(one.items.field_names for one in self._index.snapshot.segments))
 
     def item(self, item_id: str) -> Item:
         """Return an item; raises :class:`UnknownItem`."""
@@ -183,6 +180,10 @@ class Searcher:
         asked = [one for several in alternatives for one in several]
         if not asked:
             return []
+        if conditions := [one.filter for one in asked if one.filter is not None]:
+            names = set[str]().union(*self._ask_all("field_names"))
+            for one in conditions:
+                check_fields(one, names)
         answers = zip(asked, *self._ask_all("search", asked, config), strict=True)
         merged = iter([self._merge(request, found) for request, *found in answers])
         return [
@@ -247,6 +248,7 @@ class Searcher:
             parts=tuple(map(self._read_part, request.parts)),
             k=request.k + request.offset,
             offset=0,
+            where=dataclasses.replace(request.filter, may_be_elsewhere=True) if request.filter else (),
             deadline=math.inf,  # the clock of another machine tells other times
         )
         return complete.alternatives()
@@ -259,14 +261,11 @@ class Searcher:
             part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
         return dataclasses.replace(part, image=_read(part.image))
 
-    def _merge(self, request: SearchRequest, found: Sequence[Hits | UnknownField]) -> SearchResult:
+    def _merge(self, request: SearchRequest, found: Sequence[Hits]) -> SearchResult:
         """Merge the hits of all shards by score; of several modalities as an index does."""
-        lists = [hits for hits in found if not isinstance(hits, UnknownField)]
-        if not lists:
-            raise next(error for error in found if isinstance(error, UnknownField))
         by_modality = self._splits_modalities and request.modality is None and not request.instruction
         groups: dict[Modality | None, list[tuple[float, SearchHit]]] = defaultdict(list)
-        for hits in lists:
+        for hits in found:
             best: dict[Modality | None, float] = {}
             for hit in reversed(hits):
                 group = hit.modality if by_modality else None

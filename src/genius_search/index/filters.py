@@ -13,6 +13,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -146,6 +147,8 @@ class Filter:
     """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. Case and accents
     are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
+    may_be_elsewhere: bool = False
+    """Whether a field that no item has is no error, since items of other shards may have it."""
 
     def __post_init__(self) -> None:
         if len(self.conditions) > MAX_CONDITIONS:
@@ -415,7 +418,13 @@ def matching_all(
     UnknownField
         A condition is about a field that no item has.
     """
-    names = set[str]().union(*(store.field_names for store in stores))
+    if not wanted.may_be_elsewhere:
+        check_fields(wanted, set[str]().union(*(store.field_names for store in stores)))
+    return [matching(store, wanted, deadline=deadline) for store in stores]
+
+
+def check_fields(wanted: Filter, names: AbstractSet[str]) -> None:
+    """Raise :class:`UnknownField` if a condition is about a field that is not one of these."""
     for condition in wanted.conditions:
         if condition.column is None and spell_path(condition.path) not in names:
             shown = sorted(".".join(json.loads(name)) for name in names)
@@ -424,4 +433,3 @@ def matching_all(
                 f"no item of this index has a field {'.'.join(condition.path)!r}; "
                 + (f"the fields are {known}" if shown else "none has any field")
             )
-    return [matching(store, wanted, deadline=deadline) for store in stores]

@@ -777,12 +777,14 @@ class Index:
 
         Without hits the result is False. It is None if the index is not calibrated for the hits' settings, if
         no probability was found from which enough hits are right (`genius calibrate --precision`), or if the
-        first hit was found by its code, such as a product's number, rather than by meaning.
+        first hit was found by its code, such as a product's number, or is one of a later page.
         """
         calibration = self._opened.searcher.snapshot.manifest.calibration
         if not hits:
             return False
         if calibration is None or calibration.threshold is None or hits[0].probability is None:
+            return None
+        if hits[0].rank > 1:
             return None
         return max(hit.probability or 0.0 for hit in hits) >= calibration.threshold
 

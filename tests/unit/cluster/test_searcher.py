@@ -82,6 +82,11 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     ]
     one, other = searcher.search_many(both)
     assert [hit.id for hit in one] == ["new"]
+    without = [searcher.search(where=[where], k=1000) for where in ("colour is missing", "colour!=red")]
+    assert [len(hits) for hits in without] == [len(searcher) - 1] * 2
+    assert [hit.id for hit in searcher.search(where={"colour": None}, k=3, offset=2)] == [
+        hit.id for hit in without[0][2:5]
+    ]
     assert len(other) == 3
 
 
