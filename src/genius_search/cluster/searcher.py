@@ -263,7 +263,8 @@ class Searcher:
 
     def _merge(self, request: SearchRequest, found: Sequence[Hits]) -> SearchResult:
         """Merge the hits of all shards by score; of several modalities as an index does."""
-        by_modality = self._splits_modalities and request.modality is None and not request.instruction
+        is_open = request.modality is None and not request.instruction
+        by_modality = self._splits_modalities and is_open and bool(request.query)
         groups: dict[Modality | None, list[tuple[float, SearchHit]]] = defaultdict(list)
         for hits in found:
             best: dict[Modality | None, float] = {}
