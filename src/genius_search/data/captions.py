@@ -9,6 +9,7 @@ folder or one above it.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import io
 import json
@@ -134,8 +135,10 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
     fields = {name: value for name, value in row.items() if name not in FILE_KEYS}
     match row:
         case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
-            fields["taken"] = datetime.fromtimestamp(int(seconds), UTC).isoformat()
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                fields["taken"] = datetime.fromtimestamp(int(seconds), UTC).isoformat()
             del fields["photoTakenTime"]
+            fields.pop("title", None)  # the name of the file
     match row:
         case {
             "geoData": {"latitude": float() | int() as latitude, "longitude": float() | int() as longitude}
@@ -146,10 +149,10 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
         case {"people": [{"name": str()}, *_] as people}:
             fields["people"] = [person["name"] for person in people]
     for name in TEXT_KEYS:
-        value = row.get(name)
+        value = fields.get(name)
         values = value if isinstance(value, list) else [value]
         texts = tuple(one.strip() for one in values if isinstance(one, str) and one.strip())
-        if texts and not (name == "title" and is_image_file(Path(texts[0]))):  # Takeout's is the file's name
+        if texts:
             del fields[name]
             return Caption(texts, fields)
     return Caption((), fields)

@@ -143,7 +143,9 @@ LONG = "IMG_20200101_121212_a_name_that_is_longer_than_others"
 def test_a_side_car_may_have_the_whole_name_or_that_of_google_takeout(tmp_path, photo, beside):
     content = "the text"
     if beside.endswith("json"):
-        content = json.dumps({"title": photo, "description": "the text"})
+        content = json.dumps(
+            {"title": photo, "description": "the text", "photoTakenTime": {"timestamp": "1"}}
+        )
     elif beside.endswith("xmp"):
         pytest.importorskip("defusedxml")
         content = XMP
@@ -160,7 +162,7 @@ def test_a_side_car_may_have_the_whole_name_or_that_of_google_takeout(tmp_path, 
 def test_what_google_takeout_knows_becomes_fields(tmp_path):
     picture(tmp_path / "p.jpg")
     about = {
-        "title": "p.jpg",
+        "title": "p.MOV",
         "description": "",
         "photoTakenTime": {"timestamp": "1258375918", "formatted": "16.11.2009"},
         "geoData": {"latitude": 30.65, "longitude": 104.07, "altitude": 0.0},
