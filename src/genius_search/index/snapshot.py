@@ -268,8 +268,8 @@ class Snapshot:
         UnknownItem
             It is not in the index.
         """
-        if found := self.known([item_id]):
-            return found[item_id].location
+        for found in self.known([item_id]).values():
+            return found.location
         raise UnknownItem(f"there is no item {item_id!r} in this index")
 
     def item_at(self, location: Location) -> Item:
