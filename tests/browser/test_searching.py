@@ -132,6 +132,14 @@ def test_a_condition_narrows_and_survives_in_the_address(page, open_page, operat
     expect(again.get_by_role("textbox", name="Value", exact=True)).to_have_value(value)
 
 
+def test_filters_without_a_query_show_what_they_allow(page):
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("combobox", name="Field").select_option("kind")
+    page.get_by_role("textbox", name="Value", exact=True).fill("image")
+    expect(page.get_by_role("heading", name=re.compile("items, the last added first"))).to_be_visible()
+    expect(page.locator(".grid .text.alone")).to_have_count(0)
+
+
 def test_filters_that_nothing_passes_say_so_and_can_be_removed(page):
     search(page, "a leaf")
     page.get_by_role("button", name="Filters").click()

@@ -3,7 +3,7 @@
 import { isPicture, picture } from "./api.js";
 import { byId, count, h, icon, modalityNames, say, tell } from "./elements.js";
 import { filtersPanel } from "./filters.js";
-import { chosen, current, go, keepPicture, pictureOf, START } from "./state.js";
+import { asks, chosen, current, go, keepPicture, pictureOf, START } from "./state.js";
 
 const HEAVIEST = 3;
 const BEAMS = [10, 20, 50, 100, 200, 500, 1000];
@@ -84,7 +84,7 @@ export function fill(state) {
   const text = byId("text");
   if (document.activeElement !== text || text.value.trim() !== state.text) text.value = state.text;
   const hasMore = state.parts.length > 0 || pictureOf(state) !== null;
-  text.required = !hasMore; // the browser says so if the field is empty
+  text.required = !asks(state); // the browser says so if the field is empty
   text.placeholder = hasMore ? "Like this, but …" : chosen().reads_images ? "Words or a picture" : "Words";
   byId("bring").hidden = !chosen().reads_images;
   fillParts(state);

@@ -4,7 +4,7 @@ import { ask, call, key } from "./api.js";
 import { compose, moreLike, thisBut } from "./composer.js";
 import { count, h, itemName, items, modal, modalityName, percent, say, tell } from "./elements.js";
 import { face, forgetAnswer, question } from "./results.js";
-import { asks, chosen, closeItem, current, go, learnIndexes } from "./state.js";
+import { chosen, closeItem, current, go, hasQuery, learnIndexes } from "./state.js";
 
 let sheet = null;
 let shownId = null;
@@ -52,7 +52,7 @@ function draw(body, item, state) {
       chosen().writable && h("button", { type: "button", class: "danger", onclick: () => confirmDelete(item) }, "Delete"),
     ),
     fields.length ? h("dl", { class: "fields" }, fields.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))) : "",
-    h("details", { class: "path", ontoggle: ({ target }) => target.open && asks(state) && explain(target.lastChild, item, state) }, h("summary", {}, "Details"), h("p", { class: "fine" }, `${modalityName(item.modality)}, codes `, h("span", { class: "code" }, item.codes.join(" "))), h("section", { "aria-label": "Path through the codes" })),
+    h("details", { class: "path", ontoggle: ({ target }) => target.open && hasQuery(state) && explain(target.lastChild, item, state) }, h("summary", {}, "Details"), h("p", { class: "fine" }, `${modalityName(item.modality)}, codes `, h("span", { class: "code" }, item.codes.join(" "))), h("section", { "aria-label": "Path through the codes" })),
   );
 }
 

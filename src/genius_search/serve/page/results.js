@@ -2,8 +2,8 @@
 
 import { ask, call, picture, ready } from "./api.js";
 import { moreLike, thisBut } from "./composer.js";
-import { byId, count, h, itemName, percent, say, tell } from "./elements.js";
-import { address, asks, chosen, go, pictureOf, START } from "./state.js";
+import { byId, count, h, itemName, items, percent, say, tell } from "./elements.js";
+import { address, asks, chosen, go, hasQuery, pictureOf, START } from "./state.js";
 
 const MOST = 200;
 let running = null;
@@ -66,7 +66,7 @@ export function forgetAnswer() {
 }
 
 function draw(place, { hits, good_match: isGood, took_ms: took, settings }, state) {
-  const found = `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"}`;
+  const found = hasQuery(state) ? `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"}` : `${items(hits.length)}, the last added first`;
   const told = `${Math.ceil(took.queue + took.search)} ms, beam ${settings.beam}, re-ranking ${settings.rerank}`;
   if (!hits.length) {
     say(`Nothing found. ${narrowed(state) ? "Filters are set." : ""}`);
@@ -131,7 +131,7 @@ function hitCard(hit, state) {
       h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
       h("button", { type: "button", onclick: () => moreLike(hit) }, "Similar"),
       h("button", { type: "button", "aria-label": "Like this, but …", title: "Like this, but …", onclick: () => thisBut(hit) }, "But …"),
-      chosen().writable && h("button", { type: "button", "aria-label": "This is it", title: "This is it: similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "✓"),
+      chosen().writable && hasQuery(state) && h("button", { type: "button", "aria-label": "This is it", title: "This is it: similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "✓"),
     ),
   );
 }

@@ -58,7 +58,9 @@ export function keepPicture(file) {
 
 export const pictureOf = (state) => brought.get(state.picture) ?? null;
 
-export const asks = (state) => Boolean(state.text.trim() || pictureOf(state) || state.parts.some((part) => part.value.trim()));
+export const hasQuery = (state) => Boolean(state.text.trim() || pictureOf(state) || state.parts.some((part) => part.value.trim()));
+/** Filters without a query show what they allow. */
+export const asks = (state) => hasQuery(state) || Boolean(state.where.length || state.match || state.modality);
 
 export function read(address, entry) {
   const given = new URLSearchParams(address.search);
