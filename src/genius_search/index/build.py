@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress, islice
@@ -35,7 +35,7 @@ from genius_search.index.pool import (
 )
 from genius_search.index.roots import content_of, size_of
 from genius_search.index.segment_writer import Batch, check_bits, stored_batches
-from genius_search.index.snapshot import Location, Snapshot
+from genius_search.index.snapshot import Known, Location, Snapshot
 from genius_search.index.source import SavedFeatures, draw_embeddings, given_features, saved_features
 from genius_search.index.store import (
     CURRENT,
@@ -114,13 +114,11 @@ class Added:
 
 
 class Reused(NamedTuple):
-    """A changed item whose contents an index knows, so that nothing is encoded."""
+    """Contents that an index knows, so that a changed item with them is not encoded."""
 
-    location: Location
-    """Where its ID and embedding are."""
     content: str
-    is_touched: bool = False
-    """Whether it is the item that is there, and nothing but the time of its file has changed."""
+    location: Location
+    """Of an item with these contents."""
 
 
 @dataclass(slots=True)
@@ -128,15 +126,13 @@ class Changes:
     """The items of a pool that are new or have changed."""
 
     pool: Pool
-    stamps: list[str | None]
-    """Of all items of the pool; None for those that have not changed."""
-    codes: list[int]
-    """Their modalities."""
-    known: set[int]
-    """Numbers of the changed items whose id the index has."""
-    reused: dict[int, Reused]
-    """By the number of the item."""
     left_out: list[LeftOut]
+    stamps: list[str | None] = field(default_factory=list)
+    """Of all items of the pool; None for those that have not changed, or are left out."""
+    known: dict[int, Known] = field(default_factory=dict)
+    """Changed items whose id the index has, by number."""
+    reused: dict[int, Reused] = field(default_factory=dict)
+    """Items that need not be encoded, by number."""
     num_unchanged: int = 0
     """Number of items that the index has as they are; their files may have other times."""
     features: Features = field(default_factory=lambda: Features(()))
@@ -156,28 +152,23 @@ class Changes:
         """Yield the changed items that are not reused."""
         return (item for number, item in self.changed() if number not in self.reused)
 
-    def arrived(self) -> dict[str, list[str]]:
-        """Return the ids of new items whose contents the index has already, by these."""
-        found: dict[str, list[str]] = {}
-        for number, item in self.changed():
-            if number in self.reused and number not in self.known:
-                found.setdefault(self.reused[number].content, []).append(item.id)
-        return found
+    def is_touched(self, number: int) -> bool:
+        """Return whether nothing but the time of the item's file has changed."""
+        old = self.known.get(number)
+        if old is None or number not in self.reused or old.content != self.reused[number].content:
+            return False
+        return str(old.stamp).partition(".")[0] == str(self.stamps[number]).partition(".")[0]
 
     def encode(self, work: SavedFeatures, progress: Progress) -> None:
         """Find the features of what is not reused."""
-        numbers = np.array(
-            [n for n, stamp in enumerate(self.stamps) if stamp is not None and n not in self.reused],
-            dtype=np.int64,
-        )
         if self.pool.vectors is not None:
-            modality = np.array(self.codes, dtype=np.int8)[numbers]
-            self.features = given_features(self.pool.vectors, numbers, modality)
-            self.contents = [None] * len(numbers)
-        elif len(numbers):
-            self.features, self.contents = work.encode(
-                self.new_items(), self.pool.with_fields, len(numbers), progress
-            )
+            rows = np.flatnonzero([stamp is not None for stamp in self.stamps])
+            modality = np.array([item.modality.code for item in self.new_items()], dtype=np.int8)
+            self.features = given_features(self.pool.vectors, rows, modality)
+            self.contents = [None] * len(rows)
+        elif count := len(self.stamps) - self.stamps.count(None) - len(self.reused):
+            complete = self.pool.with_fields
+            self.features, self.contents = work.encode(self.new_items(), complete, count, progress)
             self.left_out += self.features.left_out
 
     def require_any(self) -> None:
@@ -186,12 +177,11 @@ class Changes:
             raise nothing_to_index(": none of the pictures can be read", self.left_out)
 
     def batches(
-        self, model: Genius, manifest: IndexManifest, snapshot: Snapshot | None, progress: Progress
+        self, model: Genius, manifest: IndexManifest, snapshot: Snapshot, progress: Progress
     ) -> Iterator[Batch]:
         """Yield what is to be written: reused items first, then those with features."""
-        if snapshot is not None and self.reused:
-            numbers = sorted(self.reused)
-            places = [self.reused[number].location for number in numbers]
+        if self.reused:
+            places = [one.location for _, one in sorted(self.reused.items())]
             old = snapshot.items(*map(np.array, zip(*places, strict=True)))
             chosen = (item for number, item in self.changed() if number in self.reused)
             items = [
@@ -228,56 +218,44 @@ def find_changes(folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot 
             f"the vectors have {pool.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
             "give vectors of its encoder"
         )
-    changes = Changes(pool, [], [], set(), {}, [*pool.left_out])
-    sizes: dict[int, int | None] = {}
+    changes = Changes(pool, [*pool.left_out])
     items = pool.items()
     while chunk := list(islice(items, CHUNK)):
         known = {} if snapshot is None else snapshot.known([item.id for item in chunk])
         for item in chunk:
-            number, stamp, old = len(changes.codes), stamp_of(item), known.get(item.id)
-            changes.codes.append(item.modality.code)
+            number, stamp, old = len(changes.stamps), stamp_of(item), known.get(item.id)
+            is_same = old is not None and old.stamp == stamp
+            changes.num_unchanged += is_same
+            changes.stamps.append(None if is_same else stamp)
             if old is not None and old.root != item.root:
                 reason = f"an item that is not from there has the id {item.id!r}; delete that, or rename this"
                 changes.left_out.append(LeftOut(number, item.image or item.id, reason))
-                changes.stamps.append(None)
-                continue
-            is_same = old is not None and old.stamp == stamp
-            changes.stamps.append(None if is_same else stamp)
-            if is_same:
-                changes.num_unchanged += 1
-            elif old is None:
-                sizes[number] = size_of(item, folder) if snapshot is not None and pool.has_files else None
-            else:
-                changes.known.add(number)
-                if old.content is not None and old.content == content_of(item, folder):
-                    is_touched = (old.stamp or "").partition(".")[0] == stamp.partition(".")[0]
-                    changes.num_unchanged += is_touched
-                    changes.reused[number] = Reused(old.location, old.content, is_touched)
-    if snapshot is not None:
-        _find_contents(changes, folder, snapshot, {number: size for number, size in sizes.items() if size})
+                changes.stamps[-1] = None
+            elif old is not None and not is_same:
+                changes.known[number] = old
+    if snapshot is not None and pool.vectors is None:
+        _reuse(changes, folder, snapshot)
     return changes
 
 
-def _find_contents(changes: Changes, folder: Path, snapshot: Snapshot, sizes: Mapping[int, int]) -> None:
-    """Find new items whose contents the index has, as those of files that were moved or copied.
-
-    Parameters
-    ----------
-    sizes
-        of new items, by number; only contents of the same size are compared.
-    """
-    if not sizes:
-        return
-    wanted = set(map(str, sizes.values()))
+def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
+    """Find changed items whose contents the index has: of touched, moved and copied files."""
+    sizes = {
+        number: str(size_of(item, folder))
+        for number, item in changes.changed()
+        if number in changes.known or changes.pool.has_files
+    }
+    wanted = set(sizes.values())
     known = {
         item.content: location
-        for item, location in snapshot.alive()
+        for item, location in (snapshot.alive() if sizes else ())
         if item.content is not None and item.content.partition("-")[0] in wanted
     }
     there = {content.partition("-")[0] for content in known}
-    for number, item in changes.changed():
-        if str(sizes.get(number)) in there and (content := content_of(item, folder)) in known:
-            changes.reused[number] = Reused(known[content], content)
+    for number, item in changes.changed():  # only contents of the same size are compared
+        if sizes.get(number) in there and (content := content_of(item, folder)) in known:
+            changes.reused[number] = Reused(content, known[content])
+            changes.num_unchanged += changes.is_touched(number)
 
 
 def write_changes(
@@ -291,15 +269,12 @@ def write_changes(
 ) -> Added:
     """Add items to an index, and delete some in the same step, or create the index with them."""
     result = Added(unchanged=changes.num_unchanged, left_out=changes.left_out)
-    before = writer.snapshot if create is None else None
-    batches = changes.batches(model, create or writer.snapshot.manifest, before, progress)
-    if create is None:
-        result.added, result.replaced = writer.add(batches, delete=delete)
-        num_touched = sum(one.is_touched for one in changes.reused.values())
-        result.added, result.replaced = result.added - num_touched, result.replaced - num_touched
-        result.reused = len(changes.reused) - num_touched
-    else:
-        result.added, result.replaced = writer.create(create, batches)
+    snapshot = writer.snapshot if create is None else Snapshot(create, ())
+    batches = changes.batches(model, snapshot.manifest, snapshot, progress)
+    done = writer.add(batches, delete=delete) if create is None else writer.create(create, batches)
+    num_touched = sum(map(changes.is_touched, changes.reused))
+    result.added, result.replaced = done.added - num_touched, done.replaced - num_touched
+    result.reused = len(changes.reused) - num_touched
     remove_work(writer.folder)
     result.shortened = changes.shortened
     return result

@@ -198,7 +198,8 @@ class SavedFeatures:
                 self.save()
                 saved_at = time.monotonic()
         features = Features([*read_shards(self._place), *self._shards])
-        contents = [*_read_contents(self._place), *self._contents]
+        files = sorted(self._place.glob(f"shard-*/{CONTENTS}"))
+        contents = [one for file in files for one in json.loads(file.read_text())] + self._contents
         if contents:
             rows, exists = look_up(features.ids, np.array(keys, dtype=np.int64))
             numbers = np.flatnonzero(exists)
@@ -213,9 +214,7 @@ class SavedFeatures:
         """Encode items with their keys; return what is left out."""
         if not items:
             return ()
-        contents = {
-            key: content_of(item, self._folder) for key, item in items
-        }  # of what is encoded, or older
+        contents = {key: content_of(item, self._folder) for key, item in items}  # before it may change
         rows = feature_rows((complete(item) for _, item in items), self._folder)
         keyed = [row._replace(id=key) for row, (key, _) in zip(rows, items, strict=True)]
         shard = encode_shard(keyed, self._encoder, skip_bad_images=True)
@@ -237,11 +236,6 @@ def _key(item: Item) -> int:
     """Return a number for an item as it is now."""
     digest = hashlib.blake2b(f"{item.stamp} {item.id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
-
-
-def _read_contents(folder: Path) -> Iterator[str | None]:
-    for path in sorted(folder.glob(f"shard-*/{CONTENTS}")):
-        yield from json.loads(path.read_text())
 
 
 @contextmanager

@@ -140,7 +140,10 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
     roots = changes.pool.roots
     present = {item.id for item in changes.pool.items()}
     blocked = {composed(one.file) for one in changes.left_out}
-    new = changes.arrived()
+    new: dict[str | None, list[str]] = {}
+    for number, item in changes.changed():
+        if number in changes.reused and number not in changes.known:
+            new.setdefault(changes.reused[number].content, []).append(item.id)
     moved: dict[str, str] = {}
     lost: dict[int, list[Item]] = {number: [] for number in numbers}
     kept: list[Item] = []
@@ -154,8 +157,8 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
         file = composed(file_of(roots, item))
         above = {file, *map(str, Path(file).parents)}
         is_blocked = not above.isdisjoint(blocked)
-        if not is_blocked and new.get(item.content or "") and _is_gone(roots, item):
-            moved[new[item.content or ""].pop()] = item.id
+        if new.get(item.content) and not is_blocked and _is_gone(roots, item):
+            moved[new[item.content].pop()] = item.id
         elif item.root in lost and (within is None or composed(str(within)) in above):
             if not is_blocked:
                 lost[item.root].append(item)
@@ -184,6 +187,6 @@ def _list_changes(changes: Changes, gone: _Gone) -> Iterator[Change]:
             yield Change("move", item.id, gone.moved[item.id])
         elif number not in changes.known:
             yield Change("add", item.id)
-        elif number not in changes.reused or not changes.reused[number].is_touched:
+        elif not changes.is_touched(number):
             yield Change("update", item.id)
     yield from (Change("delete", item.id) for item in gone.deleted)
