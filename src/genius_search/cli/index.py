@@ -88,14 +88,13 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     .geniusignore in a folder may hold such patterns, too."""
 
     def run(self) -> None:
+        print(f"reading {self.pool or self.vectors}", file=sys.stderr, flush=True)
         from genius_search.index.build import check_place
         from genius_search.index.index import Index
         from genius_search.index.pool import open_pool
 
         encoder, download = self.encoder, self.download
         pool: GivenPool | None = self.pool
-        if self.pool is not None:
-            print(f"reading {self.pool}", file=sys.stderr, flush=True)
         if encoder is None and self.model is None and self.pool is not None:
             check_place(self.index)
             pool = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
