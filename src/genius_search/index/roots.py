@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
+from genius_search.data.folder import read_file
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Root
@@ -115,14 +116,14 @@ def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int |
             continue
         there = [(folder / path, item) for path, item in items if os.path.isfile(folder / path)]  # noqa: PTH113
         sample = there[:: max(1, len(there) // SAMPLE)]
-        same = [item.content == content_of(_moved(item, path), snapshot.folder) for path, item in sample]
+        same = [_is_same(item, file) for file, item in sample]
         if 2 * len(there) > len(items) and 2 * sum(same) > len(same):
             return number
     return None
 
 
-def _moved(item: Item, file: Path) -> Item:
-    """Return an item as it is in another file."""
+def _is_same(item: Item, file: Path) -> bool:
+    """Return whether a file has the picture or the text of an item."""
     if item.image is not None:
-        return item._replace(image=str(file))
-    return item._replace(text=file.read_text(encoding="utf-8-sig", errors="replace").strip())
+        return item.content is not None and item.content.rpartition("-")[2] == digest_of(file)
+    return item.text in [candidate.text for candidate in read_file(file).candidates]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from genius_search.cli import main
 from genius_search.errors import UsageError
@@ -21,7 +21,9 @@ from genius_search.training import features as embed
 def draw(path, seed):
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
+    exif = Image.Exif()
+    exif[ExifTags.Base.ImageDescription] = f"a red anchor {seed}"
+    Image.fromarray(pixels).save(path, exif=exif)
 
 
 def write(folder, *names):
@@ -72,7 +74,7 @@ def block(monkeypatch):
             real = getattr(os, name)
 
             def refuse(path=".", real=real):
-                if os.fspath(path) == str(folder):
+                if str(path) == str(folder):
                     raise PermissionError(13, "Permission denied", str(path))
                 return real(path)
 
@@ -106,7 +108,12 @@ def test_of_two_folders_with_the_same_names_nothing_is_lost_doubled_or_encoded_t
     done = index.sync()
     assert (done.added, done.moved, done.unchanged, done.deleted, done.missing) == (1, 1, 5, 0, 0)
     assert ids(index) == sorted([*expected[1:], "camB/moved.png"])
-    assert index.search(image=second / "moved.png", k=1)[0].id == "camB/moved.png"
+    assert index.get("camB/moved.png").image == str(second / "moved.png")
+    second.rename(tmp_path / "camC")
+    done = index.sync(tmp_path / "camC")
+    assert (done.added, done.reused, done.missing, len(ids(index))) == (8, 8, 0, 13)
+    moved = index.get("camB/moved.png")
+    assert (moved.image, moved.text) == (str(tmp_path / "camC" / "moved.png"), "a red anchor 0")
     assert set(opened.values()) == {1}
     assert index.verify().items == 13
 
