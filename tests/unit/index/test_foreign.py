@@ -19,8 +19,11 @@ from genius_search.index import index as indexes
 from genius_search.index import snapshot
 from genius_search.index.index import Index
 from genius_search.index.info import verify
+from genius_search.index.segment_writer import save_table
+from genius_search.search.table import IdTable
 
 DIM, ITEMS = 8, 80
+REMEDY = "create the index again"
 QUERIES = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
 
 
@@ -97,7 +100,18 @@ def test_arrays_that_do_not_fit_are_refused_though_their_checksums_are_right(fol
                 how(folder)
 
 
-REMEDY = "create the index again"
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_ids_of_fewer_levels_than_the_model_has_are_refused(folder, tmp_path, is_outside):
+    for place in (folder / "segments").iterdir():
+        count = len(np.load(place / "items.npy"))
+        save_table(IdTable.build(np.zeros((count, 2), dtype=np.int16), np.zeros(count)), place)
+    model = "./model"
+    if is_outside:
+        model = str(shutil.move(folder / "model", tmp_path / "model"))
+    sign(folder, model=model)
+    for how in (Index.open, verify):
+        with pytest.raises(ArtifactMismatch, match="other codes or embeddings than the model"):
+            how(folder)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,21 @@ def test_a_damaged_index_fails_every_request_until_it_is_whole(writable):
     assert writable.post("/v1/search", json={"text": "x"}).status_code == 200
 
 
+def test_a_damaged_file_is_told_by_healthz_and_is_not_searched(writable):
+    index = writable.app.state.service.indexes["things"]
+    assert writable.get("/healthz").json() == {"status": "ok"}
+    file = index.folder / "segments" / "000001" / "typicality.npy"
+    contents = bytearray(file.read_bytes())
+    contents[-1] ^= 1
+    file.write_bytes(contents)  # the same file, as a failing disk changes it
+    index.watch()
+    waited = time.monotonic() + 20
+    while not index.damage and time.monotonic() < waited:
+        time.sleep(0.02)
+    assert writable.get("/healthz").json() == {"status": "damaged"}
+    is_problem(writable.post("/v1/search", json={"text": "x"}), 500)
+
+
 def test_a_search_whose_conditions_are_slow_delays_no_other(writable, monkeypatch):
     restriction = Snapshot.restriction
 
