@@ -397,7 +397,7 @@ def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:
     places = [folder] if folder.is_dir() else []
     while places:
         place = places.pop()
-        with os.scandir(place) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:  # a writer may remove it
             for entry in entries:
                 if entry.is_symlink() and Path(entry).resolve().parent != cached:
                     raise ArtifactMismatch(
