@@ -5,12 +5,12 @@ A published number stands beside ours only where queries and pool are as many as
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import pandas as pd
-from rich.console import Console
 
 from genius_search.cli.terminal import print_text
 from genius_search.records import TASKS
@@ -193,5 +193,5 @@ def print_results(rows: Sequence[ResultRow]) -> None:
     They have as many columns as the terminal has room for.
     """
     for table in (*task_tables(rows), *published_tables(rows)):
-        print_text(table.text(Console().width))
+        print_text(table.text(shutil.get_terminal_size().columns))
     print_text("all columns: in a wider terminal, or with --json", error=True)

@@ -84,8 +84,6 @@ class Push(JsonOption):
     """Do not ask for confirmation."""
 
     def run(self) -> None:
-        from rich.filesize import decimal
-
         from genius_search import hub
         from genius_search.index.publish import OBSOLETE, save_index
         from genius_search.index.store import CURRENT
@@ -104,7 +102,7 @@ class Push(JsonOption):
             else:
                 save_model(self.folder, copy, name=self.repository, license=self.license)
             for file in sorted(file for file in copy.rglob("*") if file.is_file()):
-                progress.say(f"  {decimal(file.stat().st_size):>10}  {file.relative_to(copy)}")
+                progress.say(f"  {file.stat().st_size / 1e6:>10,.3f} MB  {file.relative_to(copy)}")
             self._confirm()
             address = hub.push(
                 copy,

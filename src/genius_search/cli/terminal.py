@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
-
-# Help is quick only where rich is imported when something is drawn.
+from unicodedata import combining, east_asian_width
 
 QUIET_SECONDS: Final = 15.0
 """Seconds between lines of progress when stderr is not a terminal."""
@@ -34,7 +33,7 @@ def escape_controls(text: str) -> str:
 
 
 class TerminalProgress:
-    """Progress bars on a terminal, occasional lines elsewhere. NO_COLOR is respected."""
+    """Progress bars on a terminal, occasional lines elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._is_quiet = quiet
@@ -60,20 +59,9 @@ class TerminalProgress:
         self._printed = self._began - QUIET_SECONDS + FIRST_SECONDS
         if self._is_quiet or not sys.stderr.isatty():
             return
-        from rich import progress
-        from rich.console import Console
+        from tqdm import tqdm  # help is quick without it
 
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description:<18}"),
-            progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[measures]}"),
-            console=Console(stderr=True),
-        )
-        self._bar.start()
-        self._bar.add_task(stage, total=total, measures="")
+        self._bar = tqdm(total=total, desc=stage, dynamic_ncols=True, miniters=0)
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
         """Show that ``done`` steps are done, with the latest measures."""
@@ -81,7 +69,8 @@ class TerminalProgress:
         text = "  ".join(f"{name} {value:.4g}" for name, value in self._latest.items())
         now = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, measures=text)
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(done - self._bar.n)
             if done >= self._total:
                 self.close()
         elif done != self._done and (done >= self._total or now - self._printed >= QUIET_SECONDS):
@@ -94,7 +83,7 @@ class TerminalProgress:
     def say(self, message: str) -> None:
         """Print a line on stderr."""
         if self._bar is not None:
-            self._bar.console.print(escape_controls(message), markup=False, highlight=False, soft_wrap=True)
+            self._bar.write(escape_controls(message), file=sys.stderr)
         elif not self._is_quiet:
             print_text(message, error=True)
 
@@ -103,10 +92,15 @@ class TerminalProgress:
         self.say(f"next: {shlex.join(map(str, words))}")
 
     def close(self) -> None:
-        """Remove the bar, so that nothing is printed over it."""
+        """End the bar, so that nothing is printed over it."""
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.close()
             self._bar = None
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes: two for wide characters, none for accents."""
+    return sum(1 + (east_asian_width(one) in "WF") for one in text if not combining(one))
 
 
 def shorten(text: str) -> str:
@@ -151,17 +145,17 @@ def print_table(
         Align the last column left, and cut it at the end of a terminal's line, if ``cut``. In a file or a
         pipe, nothing is cut.
     """
-    from rich.cells import cell_len, set_cell_size
-
     headed = [columns, *rows] if any(columns) else list(rows)
     lines = [list(map(escape_controls, row)) for row in headed]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
     is_left = [name in left or (fill and name == columns[-1]) for name in columns]
     room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths)
     for cells in lines:
-        if fill and cut and sys.stdout.isatty() and cell_len(cells[-1]) > room:
-            cells[-1] = set_cell_size(cells[-1], max(room - 1, 0)) + "…"
-        padding = [" " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True)]
+        if fill and cut and sys.stdout.isatty() and width_of(cells[-1]) > room:
+            while cells[-1] and width_of(cells[-1]) >= room:
+                cells[-1] = cells[-1][:-1]
+            cells[-1] += "…"
+        padding = [" " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)]
         padded = [a + b if first else b + a for a, b, first in zip(cells, padding, is_left, strict=True)]
         print("  ".join(padded).rstrip())
 
