@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -298,3 +299,44 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
 def killed_at():
     """A function that does work in a process that is killed at a file operation."""
     return _killed_at
+
+
+class _Part(torch.nn.Module):
+    def __init__(self, network, part):
+        super().__init__()
+        self.network, self.part = network, part
+
+    def forward(self, inputs):
+        return getattr(self.network, f"get_{self.part}_features")(inputs).pooler_output
+
+
+def _export_onnx(folder, target, names):
+    """Write the graphs of a checkpoint in the hub's layout."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    (target / "onnx").mkdir()
+    from transformers import AutoModel  # noqa: PLC0415  slow
+
+    network = AutoModel.from_pretrained(folder).requires_grad_(requires_grad=False)
+    side = network.config.vision_config.image_size
+    tokens = torch.ones(2, network.config.text_config.max_position_embeddings, dtype=torch.int64)
+    for file, name, part, given, output in (
+        ("text_model", "input_ids", "text", tokens, names[0]),
+        ("vision_model", "pixel_values", "image", torch.zeros(2, 3, side, side), names[1]),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                _Part(network, part).eval(),
+                (given,),
+                target / "onnx" / f"{file}.onnx",
+                input_names=[name],
+                output_names=[output],
+                dynamic_axes={name: {0: "batch", **({1: "tokens"} if file == "text_model" else {})}},
+                dynamo=False,
+            )
+    return target
+
+
+@pytest.fixture(scope="session")
+def export_onnx():
+    return _export_onnx

@@ -61,7 +61,7 @@ def steps(*, slow: bool) -> list:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory, trained, clip_folder, siglip_folder):
+def shelf(tmp_path_factory, trained, clip_folder, siglip_folder, export_onnx):
     """What the pages assume: the demo, a folder of pictures, encoders on this machine, captions of Flickr30K."""
     folder = tmp_path_factory.mktemp("shelf")
     (folder / "demo").mkdir()
@@ -70,7 +70,9 @@ def shelf(tmp_path_factory, trained, clip_folder, siglip_folder):
     pool = folder / "demo/catalogue/cand_pool/global/mbeir_union_test_cand_pool.jsonl"
     Index.create(folder / "demo/catalogue.index", model=folder / "demo/model", pool=pool)
     shutil.copytree(clip_folder, folder / "models/clip")
+    graphs = export_onnx(siglip_folder, folder / "models/onnx", ("pooler_output",) * 2)
     for name, source in {
+        "onnx-community/siglip2-base-patch16-224-ONNX": graphs,
         "google/siglip2-base-patch16-224": siglip_folder,
         "openai/clip-vit-base-patch32": clip_folder,
     }.items():

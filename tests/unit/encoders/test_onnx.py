@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from genius_search.encoders.base import absolute_spec, is_cut, load_encoder
 from genius_search.encoders.onnx import prepare_pixels
@@ -19,47 +16,11 @@ from .conftest import images_of, texts_of
 TEXTS = ["a red anchor", "A green anchor on a red ground", "anchor"]
 
 
-class Part(nn.Module):
-    def __init__(self, network, part):
-        super().__init__()
-        self.network, self.part = network, part
-
-    def forward(self, inputs):
-        return getattr(self.network, f"get_{self.part}_features")(inputs).pooler_output
-
-
-def export(folder, target, names):
-    """Write the graphs of a checkpoint in the hub's layout."""
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
-    (target / "onnx").mkdir()
-    from transformers import AutoModel  # noqa: PLC0415  slow
-
-    network = AutoModel.from_pretrained(folder).requires_grad_(requires_grad=False)
-    side = network.config.vision_config.image_size
-    tokens = torch.ones(2, network.config.text_config.max_position_embeddings, dtype=torch.int64)
-    for file, name, part, given, output in (
-        ("text_model", "input_ids", "text", tokens, names[0]),
-        ("vision_model", "pixel_values", "image", torch.zeros(2, 3, side, side), names[1]),
-    ):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                Part(network, part).eval(),
-                (given,),
-                target / "onnx" / f"{file}.onnx",
-                input_names=[name],
-                output_names=[output],
-                dynamic_axes={name: {0: "batch", **({1: "tokens"} if file == "text_model" else {})}},
-                dynamo=False,
-            )
-    return target
-
-
 @pytest.fixture(scope="module", params=["clip", "siglip"])
-def exported(request, tmp_path_factory):
+def exported(request, tmp_path_factory, export_onnx):
     folder = request.getfixturevalue(f"{request.param}_folder")
     names = ("text_embeds", "image_embeds") if request.param == "clip" else ("pooler_output",) * 2
-    return folder, export(folder, tmp_path_factory.mktemp("onnx") / "model", names)
+    return folder, export_onnx(folder, tmp_path_factory.mktemp("onnx") / "model", names)
 
 
 def test_features_are_those_of_transformers(exported, pictures):
