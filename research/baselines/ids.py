@@ -574,7 +574,7 @@ class Irgen:
             loss, prefixes = tokenizer.loss(
                 data.queries[torch.from_numpy(batch.query_rows)].float(),
                 embeddings[torch.from_numpy(batch.candidate_rows)].float(),
-                torch.from_numpy(batch.false_negatives),
+                torch.as_tensor(batch.false_negatives),
             )
             tokenizer.update_codebooks(prefixes, generator=step.generator)
             return StepResult(loss, {"commitment": prefixes.commitment.detach()})

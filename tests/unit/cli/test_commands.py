@@ -41,12 +41,17 @@ def index(trained, photos, tmp_path_factory) -> Path:
 def test_create_reports_left_out_files_on_stderr_and_only_data_on_stdout(trained, photos, tmp_path, capsys):
     words = ("index", "create", tmp_path / "index", "--model", trained.model, "--pool", photos)
     out, err = run(capsys, *words, "--json")
-    assert json.loads(out) == {
-        "added": 4,
-        "replaced": 0,
-        "unchanged": 0,
-        "left_out": [{"file": str(photos / "torn.png"), "reason": json.loads(out)["left_out"][0]["reason"]}],
-    }
+    assert (
+        json.loads(out).items()
+        >= {
+            "added": 4,
+            "replaced": 0,
+            "unchanged": 0,
+            "left_out": [
+                {"file": str(photos / "torn.png"), "reason": json.loads(out)["left_out"][0]["reason"]}
+            ],
+        }.items()
+    )
     assert f"left out: {photos / 'torn.png'}: " in err
     assert "4 items added" in err
 
@@ -162,5 +167,5 @@ def test_errors_are_one_line_on_stderr_and_an_exit_status(
     }  # fmt: skip
     out, err = run(capsys, *(word.format(**places) for word in words), status=status)
     assert out == ""
-    assert err.startswith("genius: ")
-    assert err.count("\n") == 1
+    lines = [line for line in err.splitlines() if not line.startswith("reading ")]
+    assert [line.startswith("genius: ") for line in lines] == [True]

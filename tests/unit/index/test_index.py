@@ -311,7 +311,7 @@ def test_an_index_whose_model_moved_says_how_to_name_its_new_place(trained, pool
     with pytest.raises(ArtifactMissing, match="model") as caught:
         Index.open(tmp_path / "index")
     assert str(tmp_path / "here") in str(caught.value)
-    assert "--model" in str(caught.value)
+    assert "`model=FOLDER`" in str(caught.value)
     moved = Index.open(tmp_path / "index", model=tmp_path / "there")
     assert moved.search("a star") == created.search("a star")
     added = moved.add(write_rows(tmp_path / "more.jsonl", [text_row("1:1", "one")]))

@@ -48,7 +48,7 @@ def test_a_number_is_found_where_the_encoder_does_not_see_it(index):
         assert hits[0].id == f"note {number}.txt"
         assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
         assert len(set(ids(hits))) == 5
-    assert index.search("part ax-7774")[0].id == "late.txt"
+    assert index.search("part ax-7774")[0].id == "more/late.txt"
     found = {index.search(f"red anchor AX-{other}4", hybrid=False)[0].id for other in NUMBERS}
     assert len(found) < 10
 
@@ -61,7 +61,7 @@ def test_a_file_is_found_by_its_name(index, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "item"), [("kerlin", "note 100.txt"), ("ZORA", "note 102.txt"), ("lindhu,", "late.txt")]
+    ("name", "item"), [("kerlin", "note 100.txt"), ("ZORA", "note 102.txt"), ("lindhu,", "more/late.txt")]
 )
 def test_an_item_is_found_by_a_name_that_the_encoder_does_not_know(index, name, item):
     hits = index.search(f"anchor by {name}", modality="text", k=3)
@@ -80,7 +80,7 @@ def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
     def named(places):
         return {index.snapshot.item_at(Location(*place)).id for place in places}
 
-    assert named(words.weights) == {"note 100.txt", "note 105.txt", "late.txt", "IMG_2031.png"}
+    assert named(words.weights) == {"note 100.txt", "note 105.txt", "more/late.txt", "IMG_2031.png"}
     assert named(words.first) == {"note 105.txt", "IMG_2031.png"}
 
 
