@@ -424,7 +424,7 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
         if (folder / CLUSTER).exists():
             raise ArtifactMissing(
-                f"{folder} is a cluster: `genius cluster` searches and changes it, and each of its shards, "
+                f"{folder} is a cluster: `genius search`, `index add` and `index delete` take it, and each of its shards, "
                 f"{folder / 'shards' / '000000'} and so on, is an index"
             )
         with with_hint():

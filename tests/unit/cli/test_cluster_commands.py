@@ -52,7 +52,7 @@ def test_items_are_added_and_deleted(built, tmp_path, capsys):
     [
         (("index", "info", "{built}"), 4, "cluster"),
         (("search", "{built}", "text", "--beam", "5"), 2, "own settings"),
-        (("index", "sync", "{built}"), 2, "cluster"),
+        (("index", "sync", "{built}"), 4, "cluster"),
         (("cluster", "serve", "{built}"), 2, "--address"),
         (("cluster", "build", "{notes}", "--out", "{new}", "--shards", "2"), 2, "model"),
     ],
