@@ -55,7 +55,7 @@ class Fit(DeviceOptions, WaitOption):
     """Train a model on a data set in M-BEIR's layout, or on an index that was created with an encoder.
 
     A data set needs --encoder and --out: encoder, quantizer and generator are trained in one go. With
-    --index, fusion and generator are trained on pairs of queries and items, and replace the model of the
+    --index, the fusion is trained on pairs of queries and items, and its model replaces that of the
     index if they find more of the pairs held out. If interrupted, run it again to continue. With other
     settings, only the stages that depend on them are trained again.
     """
