@@ -150,7 +150,8 @@ def train_adapter(
 def search_index(index: Index, queries: Queries, right: Sequence[set[int]]) -> Int64[np.ndarray, " queries"]:
     """Return how many hits of an index, whose ids are rows, are before the first right one of each query."""
     above = np.full(len(queries), DEPTH)
-    for number, hits in enumerate(index.search_vectors(queries, k=DEPTH)):
+    # With an instruction, all modalities are ranked together, as by exact search.
+    for number, hits in enumerate(index.search_vectors(queries, k=DEPTH, instruction="as given")):
         for place, hit in enumerate(hits):
             if int(hit.id) in right[number]:
                 above[number] = place

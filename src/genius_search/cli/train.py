@@ -56,7 +56,7 @@ class Fit(DeviceOptions, WaitOption):
 
     A data set needs --encoder and --out: encoder, quantizer and generator are trained in one go. With
     --index, the fusion is trained on pairs of queries and items, and its model replaces that of the
-    index if they find more of the pairs held out. If interrupted, run it again to continue. With other
+    index if it finds more of the pairs held out. If interrupted, run it again to continue. With other
     settings, only the stages that depend on them are trained again.
     """
 
