@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,13 +32,16 @@ from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.index.segment_writer import alive_items
 from genius_search.index.source import given_features, stored_features
+from genius_search.index.store import LEARNED
 from genius_search.model import Genius
 from genius_search.nn.codebooks import StoredQuantizer
+from genius_search.nn.spread import normalize
 from genius_search.progress import Silent
 from genius_search.recipe import preset
 from genius_search.records import Modality, Query, did_of, qid_of
 from genius_search.training.generator import train_generator
 from research.bench.given import Given, read_given
+from research.bench.measure import use_one_thread
 from research.bench.settings import SearchSettings
 from research.command import run
 from research.figures import new_figure
@@ -58,6 +62,8 @@ icons."""
 TEMPERATURE: Final = 0.05
 """Of the contrastive loss of the adapter."""
 STEPS: Final = 300
+TIMED: Final = 500
+"""Searches that are timed."""
 BATCH: Final = 256
 
 DEPTH: Final = 100
@@ -210,6 +216,37 @@ def ranks(scores: Scores, right: Sequence[set[int]]) -> Int64[np.ndarray, " quer
     return np.where(np.isfinite(best), above, scores.shape[1])
 
 
+def measure_cost(given: Given, index: Index, count: int) -> dict[str, int]:
+    """Return what choices cost: CPU-µs of a search without them, with new and known ones; bytes of one.
+
+    Their queries have a cosine of about .8 with the items that are chosen.
+    """
+    use_one_thread()
+    random = np.random.default_rng(0)
+    rows = random.integers(0, len(given.items), count)
+    noise = normalize(random.standard_normal((count, given.items.shape[1]), dtype=np.float32))
+    queries = normalize(given.items[rows] + 0.75 * noise)
+
+    def time_searches() -> int:
+        began = time.process_time()
+        for query in queries[:TIMED]:
+            index.search(vector=query)
+        return round((time.process_time() - began) / TIMED * 1e6)
+
+    index.forget()
+    time_searches()
+    cost = {"without": time_searches()}
+    began = time.process_time()
+    index.learn_many(
+        {"vector": query, "chosen": str(row)} for query, row in zip(queries, rows.tolist(), strict=True)
+    )
+    cost["learning all, seconds"] = round(time.process_time() - began)
+    index.search(vector=queries[-1])  # opens the log
+    cost |= {"with new choices": time_searches(), "with known choices": time_searches()}
+    size = sum(file.stat().st_size for file in (index.folder / LEARNED).rglob("*") if file.is_file())
+    return {**cost, "bytes of a choice": round(size / count)}
+
+
 @command
 class Learning(JsonOption):
     """Measure what a log of chosen items adds to exact search, beside simple rivals.
@@ -258,6 +295,9 @@ class Learning(JsonOption):
     generator: bool = False
     """Also train a generator on each log, which takes a minute for 2,000 choices."""
 
+    choices: int = 0
+    """Instead measure what so many choices cost, of queries near random items."""
+
     def run(self) -> None:
         """Measure and print."""
         with TerminalProgress() as progress:
@@ -273,6 +313,9 @@ class Learning(JsonOption):
         if given.right is None:
             raise BadData("the right answers are not known; give --query-vectors and --answers")
         index = self._create_index(given)
+        if self.choices:
+            print_json(measure_cost(given, index, self.choices))
+            return
         rows = [
             row
             for share in self.shares
@@ -418,7 +461,7 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
         axes.xaxis.minorticks_off()
     panels[0].set_ylabel("R@5 of all queries that are asked")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(file)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 main = partial(run, Learning, "learning")

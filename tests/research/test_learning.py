@@ -52,3 +52,14 @@ def test_the_nearest_logged_queries_raise_what_was_chosen(vectors, tmp_path, cap
     assert first["index that learned the log"] > first["index"] + 0.2
     assert first["nearest logged queries and generator"] >= first["generator"]
     assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+def test_what_choices_cost(vectors, tmp_path, capsys):
+    for name, array in zip(("items", "queries", "answers"), vectors, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    flags = ["--query-vectors", str(tmp_path / "queries.npy"), "--answers", str(tmp_path / "answers.npy")]
+    flags += ["--work", str(tmp_path), "--choices", "200"]
+    assert main([str(tmp_path / "items.npy"), *flags]) == 0
+    cost = json.loads(capsys.readouterr().out)
+    assert cost["bytes of a choice"] > 100
+    assert cost["with new choices"] > 0
