@@ -208,6 +208,8 @@ def test_threads_run_so_much_at_once_and_what_waits_too_long_not_at_all(monkeypa
         gone = asyncio.ensure_future(threads.run(lambda: ran.append("gone")))
         await asyncio.sleep(0)
         gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
         may_end.set()
         await asyncio.gather(busy, waiting)
         assert ran == ["waiting"]
