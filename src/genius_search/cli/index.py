@@ -61,9 +61,9 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     """Folder of a trained model. Without one nothing is trained: codebooks are fitted to the pool."""
 
     encoder: Words = None
-    """Encoder of an index without a trained model: clip:NAME or siglip:NAME for pictures and texts,
-    text:NAME for texts, each with a name on the Hugging Face hub or a folder; text:wordllama for English
-    texts without a download. Default: one that suits the pool."""
+    """Encoder of an index without a trained model: st:NAME of a model of sentence-transformers (also clip:,
+    siglip: or text:), or onnx:NAME of ONNX graphs, each with a name on the Hugging Face hub or a folder;
+    text:wordllama for English texts without a download. Default: one that suits the pool."""
 
     embeddings: Embeddings = None
     """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's

@@ -61,10 +61,11 @@ class Fit(DeviceOptions, WaitOption):
     """
 
     data: Annotated[Path | None, tyro.conf.Positional, optional("[DATA]")] = None
-    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}."""
+    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM},
+    or of choices that `genius index learn --export` printed."""
 
     encoder: Words = None
-    """small (trains one), small:FOLDER, clip:NAME-or-folder, uniir:FOLDER, precomputed:PATH, text:FOLDER;
+    """As of `genius index create`; also small (trains one), small:FOLDER, uniir:FOLDER, precomputed:PATH;
     adapters:IMAGE,TEXT trains small networks over two of them."""
 
     out: OptionalFolder = None

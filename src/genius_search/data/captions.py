@@ -201,7 +201,7 @@ def _csv_rows(path: Path) -> Rows | None:
     }
     mark = next((mark for mark, columns in names.items() if {*columns} & {*FILE_KEYS}), None)
     if mark is not None:
-        return _cells(csv.DictReader(file, names[mark], restkey="", delimiter=mark), mark)
+        return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark)
     if path.suffix.lower() == ".txt":
         return None
     raise BadImage(path, _wanted(max(names.values(), key=len)))
@@ -209,9 +209,10 @@ def _csv_rows(path: Path) -> Rows | None:
 
 def _cells(reader: csv.DictReader[str], mark: str) -> Rows:
     for row in reader:
-        if rest := row.pop("", None):  # a text with commas and without quotes
+        if rest := row.pop(None, None):  # a text with commas and without quotes
             row[[*row][-1]] += mark + mark.join(rest)
-        yield reader.line_num + 1, {column: cell for column, cell in row.items() if cell}
+        # A column without a name numbers the rows: pandas writes it.
+        yield reader.line_num + 1, {column: cell for column, cell in row.items() if column and cell}
 
 
 def _parquet_rows(path: Path) -> Rows:

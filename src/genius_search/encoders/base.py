@@ -311,8 +311,8 @@ def refuse_images(images: Sequence[ImageInput]) -> None:
         key = images[0].key
         which = f"{key.role} {key.id}" if key.id else f"the {key.role}"
         raise UsageError(
-            f"this encoder reads texts only, and {which} has an image; for pictures, create the index with a "
-            "clip: or siglip: encoder"
+            f"this encoder reads texts only, and {which} has an image; for pictures, create the index with "
+            "clip:NAME, siglip:NAME or onnx:NAME"
         )
 
 

@@ -306,8 +306,8 @@ def _read_pairs(source: Path) -> list[Pair]:
 
 
 def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
-    """Read a line of a query log: ``text``, ``image`` or both, and ``id``, one or a list."""
-    text, image, answers = row.get("text"), row.get("image"), row.get("id")
+    """Read a line of a query log: ``text``, ``image`` or both, and ``id``, one or a list; or ``chosen``."""
+    text, image, answers = row.get("text"), row.get("image"), row.get("id", row.get("chosen"))
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(answers, list) or not answers or not all(isinstance(one, str) for one in answers):
         raise BadData("needs an id, the right item's, or a list of several")

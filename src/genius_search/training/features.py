@@ -106,9 +106,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     has_pixels = encoder.needs_pixels
     bad: dict[Path | None, BadImage] = {}
     if skip_bad_images and not reads_images(encoder):
-        reason = (
-            f"has no caption, and {encoder.spec} reads texts only; clip:NAME or siglip:NAME read pictures"
-        )
+        reason = f"has no caption, and {encoder.spec} reads texts only; clip:NAME or onnx:NAME read pictures"
         bad = {row.image: BadImage(row.image, reason) for row in rows if row.image and not row.text}
         rows = [row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows]
 

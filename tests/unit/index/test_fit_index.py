@@ -171,7 +171,8 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
     log = tmp_path / "log.jsonl"
     log.write_text(
-        "".join(line(text=f"red anchor {n % 30}", id=f"{n % 30}.png") for n in range(90))
+        "".join(line(text=f"red anchor {n % 30}", id=f"{n % 30}.png") for n in range(80))
+        + "".join(line(text=f"blue anchor {n}", chosen=f"{n}.png") for n in range(10))
         + "".join(line(image=str(pictures / f"{n}.png"), id=[f"{n}.png", "gone.png"]) for n in range(20))
         + line(text="nothing", id="gone.png")
     )
