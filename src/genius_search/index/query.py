@@ -27,7 +27,7 @@ from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
-from genius_search.search.rank import Evidence, Found, Ranking, Wanted, rank_places
+from genius_search.search.rank import Evidence, Found, Ranking, Wanted, items_at, rerank
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
@@ -399,13 +399,14 @@ class SnapshotSearcher:
                 masks[segment][row] = True
             [more] = self.rank([query._replace(restriction=self.snapshot.restrict(masks))], at_least=1)
         else:
-            ranking = rank_places(
-                self.snapshot.search_segments,
-                segments,
-                rows,
+            searched = self.snapshot.search_segments
+            ranking = rerank(
+                searched,
+                items_at(searched, segments, rows, query.level0),
                 query.evidence,
                 config=self.config,
                 evidence=self._evidence,
+                k=len(others),
                 level0=query.level0,
                 for_codes=query.embedding,
             )

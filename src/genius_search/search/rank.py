@@ -229,7 +229,7 @@ def rank_items(
     ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
     if config.rerank == "none":
         return ranking.take(topk(ranking.scores, k))
-    return _rerank(
+    return rerank(
         segments,
         ranking,
         embedding,
@@ -241,18 +241,19 @@ def rank_items(
     )
 
 
-def rank_places(
+def items_at(
     segments: Sequence[SearchSegment],
     numbers: Int64[np.ndarray, " items"],
     items: Int64[np.ndarray, " items"],
-    embedding: AnyArray,
-    *,
-    config: SearchConfig,
-    evidence: Evidence,
     level0: frozenset[int],
-    for_codes: AnyArray,
 ) -> Ranking:
-    """Rank items of given segments and rows as :func:`rank_items` ranks them without a generator."""
+    """Return items of given segments and rows as a ranking whose scores are not known yet.
+
+    Parameters
+    ----------
+    level0
+        allowed codes at level 0, without which items are left out; empty means any.
+    """
     rows, is_allowed = np.empty_like(items), np.ones(len(items), dtype=bool)
     for number in set(numbers.tolist()):
         inside, table = numbers == number, segments[number].table
@@ -260,20 +261,10 @@ def rank_places(
         if level0:
             is_allowed[inside] = [code in level0 for code in table.ids[rows[inside], 0].tolist()]
     unknown = np.zeros(len(items), dtype=np.float32)
-    ranking = Ranking(numbers, items, rows, unknown, np.zeros_like(items), touched=0).take(is_allowed)
-    return _rerank(
-        segments,
-        ranking,
-        embedding,
-        config=config,
-        evidence=evidence,
-        k=len(items),
-        level0=level0,
-        for_codes=for_codes,
-    )
+    return Ranking(numbers, items, rows, unknown, np.zeros_like(items), touched=0).take(is_allowed)
 
 
-def _rerank(
+def rerank(
     segments: Sequence[SearchSegment],
     ranking: Ranking,
     embedding: AnyArray,
@@ -284,6 +275,7 @@ def _rerank(
     level0: frozenset[int],
     for_codes: AnyArray | None,
 ) -> Ranking:
+    """Rank items by codes or embeddings, with the arguments of :func:`rank_items`; return the best ``k``."""
     in_codes = as_floats(embedding if for_codes is None else for_codes)
     scale, density_cost = np.float32(1), 0.0
     if evidence.codes is not None:
