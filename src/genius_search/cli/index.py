@@ -366,14 +366,21 @@ class Info(JsonOption, IndexArgument):
     """Describe an index: items, IDs, collisions, bytes of each part, segments; no model is needed."""
 
     verify: bool = False
-    """Compare every file with its checksum instead. Exit status 4 if one is damaged, foreign or missing."""
+    """Compare every file of an index or a cluster with its checksum instead. Exit status 4 if one is damaged,
+    foreign or missing."""
 
     def run(self) -> None:
         from genius_search.index.info import describe, verify
         from genius_search.index.snapshot import Snapshot
 
         if self.verify:
-            print_facts(verify(self.index)._asdict(), as_json=self.json)
+            if is_cluster(self.index):
+                from genius_search.cluster.searcher import Searcher
+
+                verified = Searcher.open(self.index).verify()
+            else:
+                verified = verify(self.index)
+            print_facts(verified._asdict(), as_json=self.json)
             return
         facts = dataclasses.asdict(describe(self.index, Snapshot.open(self.index)))
         if not self.json:

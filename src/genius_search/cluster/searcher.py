@@ -25,6 +25,7 @@ from genius_search.index.build import Added, ItemOutcome, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
+from genius_search.index.info import Verified
 from genius_search.index.items import Item
 from genius_search.index.pool import NewItem, Pool, picture_bytes, read_new_item
 from genius_search.index.query import SearchResult, interleave, merge
@@ -133,6 +134,10 @@ class Shard:
         """Delete items; see :meth:`Index.delete`."""
         return self._index.delete(item_ids, wait_seconds=wait_seconds)
 
+    def verify(self) -> Verified:
+        """Compare every file with its checksum; see :meth:`Index.verify`."""
+        return self._index.verify()
+
 
 class Searcher:
     """Searches and changes a cluster as :class:`Index` does an index, given how to ask each of its shards.
@@ -223,6 +228,10 @@ class Searcher:
         ids = [item_ids] if isinstance(item_ids, str) else list(item_ids)
         done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
         return Deleted(sum(one.deleted for one in done), [name for one in done for name in one.missing])
+
+    def verify(self) -> Verified:
+        """Compare every file of every shard with its checksum; raises like :meth:`Index.verify`."""
+        return Verified(*map(sum, zip(*self._ask_all("verify"), strict=True)))
 
     def _ask_owners(
         self, method: str, things: Sequence[str | Item | NewItem], **options: Any

@@ -127,7 +127,7 @@ def connect_searcher(folder: Path) -> Searcher:
 def begin(name: str, handle: Any, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
     """Begin to call a method of a deployed :class:`Shard`."""
     call = partial(getattr(handle, method).remote, *arguments, **options)
-    seconds = CHANGE_SECONDS if method in ("add", "add_items", "delete") else CALL_SECONDS
+    seconds = CHANGE_SECONDS if method in ("add", "add_items", "delete", "verify") else CALL_SECONDS
     return partial(_collect, name, call, call(), seconds)
 
 

@@ -424,8 +424,8 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
         if (folder / CLUSTER).exists():
             raise ArtifactMissing(
-                f"{folder} is a cluster: `genius search`, `index add` and `index delete` take it, "
-                f"and each of its shards, {folder / 'shards' / '000000'} and so on, is an index"
+                f"{folder} is a cluster: `genius search`, `index add`, `index delete` and `index info "
+                f"--verify` take it, and each of its shards ({folder / 'shards' / '000000'}) is an index"
             )
         with with_hint():
             body = read_json(path)

@@ -11,7 +11,6 @@ from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.searcher import MODEL, Searcher, read_cluster, shard_folder, shard_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index.index import Index
-from genius_search.index.info import verify
 
 
 class Counting:
@@ -37,7 +36,8 @@ def test_each_shard_is_an_index_that_opens_alone(built, single, given):
     assert all(shard_of(name, 3) == number for number, own in enumerate(ids) for name in own)
     assert set().union(*ids) == set(single.snapshot.ids())
     assert cluster.items == sum(map(len, ids)) == len(Searcher.open(built)) == 120
-    assert all(verify(shard_folder(built, number)).items == len(ids[number]) for number in range(3))
+    verified = Searcher.open(built).verify()
+    assert (verified.segments, verified.items) == (3, 120)
     assert sorted(one.name for one in built.iterdir()) == ["cluster.json", "left-out.jsonl", "shards"]
     hits = shards[1].search("a red kite", k=3)
     assert {hit.id for hit in hits} <= ids[1]
