@@ -144,7 +144,9 @@ class FeatureFusion:
         )
         if isinstance(network, ClipFusion):
             read = clip_reader(folder, network.context)
-            self._tokens = lambda texts: {"input_ids": read(texts)}
+            self._tokens: Callable[[Sequence[str]], dict[str, Tensor]] = lambda texts: {
+                "input_ids": read(texts)
+            }
         else:
             self._tokens = _bert_rows(folder)
 
