@@ -61,6 +61,7 @@ EXTRAS: Final = {
     for extra, packages in {
         "evaluate": "ir_measures pytrec_eval",
         "serve": "fastapi granian prometheus_client prometheus_fastapi_instrumentator starlette",
+        "mcp": "mcp",
         "train": "torch",
         "models": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif",

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "search": "search:Search",
     "explain": "search:Explain",
     "serve": "serve:Serve",
+    "mcp": "serve:Mcp",
     "keys add": "serve:AddKey",
     "index create": "index:Create",
     "index add": "index:Add",

@@ -1,4 +1,4 @@
-"""``genius serve``: indexes over HTTP, with a page; ``genius keys``: who may ask."""
+"""``genius serve``: indexes over HTTP, with a page; ``genius mcp``: for agents; ``genius keys``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ LOCAL_ADDRESSES: Final = ("127.0.0.1", "localhost", "::1")
 
 
 @command
-class Serve(DeviceOptions):
-    """Answer searches of indexes over HTTP, with a page for browsers.
-
-    Only this machine is answered, unless --keys (`genius keys add`) and another --host are given.
-    """
+class IndexesOptions(DeviceOptions):
+    """A command that serves indexes."""
 
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX [INDEX ...]")]
     """Folders of indexes, or of pictures and texts, which are indexed as by `genius search`. Each is named
@@ -32,6 +29,38 @@ class Serve(DeviceOptions):
 
     model: OptionalFolder = None
     """Where their model is now, if it moved."""
+
+    def open_indexes(self) -> dict[str, Index]:
+        """Open the indexes by name; those of one model share it."""
+        from genius_search.cli.search import is_folder_of_files, open_folder
+        from genius_search.index.index import Index
+        from genius_search.index.store import read_manifest
+        from genius_search.model import Genius
+
+        if not self.indexes:
+            raise UsageError("no index: name the folders of one or more")
+        indexes: dict[str, Index] = {}
+        models: dict[str, Genius] = {}
+        for folder in self.indexes:
+            name = folder.resolve().name.removesuffix(".index")
+            if name in indexes:
+                raise UsageError(f"two indexes are named {name}; rename the folder of one")
+            if is_folder_of_files(folder):
+                index = open_folder(folder, device=self.device, download=self.download)
+            else:
+                model = models.get(read_manifest(folder).model_fingerprint, self.model)
+                index = Index.open(folder, model=model, device=self.device, download=self.download)
+            indexes[name] = index
+            models[index.model.fingerprint] = index.model
+        return indexes
+
+
+@command
+class Serve(IndexesOptions):
+    """Answer searches of indexes over HTTP, with a page for browsers.
+
+    Only this machine is answered, unless --keys (`genius keys add`) and another --host are given.
+    """
 
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on; any that other machines can reach requires --keys. 0.0.0.0 means all."""
@@ -48,8 +77,6 @@ class Serve(DeviceOptions):
 
     def run(self) -> None:
         began = time.monotonic()
-        if not self.indexes:
-            raise UsageError("no index: name the folders of one or more")
         if not 0 <= self.port < 65536:
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
         if self.host not in LOCAL_ADDRESSES and self.keys is None:
@@ -71,7 +98,7 @@ class Serve(DeviceOptions):
             reason = error.strerror or error
             raise UsageError(f"cannot listen on {self.host} port {self.port}: {reason}") from None
         with bound:
-            indexes = self._open_indexes()
+            indexes = self.open_indexes()
             service = Service(indexes, roots=self.roots)
             service.warm_up()
             host, port = bound.getsockname()[:2]
@@ -82,27 +109,33 @@ class Serve(DeviceOptions):
             print(f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
             serve(create_app(service, keys=self.keys), bound)
 
-    def _open_indexes(self) -> dict[str, Index]:
-        """Open the indexes by name; those of one model share it."""
-        from genius_search.cli.search import is_folder_of_files, open_folder
-        from genius_search.index.index import Index
-        from genius_search.index.store import read_manifest
-        from genius_search.model import Genius
 
-        indexes: dict[str, Index] = {}
-        models: dict[str, Genius] = {}
-        for folder in self.indexes:
-            name = folder.resolve().name.removesuffix(".index")
-            if name in indexes:
-                raise UsageError(f"two indexes are named {name}; rename the folder of one")
-            if is_folder_of_files(folder):
-                index = open_folder(folder, device=self.device, download=self.download)
-            else:
-                model = models.get(read_manifest(folder).model_fingerprint, self.model)
-                index = Index.open(folder, model=model, device=self.device, download=self.download)
-            indexes[name] = index
-            models[index.model.fingerprint] = index.model
-        return indexes
+@command
+class Mcp(IndexesOptions):
+    """Offer indexes to agents as tools, by the Model Context Protocol: search, similar, read_item.
+
+    An agent starts this command and talks to it over its standard input and output.
+    """
+
+    allow_add: bool = False
+    """Offer a tool that adds items."""
+
+    http: bool = False
+    """Answer over streamable HTTP instead, at http://127.0.0.1:PORT/mcp; only this machine is answered."""
+
+    port: int = 8000
+    """With --http: the port to listen on."""
+
+    def run(self) -> None:
+        need_packages("agents need", "mcp")
+        from genius_search.serve.mcp import make_server
+
+        server = make_server(self.open_indexes(), allow_add=self.allow_add)
+        if self.http:
+            print(f"http://127.0.0.1:{self.port}/mcp; Ctrl-C ends it", file=sys.stderr, flush=True)
+            server.run("streamable-http", port=self.port)
+        else:
+            server.run()
 
 
 @command

@@ -1,0 +1,121 @@
+"""The tools of agents, called by the client of the Model Context Protocol's own SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+from genius_search.serve.mcp import make_server
+from tests.unit.serve.conftest import make_index, picture
+
+COMMAND = ["-c", "import sys; from genius_search.cli import main; sys.exit(main())", "mcp"]
+
+
+@pytest.fixture(scope="module")
+def index(model, tmp_path_factory):
+    return make_index(tmp_path_factory.mktemp("for agents"), model)
+
+
+def call(server, tool, **arguments):
+    """Call one tool; return what it answers, and whether that is an error."""
+
+    async def run():
+        async with Client(server) as client:
+            return await client.call_tool(tool, arguments)
+
+    answer = asyncio.run(run())
+    return answer.content, answer.is_error
+
+
+def ids(answer):
+    content, is_error = answer
+    assert not is_error, content
+    return [json.loads(one.text)["id"] for one in content]
+
+
+def test_an_agent_finds_what_a_search_finds(index, tmp_path):
+    server = make_server({"things": index})
+    assert ids(call(server, "search", text="a red kite", k=3)) == [
+        hit.id for hit in index.search("a red kite", k=3)
+    ]
+    assert ids(call(server, "search", where=["price<2"], modality="text")) == ["1:0", "1:1"]
+    (tmp_path / "query.png").write_bytes(picture("green"))
+    wanted = [hit.id for hit in index.search(image=tmp_path / "query.png", k=2)]
+    data = base64.b64encode(picture("green")).decode()
+    for image in (str(tmp_path / "query.png"), f"data:image/png;base64,{data}"):
+        assert ids(call(server, "search", image=image, k=2)) == wanted
+    assert "1:4" in ids(call(server, "similar", id="1:4", k=2))
+
+
+def test_an_item_is_read_with_its_picture(index):
+    server = make_server({"things": index})
+    [text], _ = call(server, "read_item", id="1:1")
+    assert json.loads(text.text)["fields"]["colour"] == "red"
+    [facts, shown], _ = call(server, "read_item", id="2:0")
+    assert json.loads(facts.text)["modality"] == "image"
+    assert shown.mime_type == "image/jpeg"
+
+
+def test_a_picture_with_other_contents_is_not_shown(model, tmp_path):
+    index = make_index(tmp_path, model)
+    (tmp_path / "pool" / "red.png").write_bytes(picture("blue"))
+    content, _ = call(make_server({"things": index}), "read_item", id="2:0")
+    assert len(content) == 1
+
+
+def test_mistakes_are_explained(index):
+    server = make_server({"things": index, "others": index})
+    for tool, arguments, reason in (
+        ("search", {"text": "a kite"}, "expected one of things, others"),
+        ("search", {"text": "a kite", "index": "none"}, "'none'"),
+        ("search", {"index": "things"}, "a query needs"),
+        ("search", {"index": "things", "image": "data:image/png;base64,a"}, "not base64"),
+        ("search", {"index": "things", "image": "/nowhere.png"}, "/nowhere.png"),
+        ("read_item", {"index": "things", "id": "none"}, "'none'"),
+    ):
+        [answer], is_error = call(server, tool, **arguments)
+        assert is_error
+        assert reason in answer.text
+
+
+def test_items_are_added_only_if_that_is_allowed(model, tmp_path):
+    index = make_index(tmp_path, model)
+    [answer], is_error = call(make_server({"things": index}), "add", id="new", text="a lamp")
+    assert is_error
+    assert len(index) == 12
+    server = make_server({"things": index}, allow_add=True)
+    [answer], _ = call(server, "add", id="new", text="a lamp", fields={"price": 3})
+    assert answer.text.strip() == "added"
+    assert index.get("new").fields == {"price": 3}
+
+
+def test_the_command_answers_over_its_standard_output(index):
+    server = StdioServerParameters(
+        command=sys.executable, args=[*COMMAND, str(index.folder)], env=dict(os.environ)
+    )
+    assert ids(call(server, "search", where=["price=3"])) == ["1:3"]
+
+
+def test_the_command_answers_over_http(index):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, *COMMAND, index.folder, "--http", "--port", str(port)]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as running:  # noqa: S603
+        try:
+            for _ in range(300):
+                with socket.socket() as tried:
+                    if not tried.connect_ex(("127.0.0.1", port)):
+                        break
+                time.sleep(0.1)
+            assert ids(call(f"http://127.0.0.1:{port}/mcp", "search", where=["price=3"])) == ["1:3"]
+        finally:
+            running.terminate()
