@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from genius_search.artifact import file_fingerprint
 from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
@@ -39,31 +39,6 @@ _CITATION: Final = """## Citation
 }
 ```
 """
-
-
-class Checkpoint(NamedTuple):
-    """Published files of the authors of GENIUS and UniIR, and the command of a clone that imports them."""
-
-    repository: str
-    files: tuple[str, ...]
-    next_command: str
-    """With the files' places as ``{0}``, ``{1}``."""
-
-
-CHECKPOINTS: Final[dict[str, Checkpoint]] = {
-    "clip-sf": Checkpoint(  # CLIP-SF large with its training state: 5.13 GB; 1.71 GB once imported
-        "TIGER-Lab/UniIR",
-        ("checkpoint/CLIP_SF/clip_sf_large.pth",),
-        "python -m research.published.encoders clip-sf {0} --out clip-sf",
-    ),
-    "genius": Checkpoint(  # the quantizer and the generator; their encoder is clip-sf
-        "Sungyeon/GENIUS",
-        ("checkpoint/rq_clip_large.pth", "checkpoint/GENIUS_t5small.pth"),
-        "python -m research.published.models --quantizer {0} --generator {1} --encoder uniir:clip-sf "
-        "--out genius-model",
-    ),
-}
-"""By the short names that ``genius pull`` takes."""
 
 
 def is_name(text: str) -> bool:
@@ -99,7 +74,6 @@ def pull(
     out: Path | None = None,
     repo_type: RepoType | None = None,
     revision: str | None = None,
-    token: str | None = None,
     download: bool = True,
 ) -> Path:
     """Fetch a repository's files that are not here yet, and return their folder.
@@ -107,7 +81,7 @@ def pull(
     Parameters
     ----------
     name
-        ``owner/name``, ``datasets/owner/name``, or a name of :data:`CHECKPOINTS`.
+        ``owner/name``, or ``datasets/owner/name``.
     out
         A plain folder; by default the library's cache, where the name finds it again.
     repo_type
@@ -124,39 +98,30 @@ def pull(
     """
     from huggingface_hub import snapshot_download
 
-    checkpoint = CHECKPOINTS.get(name)
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
         raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
     with translate_errors(name):
         return Path(
             snapshot_download(
-                name.removeprefix(DATASETS) if checkpoint is None else checkpoint.repository,
+                name.removeprefix(DATASETS),
                 repo_type=repo_type or ("dataset" if name.startswith(DATASETS) else "model"),
                 revision=revision,
                 local_dir=out,
-                token=token,
-                allow_patterns=list(FILES if checkpoint is None else checkpoint.files),
+                allow_patterns=list(FILES),
                 local_files_only=not download,
             )
         )
 
 
-def find(name: str, *, repo_type: RepoType = "model", revision: str | None = None) -> Path | None:
+def find(name: str, *, repo_type: RepoType = "model") -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
     try:
-        return pull(name, repo_type=repo_type, revision=revision, download=False)
+        return pull(name, repo_type=repo_type, download=False)
     except (NetworkNeeded, UsageError):
         return None
 
 
-def find_or_pull(
-    name: str | Path,
-    *,
-    repo_type: RepoType = "model",
-    revision: str | None = None,
-    download: bool = True,
-    token: str | None = None,
-) -> Path:
+def find_or_pull(name: str | Path, *, repo_type: RepoType = "model", download: bool = True) -> Path:
     """Return a folder by its path, or by its name on the hub; it is pulled if it is not in the cache.
 
     Raises
@@ -172,15 +137,15 @@ def find_or_pull(
         return folder
     if not is_name(given):
         raise ArtifactMissing(f"there is no folder {given!r}; give one, or a name on the hub as owner/name")
-    cached = find(given, repo_type=repo_type, revision=revision)
-    if cached is not None:
+    if (cached := find(given, repo_type=repo_type)) is not None:
         return cached
     if not download:
         full_name = given if repo_type == "model" else DATASETS + given
         raise NetworkNeeded(
-            f"{full_name} is not on this machine; `download=True` fetches it, or `genius pull {full_name}`"
+            f"there is no folder {given}, and {full_name} was not pulled from the hub; give a folder, or "
+            f"fetch it with `genius pull {full_name}` or `download=True`"
         )
-    return pull(given, repo_type=repo_type, revision=revision, token=token)
+    return pull(given, repo_type=repo_type)
 
 
 def push(
@@ -189,7 +154,6 @@ def push(
     *,
     repo_type: RepoType,
     private: bool = False,
-    token: str | None = None,
     obsolete: Sequence[str] = (),
 ) -> str:
     """Upload a folder as one commit, make the repository if there is none, and return its address.
@@ -201,7 +165,7 @@ def push(
         raise UsageError(f"{repository!r} is not a repository's name; give owner/name")
     from huggingface_hub import HfApi
 
-    api = HfApi(token=token)
+    api = HfApi()
     with translate_errors(repository):
         created = api.create_repo(repository, repo_type=repo_type, private=private, exist_ok=True)
         api.upload_folder(

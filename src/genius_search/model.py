@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from genius_search.artifact import (
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.hub import find_or_pull, is_name
 from genius_search.nn.codebooks import EncodedItems, StoredQuantizer
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.packed import read_packed
@@ -112,13 +112,9 @@ def read_model_file(folder: Path) -> ModelFile:
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
     if not path.exists():
-        from genius_search.hub import is_name
-
-        is_pullable = is_name(str(folder)) and not folder.exists()
         raise ArtifactMissing(
             f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
             "where it stopped when run again"
-            + (f"; or, if this is a name on the hub, `genius pull {folder}` first" if is_pullable else "")
         )
     try:
         return ModelFile.model_validate(read_json(path))
@@ -136,7 +132,6 @@ class Genius:
     distances between the query and the code vectors.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
-    >>> model.save_pretrained("my-model", license="mit")  # doctest: +SKIP
     """
 
     def __init__(
@@ -162,23 +157,29 @@ class Genius:
 
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
-        """Open a finished model by its folder, or by its name on the hub after `genius pull`.
+        """Open a finished model by its folder, or by its name on the Hugging Face hub.
 
-        ``download`` allows downloading the encoder's weights. To download the model itself, use
-        :meth:`from_pretrained`.
+        What was pulled before is opened without the network; `genius pull` updates it.
+
+        Parameters
+        ----------
+        device
+            Where it runs.
+        download
+            Whether the model, and the weights of its encoder, may be downloaded if they are not here.
 
         Raises
         ------
         ArtifactMissing
-            The folder contains no finished model, and none was pulled under this name.
+            The folder contains no finished model, or the hub has none of this name.
+        NetworkNeeded
+            The model is not on this machine and may not or cannot be downloaded.
         ArtifactMismatch
             The parts do not belong together, for example because a later training was interrupted.
         """
         folder = Path(folder)
-        if not folder.exists():
-            from genius_search import hub
-
-            folder = (hub.find(str(folder)) if hub.is_name(str(folder)) else None) or folder
+        if not folder.exists() and is_name(str(folder)):
+            folder = find_or_pull(folder, download=download)
         if device != "cpu":
             from genius_search.nn.parallel import usable
 
@@ -201,35 +202,6 @@ class Genius:
         return Genius(
             folder, encoder, quantizer, generator, file.instructions, file.fingerprint, device=device
         )
-
-    @staticmethod
-    def from_pretrained(
-        name_or_folder: str | Path,
-        *,
-        revision: str | None = None,
-        device: str = "cpu",
-        download: bool = True,
-        token: str | None = None,
-    ) -> Genius:
-        """Open a model by its folder, or by its name on the Hugging Face hub.
-
-        A folder, or a model that was pulled before, is opened without the network; `genius pull` updates it.
-        Any other model is downloaded to the cache of huggingface_hub, unless ``download=False`` or
-        ``HF_HUB_OFFLINE=1``.
-
-        Raises
-        ------
-        NetworkNeeded
-            The model is not on this machine and cannot be downloaded.
-        ArtifactMissing
-            There is no such folder or repository.
-        ArtifactMismatch
-            The parts do not belong together.
-        """
-        from genius_search.hub import find_or_pull
-
-        folder = find_or_pull(name_or_folder, revision=revision, download=download, token=token)
-        return Genius.open(folder, device=device, download=download)
 
     @staticmethod
     def finish(
@@ -256,39 +228,6 @@ class Genius:
         file.write(folder)
         manifest = None if generator is None else generator.manifest
         return Genius(folder, encoder, quantizer, manifest, instructions, file.fingerprint)
-
-    def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        name: str | None = None,
-        license: str = "unknown",  # noqa: A002  the word of every model card
-    ) -> Path:
-        """Save the model as a self-contained folder with a card; see :func:`save_model`."""
-        return save_model(self.folder, Path(folder), name=name, license=license)
-
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        private: bool = False,
-        license: str = "unknown",  # noqa: A002  as above
-        token: str | None = None,
-    ) -> str:
-        """Publish the model as ``owner/name`` and return its address.
-
-        Raises
-        ------
-        NetworkNeeded
-            The hub cannot be reached.
-        ArtifactMissing
-            You have no permission to write there; log in first.
-        """
-        from genius_search.hub import push
-
-        with tempfile.TemporaryDirectory() as temporary:
-            saved = self.save_pretrained(Path(temporary) / "model", name=repository, license=license)
-            return push(saved, repository, repo_type="model", private=private, token=token)
 
     def __repr__(self) -> str:
         sizes = " × ".join(map(str, self.codebooks.sizes))
@@ -433,7 +372,7 @@ Given a text, an image or both, it finds what matches.
 ```python
 from genius_search import Genius, Index
 
-model = Genius.from_pretrained("{name}")
+model = Genius.open("{name}", download=True)
 index, _ = Index.create("photos.index", model=model, pool="photos/")
 for hit in index.search("a red leather bag", k=5):
     print(hit.id, hit.score)

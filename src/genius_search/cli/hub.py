@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -19,12 +18,12 @@ from genius_search.errors import ArtifactMissing, UsageError
 class Pull(JsonOption):
     """Fetch a model, an index or an encoder from the hub.
 
-    Names are those of the hub: owner/name, or datasets/owner/name for an index. The authors' own checkpoints
-    have short ones: clip-sf and genius. After an interruption, finished files are not fetched again.
+    Names are those of the hub: owner/name, or datasets/owner/name for an index. After an interruption,
+    finished files are not fetched again.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """owner/name, datasets/owner/name, clip-sf or genius."""
+    """owner/name or datasets/owner/name."""
 
     out: OptionalFolder = None
     """Folder to fetch to; default: the hub library's cache, where the name finds it."""
@@ -48,13 +47,10 @@ class Pull(JsonOption):
         if (folder / CURRENT).exists():
             verify(folder)
             check_images(folder)
-        with TerminalProgress() as progress:
-            progress.say(f"it is in {folder}")
-            if checkpoint := hub.CHECKPOINTS.get(self.name):
-                places = (shlex.quote(str(folder / path)) for path in checkpoint.files)
-                progress.say(f"next: {checkpoint.next_command.format(*places)}")
         if self.json:
             print_json({"name": self.name, "folder": folder})
+        else:
+            print(f"it is in {folder}", file=sys.stderr)
 
 
 @command

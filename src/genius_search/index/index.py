@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import logging
 import os
-import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +18,12 @@ import numpy as np
 from jaxtyping import Shaped
 
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.hub import find_or_pull, is_name
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Snapshot, UnknownItem, diagnose_corruption
+from genius_search.index.snapshot import Snapshot, UnknownItem
 from genius_search.index.store import (
     CURRENT,
     LEARNED,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from genius_search.index.build import Added, ItemOutcome
     from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
-    from genius_search.index.info import IndexInfo, SharedGroup, Verified
+    from genius_search.index.info import IndexInfo, Verified
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
     from genius_search.index.pool import GivenPool, NewItem, Pool
@@ -231,15 +231,15 @@ class Index:
         device: str = "cpu",
         download: bool = False,
     ) -> Index:
-        """Open an index.
+        """Open an index by its folder, or by its name on the Hugging Face hub, where it is a data set.
 
         Parameters
         ----------
         model
-            The model, its folder, or the name under which `genius pull` fetched it; by default the one that
-            the index names.
+            The model, its folder, or its name on the hub; by default the one that the index names.
         device, download
-            For opening the model: where it runs, and whether its encoder may be downloaded.
+            Where the model runs; whether the index, the model and its encoder may be downloaded if they are
+            not here.
 
         Raises
         ------
@@ -247,8 +247,15 @@ class Index:
             There is no index, or its model has moved.
         ArtifactMismatch
             The model is not the one that assigned the IDs.
+        NetworkNeeded
+            The index or its model is not on this machine and may not or cannot be downloaded.
         """
         folder = Path(folder)
+        if not folder.exists() and is_name(str(folder)):
+            from genius_search.index.publish import check_images
+
+            folder = find_or_pull(folder, repo_type="dataset", download=download)
+            check_images(folder)
         manifest = read_manifest(folder)
         opened = model or _open_named(folder, manifest.locate_model(folder), device, download=download)
         if not isinstance(opened, Genius):
@@ -260,62 +267,6 @@ class Index:
                 "nothing to another: create the index again, or give the right `model=FOLDER`"
             )
         return Index(folder, opened)
-
-    @staticmethod
-    def from_pretrained(
-        name_or_folder: str | Path,
-        *,
-        model: str | Path | Genius | None = None,
-        revision: str | None = None,
-        device: str = "cpu",
-        download: bool = True,
-        token: str | None = None,
-    ) -> Index:
-        """Open an index by its folder, or by its name on the Hugging Face hub (a data set there).
-
-        The index stores the location of its model; ``model`` (a folder, a name on the hub, or an open model)
-        overrides it. Raises like :meth:`genius_search.Genius.from_pretrained`.
-        """
-        from genius_search.hub import find_or_pull
-        from genius_search.index.publish import check_images
-
-        folder = find_or_pull(
-            name_or_folder, repo_type="dataset", revision=revision, download=download, token=token
-        )
-        if not Path(name_or_folder).expanduser().is_dir():
-            check_images(folder)
-        if isinstance(model, Genius):
-            return Index.open(folder, model=model)
-        named = read_manifest(folder).locate_model(folder) if model is None else model
-        if not named:
-            raise ArtifactMissing(f"{folder} does not say which model made it; say it with model=")
-        opened = Genius.from_pretrained(named, device=device, download=download, token=token)
-        return Index.open(folder, model=opened)
-
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        model: str,
-        license: str = "unknown",  # noqa: A002  the hub's word
-        private: bool = False,
-        token: str | None = None,
-    ) -> str:
-        """Publish the index as a data set ``owner/name`` on the Hugging Face hub; return its URL.
-
-        Texts and fields of the items are published, but not their images. ``model`` is the name of the
-        model on the hub, which is stored so that a pulled index finds it.
-        """
-        from genius_search.hub import push
-        from genius_search.index.publish import OBSOLETE, save_index
-
-        with tempfile.TemporaryDirectory() as temporary:
-            saved = save_index(
-                self.folder, Path(temporary) / "index", name=repository, license=license, model=model
-            )
-            return push(
-                saved, repository, repo_type="dataset", private=private, token=token, obsolete=OBSOLETE
-            )
 
     def add(
         self,
@@ -705,17 +656,6 @@ class Index:
         other = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
         return explain(other, request, item_id)
 
-    def near_duplicates(self, levels: int = 1, *, offset: int = 0, limit: int = 50) -> list[SharedGroup]:
-        """Return groups of items that share all but the last ``levels`` codes, largest first.
-
-        With ``levels`` 0 they share their whole ID. ``offset`` and ``limit`` choose a page of the groups.
-        """
-        from genius_search.index.info import near_duplicates
-
-        model, snapshot = self.current()
-        with diagnose_corruption(snapshot):
-            return near_duplicates(snapshot, model.num_levels, levels, offset=offset, limit=limit)
-
     def info(self) -> IndexInfo:
         """Return the numbers of items, IDs, collisions and bytes."""
         from genius_search.index.info import describe
@@ -875,8 +815,8 @@ def _open_named(folder: Path, named: str, device: str, *, download: bool) -> Gen
         raise ArtifactMissing(f"{folder} does not say where its model is; {remedy}")
     try:
         return Genius.open(named, device=device, download=download)
-    except ArtifactMissing as error:
-        raise ArtifactMissing(f"the model of {folder}: {error}; or {remedy}") from None
+    except (ArtifactMissing, NetworkNeeded) as error:
+        raise type(error)(f"the model of {folder}: {error}; or {remedy}") from None
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""Verification of an index's files, a description of its contents, and items that share codes."""
+"""Verification of an index's files, and a description of its contents."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from genius_search.artifact import check_files, file_fingerprint, open_artifact
-from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError, plural
-from genius_search.index.items import Item
+from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
@@ -32,9 +31,6 @@ from genius_search.index.store import (
 from genius_search.index.writer import stored_pictures
 from genius_search.model import MODEL_FILE, read_model_file
 from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer
-
-EXAMPLES: Final = 20
-"""Items listed of a group."""
 
 
 class Verified(NamedTuple):
@@ -166,7 +162,7 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
     with diagnose_corruption(snapshot):
         manifest, count = snapshot.manifest, snapshot.num_alive
         segments = snapshot.segments
-        shared = _group_items(segments)[-1] if count else np.zeros(0, np.int64)
+        shared = _count_ids(segments) if count else np.zeros(0, np.int64)
         sizes: Counter[str] = Counter()
         for entry in manifest.segments:
             sizes.update({Path(name).stem: fact.bytes for name, fact in entry.files.items()})
@@ -192,58 +188,8 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SharedGroup:
-    """Items whose IDs begin with the same codes."""
-
-    codes: tuple[int, ...]
-    """The codes they share."""
-    items: int
-    examples: list[Item]
-    """At most :data:`EXAMPLES` of them."""
-
-
-def near_duplicates(
-    snapshot: Snapshot, num_levels: int, levels: int, *, offset: int, limit: int
-) -> list[SharedGroup]:
-    """Return some groups of items that share all but the last ``levels`` codes, largest first, then by code.
-
-    Raises
-    ------
-    UsageError
-        The page is invalid, or no code would be shared.
-    """
-    if not 0 <= levels < num_levels:
-        raise UsageError(f"all but the last {levels} of {num_levels} codes cannot be shared")
-    if offset < 0 or limit < 0:
-        raise UsageError(f"offset is {offset} and limit is {limit}; both must be at least 0")
-    if not snapshot.num_alive:
-        return []
-    codes, segments, rows, begins, sizes = _group_items(snapshot.segments, num_levels - levels)
-    largest = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > 1)]
-    groups = []
-    for group in largest[offset : offset + limit].tolist():
-        begin, size = int(begins[group]), int(sizes[group])
-        shown = slice(begin, begin + min(size, EXAMPLES))
-        examples = snapshot.items(segments[shown], rows[shown])
-        groups.append(SharedGroup(tuple(codes[begin].tolist()), size, examples))
-    return groups
-
-
-def _group_items(segments: Sequence[Segment], columns: int | None = None) -> tuple[np.ndarray, ...]:
-    """Sort the items that are not deleted by the first columns of their IDs.
-
-    Returns
-    -------
-    These columns, segment and row of each item, and where each group begins and how many items it has.
-    """
-    parts = []
-    for number, segment in enumerate(segments):
-        alive = segment.alive_rows()
-        codes = segment.table.ids[segment.table.rows_of_items[alive], :columns]
-        parts.append((codes, np.full(len(alive), number), alive))
-    codes, numbers, rows = map(np.concatenate, zip(*parts, strict=True))
-    order = np.lexsort(codes.T[::-1])  # its primary key is the last
-    codes = codes[order]
-    begins = np.append(0, np.flatnonzero((codes[1:] != codes[:-1]).any(axis=1)) + 1)
-    return codes, numbers[order], rows[order], begins, np.diff(begins, append=len(codes))
+def _count_ids(segments: Sequence[Segment]) -> np.ndarray:
+    """Return how many items that are not deleted have each ID that occurs."""
+    ids = [one.table.ids[one.table.rows_of_items[one.alive_rows()]] for one in segments]
+    counts: np.ndarray = np.unique(np.concatenate(ids), axis=0, return_counts=True)[1]
+    return counts

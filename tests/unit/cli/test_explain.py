@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 
 import pytest
 
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.records import Modality
@@ -32,26 +30,6 @@ def index(trained, tmp_path_factory) -> Index:
     made.delete([json.loads(line)["did"] for line in lines[1:2]])
     made.add(copies)
     return made
-
-
-def test_copies_in_another_segment_collide_and_deleted_items_do_not(index):
-    def id_of(item: str, levels: int) -> tuple[int, ...]:
-        codes = index.snapshot.id_at(index.snapshot.locate(item))
-        return tuple(codes[: index.model.num_levels - levels].tolist())
-
-    for levels in (0, 1, 2):
-        counts = Counter(id_of(item, levels) for item in index.snapshot.ids())
-        expected = sorted((-count, codes) for codes, count in counts.items() if count > 1)
-        found = index.near_duplicates(levels, limit=1000)
-        assert [(-group.items, group.codes) for group in found] == expected
-        for group in found:
-            shown = {item.id for item in group.examples}
-            assert len(shown) == min(20, group.items)
-            assert {id_of(item, levels) for item in shown} == {group.codes}
-        assert index.near_duplicates(levels, offset=1, limit=2) == found[1:3]
-    for levels in (-1, 99):
-        with pytest.raises(UsageError, match="cannot be shared"):
-            index.near_duplicates(levels)
 
 
 @pytest.mark.parametrize("router", ["geometry", "generator"])

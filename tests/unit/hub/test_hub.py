@@ -14,8 +14,9 @@ from genius_search import Index
 from genius_search.cli import main
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
-from genius_search.hub import CHECKPOINTS, find, is_name, pull
+from genius_search.hub import find, is_name, pull
 from genius_search.index.items import Item
+from genius_search.index.publish import save_index
 from genius_search.index.store import read_manifest
 from genius_search.index.writer import one_writer
 from genius_search.model import Genius, save_model
@@ -57,7 +58,7 @@ def test_a_saved_model_is_complete_and_holds_nothing_else(trained, saved):
     assert (config["model_type"], config["encoder"]) == ("genius", "small:./encoder")
     card = (saved / "README.md").read_text()
     assert card.startswith("---\nlicense: unknown\n")
-    assert 'Genius.from_pretrained("me/model")' in card
+    assert 'Genius.open("me/model", download=True)' in card
     assert "kim2025genius" in card
     assert "Its parts were imported" not in card
 
@@ -94,10 +95,9 @@ def test_what_cannot_be_saved_is_refused_and_nothing_is_written(saved, some_inde
     ):
         with pytest.raises(UsageError, match=match):
             save_model(source, tmp_path / target, **flags)
-    assert not (tmp_path / "new").exists()
-    index = Index.open(some_index)
     with pytest.raises(UsageError, match="owner/name"):
-        index.push_to_hub("me/some", model="../model")
+        save_index(some_index, tmp_path / "new", model="../model")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twice(
@@ -106,25 +106,23 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
     hub.hold("me/model", saved)
     hub.repositories["models/me/model"]["code.py"] = hub.repositories["models/me/model"]["x.pkl"] = b"x"
     with pytest.raises(NetworkNeeded, match="genius pull me/model"):
-        Genius.from_pretrained("me/model", download=False)
+        Genius.open("me/model")
     folder = pull("me/model")
     assert contents(folder) == contents(saved)  # without programs and pickles
     hub.downloads.clear()
     assert pull("me/model") == find("me/model") == folder
     assert hub.downloads == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    for model in (Genius.from_pretrained("me/model"), Genius.open("me/model"), Genius.open(Path("me/model"))):
-        assert model.folder == folder
+    for name in ("me/model", Path("me/model")):
+        assert Genius.open(name).folder == folder
     made, _ = Index.create(tmp_path / "new.index", model="me/model", pool=tmp_path / "pool")
     assert Index.open(made.folder).info().items == 2
 
 
-def test_a_revision_is_found_by_its_name(hub, saved):
+def test_a_revision_is_fetched_by_its_name(hub, saved):
     hub.hold("me/model", saved)
-    folder = pull("me/model", revision="v1")
+    assert Genius.open(pull("me/model", revision="v1")).fingerprint
     assert find("me/model") is None
-    for revision in ("v1", folder.name):
-        assert Genius.from_pretrained("me/model", revision=revision, download=False).folder == folder
     with pytest.raises(ArtifactMissing, match="no such revision"):
         pull("me/model", revision="nowhere")
     with pytest.raises(UsageError, match="there already"):
@@ -142,52 +140,57 @@ def test_a_hub_that_does_not_answer_leaves_with_5_and_advice(hub, monkeypatch, c
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert main(["pull", "some/repo"]) == NetworkNeeded.exit_code
     assert "give the folder of a copy" in " ".join(capsys.readouterr().err.split())
-    for use in (Genius.from_pretrained, lambda name: load_encoder(f"clip:{name}", download=True)):
+    for use, name in ((Genius.open, "some/repo"), (load_encoder, "clip:some/repo")):
         with pytest.raises(NetworkNeeded, match="some/repo is not on this machine"):
-            use("some/repo")
+            use(name, download=True)
 
 
 def test_names_of_repositories_and_of_folders_are_told_apart(saved, monkeypatch):
     assert is_name("a/b")
     assert not any(map(is_name, ("./a", "/a/b", "~/a", "a/b/c", "a/../b", "a", "")))
     monkeypatch.chdir(saved.parent.parent)
-    assert Genius.from_pretrained(f"{saved.parent.name}/{saved.name}").fingerprint
-    for name in ("nothing", "./me/model", ""):
-        with pytest.raises(ArtifactMissing, match="no folder"):
-            Genius.from_pretrained(name)
+    assert Genius.open(f"{saved.parent.name}/{saved.name}").fingerprint
+    for name in ("nothing", "./me/model/x", ""):
+        with pytest.raises(ArtifactMissing, match="no finished model"):
+            Genius.open(name, download=True)
+
+
+def push(*words: object) -> int:
+    return main(["push", *map(str, words), "--yes"])
 
 
 def test_a_pushed_model_comes_back_the_same(hub, trained, capsys):
-    model = Genius.open(trained.model)
-    assert model.push_to_hub("me/fresh", license="mit").endswith("/me/fresh")
-    assert Genius.from_pretrained("me/fresh").fingerprint == model.fingerprint
+    assert push(trained.model, "me/fresh", "--license", "mit", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["address"].endswith("/me/fresh")
+    fresh = Genius.open("me/fresh", download=True)
+    assert fresh.fingerprint == Genius.open(trained.model).fingerprint
     held = hub.repositories["models/me/fresh"]
     assert not [name for name in held if "features" in name or "checkpoint" in name]
     assert b"license: mit" in held["README.md"]
     hub.is_closed = True
-    with pytest.raises(ArtifactMissing, match=r"me/other.*HF_TOKEN"):
-        model.push_to_hub("me/other")
+    assert push(trained.model, "me/other") == ArtifactMissing.exit_code
+    assert "HF_TOKEN" in capsys.readouterr().err
 
 
 def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(hub, some_index, trained):
     index = Index.open(some_index, model=trained.model)
     index.delete(["kite.txt"])
     (some_index / "segments" / "notes.txt").write_text("mine")
-    assert index.push_to_hub("me/some", model="me/model").endswith("/datasets/me/some")
+    assert push(some_index, "me/some", "--model", "me/model") == 0
     held = hub.repositories["datasets/me/some"]
     assert not [name for name in held if "deleted" in name or "notes" in name or name.startswith(".")]
     everything = b"".join(held.values())
     assert b"green kite" not in everything
     assert str(trained.model).encode() not in everything
-    pulled = Index.from_pretrained("me/some", model=trained.model)
+    pulled = Index.open("me/some", model=trained.model, download=True)
     assert read_manifest(pulled.folder).model == "me/model"
     assert [hit.id for hit in pulled.search("a red anchor")] == ["anchor.txt"]
     assert pulled.verify().items == 1
     assert b"| items: text | 1 |" in held["README.md"]
-    with pytest.raises(ArtifactMissing, match="`genius pull me/model`"):
+    with pytest.raises(NetworkNeeded, match=r"`genius pull me/model`.*`model=FOLDER`"):
         Index.open(pulled.folder)
     held |= {"segments/000099/ids.npy": b"of an earlier state", "notes.txt": b"of somebody"}
-    index.push_to_hub("me/some", model="me/model")
+    assert push(some_index, "me/some", "--model", "me/model") == 0
     assert "segments/000099/ids.npy" not in held
     assert "notes.txt" in held
 
@@ -199,29 +202,19 @@ def test_a_pulled_index_that_names_files_of_this_machine_is_refused(hub, some_in
         writer.copy_to(theirs, writer.snapshot.manifest, named)
     hub.hold("me/some", theirs, kind="datasets")
     with pytest.raises(ArtifactMismatch, match=r"secret\.png"):
-        Index.from_pretrained("me/some", model=trained.model)
+        Index.open("me/some", model=trained.model, download=True)
     assert main(["pull", "datasets/me/some"]) == ArtifactMismatch.exit_code
-    Index.open(theirs, model=trained.model).push_to_hub("me/clean", model="me/model")
+    assert push(theirs, "me/clean") == 0
     assert b"secret.png" not in b"".join(hub.repositories["datasets/me/clean"].values())
-    assert Index.from_pretrained("me/clean", model=trained.model).info().items == 2
+    assert len(Index.open("me/clean", model=trained.model, download=True)) == 2
 
 
 def test_an_index_with_its_own_model_takes_it_along(hub, clip_folder, tmp_path):
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "anchor.txt").write_text("a red anchor")
     made, _ = Index.create(tmp_path / "own.index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}")
-    assert main(["push", str(made.folder), "me/own", "--yes"]) == 0
-    assert Index.from_pretrained("me/own").search("a red anchor")[0].id == "anchor.txt"
-
-
-def test_the_authors_checkpoints_have_short_names_and_a_next_command(hub, tmp_path, capsys):
-    held = {path: path.encode() for path in (*CHECKPOINTS["genius"].files, "checkpoint/other.pth")}
-    hub.repositories[f"models/{CHECKPOINTS['genius'].repository}"] = held
-    assert main(["pull", "genius", "--json", "--out", str(tmp_path / "out")]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out) == {"name": "genius", "folder": str(tmp_path / "out")}
-    assert f"--quantizer {tmp_path}/out/checkpoint/rq_clip_large.pth" in " ".join(captured.err.split())
-    assert set(contents(tmp_path / "out")) == set(CHECKPOINTS["genius"].files)
+    assert push(made.folder, "me/own") == 0
+    assert Index.open("me/own", download=True).search("a red anchor")[0].id == "anchor.txt"
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 2), (None, 2)])

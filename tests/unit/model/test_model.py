@@ -98,14 +98,10 @@ def test_the_instructions_of_training_are_remembered_for_every_task(model, train
     assert model.instruction_for(Modality.IMAGE, Modality.IMAGE_TEXT) is None
 
 
-def test_a_folder_without_a_model_says_what_makes_one_and_a_name_what_fetches_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ArtifactMissing, match=r"`genius fit` makes one.*or, .*`genius pull me/model` first"):
-        Genius.open("me/model")
+def test_a_folder_without_a_model_says_what_makes_one(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ArtifactMissing, match="genius fit") as missing:
+        with pytest.raises(ArtifactMissing, match="genius fit"):
             Genius.open(folder)
-        assert "genius pull" not in str(missing.value)
 
 
 def test_opening_a_model_does_not_load_pytorchs_compiler(trained):
