@@ -25,7 +25,6 @@ from genius_search.artifact import (
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.hub import find_or_pull, is_name
 from genius_search.nn.codebooks import EncodedItems, StoredQuantizer
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.packed import read_packed
@@ -178,8 +177,10 @@ class Genius:
             The parts do not belong together, for example because a later training was interrupted.
         """
         folder = Path(folder)
-        if not folder.exists() and is_name(str(folder)):
-            folder = find_or_pull(folder, download=download)
+        if not folder.exists():
+            from genius_search.hub import find_or_pull, is_name
+
+            folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
         if device != "cpu":
             from genius_search.nn.parallel import usable
 

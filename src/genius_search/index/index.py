@@ -19,7 +19,6 @@ from jaxtyping import Shaped
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
-from genius_search.hub import find_or_pull, is_name
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
@@ -251,11 +250,13 @@ class Index:
             The index or its model is not on this machine and may not or cannot be downloaded.
         """
         folder = Path(folder)
-        if not folder.exists() and is_name(str(folder)):
+        if not folder.exists():
+            from genius_search.hub import find_or_pull, is_name
             from genius_search.index.publish import check_images
 
-            folder = find_or_pull(folder, repo_type="dataset", download=download)
-            check_images(folder)
+            if is_name(str(folder)):
+                folder = find_or_pull(folder, repo_type="dataset", download=download)
+                check_images(folder)
         manifest = read_manifest(folder)
         opened = model or _open_named(folder, manifest.locate_model(folder), device, download=download)
         if not isinstance(opened, Genius):
