@@ -34,7 +34,7 @@ from genius_search.recipe import FitConfig, preset
 from genius_search.training.fit import fit
 from genius_search.writing import write_json
 from research.baselines.dense import DenseConfig, evaluate_dense
-from research.baselines.generative import BaselineConfig, evaluate_baseline, fit_baseline
+from research.baselines.generative import BaselineConfig, evaluate_baseline
 from research.command import run
 from research.evaluate import evaluate
 from research.settings import EvaluationConfig
@@ -162,8 +162,7 @@ def make_row(
         evaluate(data, model, config, folder / EVALUATION, evaluation=place, progress=progress)
         return
     rival = from_json(BaselineConfig, {**row.baseline, "seed": seed, **quick.get("baseline", {})})
-    fitted = fit_baseline(data, model, rival, split=config.split, evaluation=place, progress=progress)
-    evaluate_baseline(data, model, fitted, config, folder / EVALUATION, evaluation=place, progress=progress)
+    evaluate_baseline(data, model, rival, config, folder / EVALUATION, evaluation=place, progress=progress)
 
 
 def share(first: Path, folder: Path) -> None:

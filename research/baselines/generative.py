@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -41,16 +41,7 @@ from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.features import TrainingRecords, embed_pool, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
-from research.baselines.ids import (
-    SCHEMES,
-    Candidates,
-    IdKind,
-    IdScheme,
-    Irgen,
-    ResidualIds,
-    TrainingSet,
-    find_rows,
-)
+from research.baselines.ids import SCHEMES, Candidates, IdKind, Ids, TrainingSet, find_rows
 from research.command import run
 from research.evaluate import CANDIDATES, EvaluationResult, evaluate_pools
 from research.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
@@ -66,36 +57,28 @@ class BaselineConfig:
     kind: IdKind
     """Kind of the IDs."""
 
-    indexing: Literal["yes", "no"] = "yes"
-    """Learn the IDs of the pool that will be searched, too, as many items a step as pairs; without it they
-    are computed from the items afterwards, as for items that are added later."""
-
     epochs: Positive = 20.0
     """Passes over the training queries."""
 
     batch_size: Count = 256
-    """Pairs in a batch, and with indexing as many items."""
+    """Pairs in a batch, and as many items of the pool that will be searched."""
 
     seed: Natural = 0
     """Seed of IDs, initial weights, batches and augmentation."""
-
-    @property
-    def method(self) -> str:
-        """Its name in tables and runs."""
-        return self.kind if self.indexing == "yes" else f"{self.kind}-unindexed"
 
 
 @dataclass(frozen=True)
 class Baseline:
     """A fitted baseline."""
 
-    config: BaselineConfig
     generator: Generator
-    scheme: IdScheme
+    numbers: Int64[np.ndarray, " items"]
+    """Numbers of the items that have IDs."""
+    codes: Int64[Tensor, "items levels"]
 
-    def index(self, items: Candidates) -> IdTable:
-        """Return a table of the IDs of the items."""
-        codes = self.scheme.assign(items)
+    def index(self, numbers: Int64[np.ndarray, " pool"]) -> IdTable:
+        """Return a table of the IDs of the items with these numbers."""
+        codes = self.codes.numpy()[find_rows(numbers, self.numbers)]
         return IdTable.build(codes, np.zeros(len(codes)))
 
     def search(
@@ -114,16 +97,14 @@ class Baseline:
 
 
 class TrainingData(NamedTuple):
-    """Pairs and, with indexing, items that the decoder learns from."""
+    """Pairs and items that the decoder learns from."""
 
     pairs: Pairs
     queries: Float[Tensor, "queries dim"]
-    embeddings: Float[Tensor, "items dim"]
-    """Of the training pool, then of other items to index."""
-    codes: Int64[Tensor, "items levels"]
-    """Their IDs."""
+    items: Candidates
+    """Of the training pool, then others of the pool that will be searched."""
     indexed: Int64[np.ndarray, " indexed"]
-    """Rows of the items to index; none without indexing."""
+    """Rows of the pool that will be searched."""
 
 
 def fit_baseline(
@@ -137,21 +118,16 @@ def fit_baseline(
 ) -> Baseline:
     """Give IDs and train the decoder, which takes minutes; nothing of it is kept.
 
-    Features of the pools of ``split``, which will be searched, are kept in ``evaluation``. Raises UsageError
-    if such IDs cannot be searched without having been learned.
+    Features of the pools of ``split``, which will be searched, are kept in ``evaluation``.
     """
     config = checked(config)
-    if config.kind in ("grace-numeric", "grace-string") and config.indexing == "no":
-        raise UsageError(
-            f"{config.kind} IDs do not follow from the items, so what was not learned cannot be found; leave "
-            "indexing on, or take another kind"
-        )
     settings = generator_config(model, config)
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
-        scheme, items = _assign_ids(data, model, work, config, settings, split, evaluation, progress)
-        generator = _train(scheme, items, work, config.kind, settings, progress)
-    return Baseline(config, generator, scheme)
+        ids, given = _give_ids(data, model, work, config, settings, split, evaluation, progress)
+        codes = torch.from_numpy(ids.codes).long()
+        generator = _train(ids, codes, given, work, config.kind, settings, progress)
+    return Baseline(generator, given.items.numbers, codes)
 
 
 def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
@@ -173,15 +149,6 @@ def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
         head="per-level" if config.kind == "nci" else "tied",
         training=training,
     )
-
-
-def pool_items(
-    data: MBeir, model: Genius, split: str, evaluation: Path, *, with_codes: bool, progress: Progress
-) -> Candidates:
-    """Return every candidate of a split's pools, in the order of the evaluation."""
-    files = list(dict.fromkeys([*data.global_pool(split), *data.local_pools_of(split)]))
-    features = embed_pool(data, files, model.encoder, evaluation / CANDIDATES / "features", progress=progress)
-    return _read_items(model, features, files, with_codes=with_codes)
 
 
 def _read_items(model: Genius, features: Features, files: list[Path], *, with_codes: bool) -> Candidates:
@@ -206,7 +173,7 @@ def join(first: Candidates, second: Candidates) -> Candidates:
     )
 
 
-def _assign_ids(
+def _give_ids(
     data: MBeir,
     model: Genius,
     folder: Path,
@@ -215,27 +182,27 @@ def _assign_ids(
     split: str,
     evaluation: Path,
     progress: Progress,
-) -> tuple[IdScheme, TrainingData]:
-    """Embed everything and fit the ID scheme."""
+) -> tuple[Ids, TrainingData]:
+    """Embed everything and give IDs."""
     with_codes = config.kind == "genius"
     records = TrainingRecords(data)
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
-    pool = trained.select(np.zeros(0, dtype=np.int64))
-    if config.indexing == "yes":
-        pool = pool_items(data, model, split, evaluation, with_codes=with_codes, progress=progress)
-    everything = join(trained, pool)
+    files = list(dict.fromkeys([*data.global_pool(split), *data.local_pools_of(split)]))
+    place = evaluation / CANDIDATES / "features"
+    pool_features = embed_pool(data, files, model.encoder, place, progress=progress)
+    pool = _read_items(model, pool_features, files, with_codes=with_codes)
+    items = join(trained, pool)
     queries = torch.from_numpy(fuse_features(model.codebooks, features.queries))
-    progress.say(f"giving {config.kind} IDs to {len(everything.embeddings):,} items")
-    scheme: IdScheme
+    progress.say(f"giving {config.kind} IDs to {len(items.embeddings):,} items")
     if config.kind == "genius":
-        scheme = ResidualIds(model.codebooks)
+        tables = [torch.from_numpy(table) for table in model.codebooks.tables()]
+        ids = Ids(items.codes, model.codebooks.sizes, tables=tables)
     else:
-        kind = SCHEMES[config.kind]
         training_set = TrainingSet(
-            # IRGen's tokenizer learns from pairs; the other schemes name each item that they know.
-            candidates=trained if issubclass(kind, Irgen) else everything,
+            candidates=items,
+            num_training=len(trained.numbers),
             queries=queries,
             query_numbers=features.queries.ids,
             query_texts={query_number(one.qid): one.text for one in records.queries.values() if one.text},
@@ -245,14 +212,13 @@ def _assign_ids(
             progress=progress,
         )
         (folder / "ids").mkdir(parents=True, exist_ok=True)
-        scheme = kind.fit(training_set)
-    codes = torch.from_numpy(scheme.assign(everything)).long()
-    indexed = find_rows(pool.numbers, everything.numbers)
-    return scheme, TrainingData(pairs, queries, everything.embeddings, codes, indexed)
+        ids = SCHEMES[config.kind](training_set)
+    return ids, TrainingData(pairs, queries, items, find_rows(pool.numbers, items.numbers))
 
 
 def _train(
-    scheme: IdScheme,
+    ids: Ids,
+    codes: Int64[Tensor, "items levels"],
     data: TrainingData,
     folder: Path,
     name: str,
@@ -263,25 +229,19 @@ def _train(
     training = settings.training
     size, seed = training.batch_size, training.seed
     torch.manual_seed(seed)
-    generator = Generator(data.embeddings.shape[1], scheme.sizes, settings, shares_codes=scheme.shares_codes)
-    tables = scheme.tables()
-    if tables is not None:
-        generator.start_codes(tables, generator=torch.Generator().manual_seed(seed))
+    embeddings = data.items.embeddings
+    generator = Generator(embeddings.shape[1], ids.sizes, settings, shares_codes=ids.shares_codes)
+    if ids.tables is not None:
+        generator.start_codes(ids.tables, generator=torch.Generator().manual_seed(seed))
 
     def take_step(step: Step) -> StepResult:
         batch = data.pairs.draw(step.number, size, seed=seed)
         chosen = torch.from_numpy(batch.candidate_rows)
-        inputs = augment(
-            data.queries[torch.from_numpy(batch.query_rows)].float(),
-            data.embeddings[chosen],
-            settings,
-            step.generator,
-        )
-        targets = data.codes[chosen]
-        if len(data.indexed):
-            rows = torch.from_numpy(data.indexed[draw_items(len(data.indexed), size, step.number, seed)])
-            inputs = torch.cat([inputs, data.embeddings[rows]])
-            targets = torch.cat([targets, data.codes[rows]])
+        given = data.queries[torch.from_numpy(batch.query_rows)].float()
+        inputs = augment(given, embeddings[chosen], settings, step.generator)
+        rows = torch.from_numpy(data.indexed[draw_items(len(data.indexed), size, step.number, seed)])
+        inputs = torch.cat([inputs, embeddings[rows]])
+        targets = torch.cat([codes[chosen], codes[rows]])
         losses = generator.loss(inputs, targets)
         by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
         return StepResult(losses.mean(), by_level)
@@ -312,29 +272,27 @@ def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray,
 def evaluate_baseline(
     data: MBeir,
     model: Genius,
-    baseline: Baseline,
+    rival: BaselineConfig,
     config: EvaluationConfig,
     folder: Path,
     *,
     evaluation: Path,
     progress: Progress,
 ) -> EvaluationResult:
-    """Measure a baseline as ``research.evaluate`` measures a model; ``folder`` receives runs and results.
+    """Fit a baseline and measure it as ``research.evaluate`` measures a model; ``folder`` gets the results.
 
     Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
     """
-    method = baseline.config.method
     config = checked(config)
-    with_codes = baseline.config.kind == "genius"
-    items = pool_items(data, model, config.split, evaluation, with_codes=with_codes, progress=progress)
+    baseline = fit_baseline(data, model, rival, split=config.split, evaluation=evaluation, progress=progress)
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
-        table = baseline.index(items.select(find_rows(pool.dids, items.numbers)))
+        table = baseline.index(pool.dids)
         for of_row in queries:
             rankings = list(baseline.search(table, of_row.fused, beam=config.beam, k=DEPTH))
             hits = [pool.hits(found.items, found.scores) for found in rankings]
             touched = sum(found.touched for found in rankings) / max(1, len(rankings))
-            yield [MethodHits(method, hits, table.nbytes / len(pool), touched)]
+            yield [MethodHits(rival.kind, hits, table.nbytes / len(pool), touched)]
 
     rows, _ = evaluate_pools(
         data, model, config, answer, folder, evaluation=evaluation, with_codes=False, progress=progress
@@ -344,7 +302,7 @@ def evaluate_baseline(
         "data": data.name,
         "split": config.split,
         "config": dataclasses.asdict(config),
-        "baseline": dataclasses.asdict(baseline.config),
+        "baseline": dataclasses.asdict(rival),
     }
     return EvaluationResult(rows, about).write(folder)
 
@@ -379,11 +337,8 @@ class Generative(JsonOption):
         data, place = MBeir(self.data), self.evaluation or self.model / "evaluation"
         with TerminalProgress() as progress:
             model = Genius.open(self.model)
-            baseline = fit_baseline(
-                data, model, self.rival, split=self.options.split, evaluation=place, progress=progress
-            )
             result = evaluate_baseline(
-                data, model, baseline, self.options, self.out, evaluation=place, progress=progress
+                data, model, self.rival, self.options, self.out, evaluation=place, progress=progress
             )
         result.print(as_json=self.json)
 

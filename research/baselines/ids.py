@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.data.features import Pairs, look_up
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import BadData
 from genius_search.nn import kmeans
-from genius_search.nn.codebooks import Codebooks, as_floats
+from genius_search.nn.codebooks import as_floats
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.quantizer import Codebook
 from genius_search.progress import Progress
@@ -71,9 +70,12 @@ class Candidates(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """Training data of an ID scheme."""
+    """What an ID scheme is made from."""
 
     candidates: Candidates
+    """All items that get IDs: the training pool's, then others that will be searched."""
+    num_training: int
+    """How many of them are of the training pool."""
     queries: Float[Tensor, "queries dim"]
     """Embeddings of the training queries, 16-bit floats, in the order of their features."""
     query_numbers: Int64[np.ndarray, " queries"]
@@ -89,83 +91,32 @@ class TrainingSet(NamedTuple):
     progress: Progress
 
 
-class ResidualIds:
-    """The model's own IDs, which its quantizer gave: the control."""
+class Ids(NamedTuple):
+    """The IDs of items, by one scheme."""
 
-    shares_codes = False
-
-    def __init__(self, quantizer: Codebooks) -> None:
-        self._quantizer = quantizer
-        self.sizes = quantizer.sizes
-
-    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
-        """Return the quantizer's codes."""
-        return candidates.codes
-
-    def tables(self) -> list[Float[Tensor, "_ dim"]]:
-        """Return the codebooks."""
-        return [torch.from_numpy(table) for table in self._quantizer.tables()]
+    codes: Int16[np.ndarray, "items levels"]
+    sizes: tuple[int, ...]
+    """Number of codes at each level."""
+    shares_codes: bool = False
+    """Whether all levels share one vocabulary."""
+    tables: list[Float[Tensor, "_ dim"]] | None = None
+    """The code vectors of each level, where codes have any."""
 
 
-def pad(rows: Sequence[Sequence[int]], *, end: int, levels: int = 0) -> Int16[np.ndarray, "items levels"]:
-    """Return rows of codes, filled up with the end code to the longest, or to a number of levels.
+def spell(rows: Sequence[Sequence[int]], *, end: int, shares_codes: bool = True, levels: int = 0) -> Ids:
+    """Return IDs of different lengths, filled up with the end code to the longest, or to a number of levels.
 
-    A row that takes all levels has no end code and needs none.
+    An ID that takes all levels has no end code and needs none. ``end`` is one more than the largest other
+    code.
 
-    >>> pad([[3], [1, 2]], end=5).tolist()
+    >>> spell([[3], [1, 2]], end=5).codes.tolist()
     [[3, 5], [1, 2]]
     """
     longest = max((len(row) for row in rows), default=1)
     codes = np.full((len(rows), levels or max(1, longest)), end, dtype=np.int16)
     for row, given in zip(codes, rows, strict=True):
         row[: len(given)] = given
-    return codes
-
-
-class SpelledIds(ABC):
-    """IDs of different lengths, padded with an end code; items that were there in training keep theirs.
-
-    They are recognised by their M-BEIR ids, which must stand for the same items ever after.
-
-    Parameters
-    ----------
-    end
-        the end code, one more than the largest other code.
-    numbers, codes
-        M-BEIR's numbers of the known items, and their IDs.
-    """
-
-    shares_codes = True
-
-    def __init__(
-        self, end: int, numbers: Int64[np.ndarray, " known"], codes: Int16[np.ndarray, "known levels"]
-    ) -> None:
-        self.end = end
-        self.sizes = (end + 1,) * codes.shape[1]
-        self._numbers, self._codes = numbers, codes
-
-    @classmethod
-    @abstractmethod
-    def fit(cls, data: TrainingSet) -> SpelledIds:
-        """Learn a scheme from training data."""
-
-    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
-        """Return the IDs of items; those of new items are computed from their embeddings or texts."""
-        places = find_rows(candidates.numbers, self._numbers)
-        codes = np.empty((len(places), len(self.sizes)), dtype=np.int16)
-        codes[places >= 0] = self._codes[places[places >= 0]]
-        new = np.flatnonzero(places < 0)
-        if len(new):
-            codes[new] = self._assign_new(candidates.select(new))
-        return codes
-
-    @abstractmethod
-    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
-        """Return the IDs of items that training did not see."""
-
-    def tables(self) -> list[Float[Tensor, "_ dim"]] | None:
-        """Return None: the codes have no vectors."""
-        return None
+    return Ids(codes, (end + 1,) * codes.shape[1], shares_codes)
 
 
 DIGITS: Final = 10
@@ -193,31 +144,19 @@ def spell_pieces(number: int) -> list[int]:
     return [sum(DIGITS**shorter for shorter in range(1, len(part))) + int(part) for part in parts]
 
 
-class GraceNumeric(SpelledIds):
-    """Random numbers, spelled digit by digit (GRACE's numeric IDs). New items cannot get one."""
-
-    alphabet: ClassVar[int] = DIGITS
-    spell: ClassVar[staticmethod[[int], list[int]]] = staticmethod(spell_digits)
-
-    @classmethod
-    def fit(cls, data: TrainingSet) -> GraceNumeric:
-        """Number the candidates in an order that the seed decides."""
-        numbers = data.candidates.numbers
-        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(data.training.seed))
-        return cls(cls.alphabet, numbers, pad([cls.spell(n) for n in order.tolist()], end=cls.alphabet))
-
-    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
-        raise UsageError(
-            f"{len(items.embeddings):,} items have no ID: these IDs are numbers that were given to the "
-            f"{len(self._numbers):,} items known in training and cannot be computed from an item"
-        )
+def _shuffled_numbers(data: TrainingSet) -> list[int]:
+    generator = torch.Generator().manual_seed(data.training.seed)
+    return torch.randperm(len(data.candidates.numbers), generator=generator).tolist()
 
 
-class GraceString(GraceNumeric):
-    """Random numbers in pieces of three digits, as language models cut them (GRACE's string IDs)."""
+def grace_numeric(data: TrainingSet) -> Ids:
+    """Number the items in an order that the seed decides, and spell the numbers digit by digit."""
+    return spell([spell_digits(number) for number in _shuffled_numbers(data)], end=DIGITS)
 
-    alphabet = PIECES
-    spell = staticmethod(spell_pieces)
+
+def grace_string(data: TrainingSet) -> Ids:
+    """Cut the same numbers into pieces of three digits, as language models do."""
+    return spell([spell_pieces(number) for number in _shuffled_numbers(data)], end=PIECES)
 
 
 MAX_WORDS: Final = 2047
@@ -237,69 +176,35 @@ def encode_words(text: str, vocabulary: Mapping[str, int]) -> list[int]:
     return [vocabulary[word] for word in words if word in vocabulary][:CAPTION_WORDS]
 
 
-class GraceSemantic(SpelledIds):
-    """The words of an item's text, or of the nearest training query for an item without (GRACE's captions).
+def grace_semantic(data: TrainingSet) -> Ids:
+    """Take the words of an item's text, or of the nearest training query for an item without one.
 
-    Parameters
-    ----------
-    words
-        words with a code, by their codes.
-    texts, embeddings
-        texts and embeddings of the training queries.
+    Raises BadData: there is no word, or no query's text for the items without one.
     """
-
-    def __init__(
-        self,
-        end: int,
-        numbers: Int64[np.ndarray, " known"],
-        codes: Int16[np.ndarray, "known levels"],
-        words: Sequence[str],
-        texts: Sequence[str],
-        embeddings: Float[Tensor, "texts dim"],
-    ) -> None:
-        super().__init__(end, numbers, codes)
-        self.words, self._texts, self._embeddings = words, texts, embeddings
-        self._vocabulary = {word: code for code, word in enumerate(words)}
-
-    @classmethod
-    def fit(cls, data: TrainingSet) -> GraceSemantic:
-        """Collect the most frequent words of the candidates and the training queries.
-
-        Raises BadData: there is no word.
-        """
-        found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
-        _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
-        rows = [row for row in first.tolist() if found[row]]
-        texts = [found[row] or "" for row in rows]
-        items = data.candidates
-        counts = Counter(
-            word for text in [*items.texts, *texts] if text for word in _WORD.findall(text.lower())
+    found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
+    _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
+    rows = [row for row in first.tolist() if found[row]]
+    texts, queries = [found[row] or "" for row in rows], data.queries[torch.tensor(rows, dtype=torch.int64)]
+    items, own = data.candidates, list(data.candidates.texts)
+    counts = Counter(word for text in [*own, *texts] if text for word in _WORD.findall(text.lower()))
+    if not counts:
+        raise BadData(
+            "no training text has a word, so there are no captions to make IDs of; take another scheme"
         )
-        if not counts:
-            raise BadData(
-                "no training text has a word, so there are no captions to make IDs of; take another scheme"
-            )
-        words = [word for word, _ in counts.most_common(MAX_WORDS)]
-        parts = (words, texts, data.queries[torch.tensor(rows, dtype=torch.int64)].float())
-        unknown = np.zeros((0, CAPTION_WORDS), dtype=np.int16)
-        codes = cls(len(words), np.zeros(0, dtype=np.int64), unknown, *parts).assign(items)
-        return cls(len(words), items.numbers, codes, *parts)
-
-    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
-        texts = list(items.texts)
-        without = [row for row, text in enumerate(texts) if text is None]
-        if without and not self._texts:
-            raise BadData(
-                f"{len(without):,} items have no text of their own and no training query has one that they "
-                "could take over; take another scheme"
-            )
-        for start in range(0, len(without), BATCH):
-            rows = without[start : start + BATCH]
-            nearest = (items.embeddings[rows] @ self._embeddings.T).argmax(dim=1)
-            for row, place in zip(rows, nearest.tolist(), strict=True):
-                texts[row] = self._texts[place]
-        codes = [encode_words(text or "", self._vocabulary) for text in texts]
-        return pad(codes, end=self.end, levels=CAPTION_WORDS)
+    vocabulary = {word: code for code, (word, _) in enumerate(counts.most_common(MAX_WORDS))}
+    without = [row for row, text in enumerate(own) if text is None]
+    if without and not texts:
+        raise BadData(
+            f"{len(without):,} items have no text of their own and no training query has one that they "
+            "could take over; take another scheme"
+        )
+    for start in range(0, len(without), BATCH):
+        some = without[start : start + BATCH]
+        nearest = (items.embeddings[some] @ queries.float().T).argmax(dim=1)
+        for row, place in zip(some, nearest.tolist(), strict=True):
+            own[row] = texts[place]
+    codes = [encode_words(text or "", vocabulary) for text in own]
+    return spell(codes, end=len(vocabulary), levels=CAPTION_WORDS)
 
 
 KMEANS_ITERATIONS: Final = 25
@@ -307,58 +212,26 @@ TreePath: TypeAlias = tuple[int, ...]
 """A code for each cluster on the way to an item, and one of the item within its leaf."""
 
 
-class ClusterTree:
-    """Clusters of clusters, and in the leaves items.
+def tree_paths(
+    items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
+) -> list[TreePath]:
+    """Divide items into ``branches`` clusters until at most ``leaf`` are together; return each item's path.
 
-    Parameters
-    ----------
-    entries
-        of each node, by the path to it: the centroids of its clusters, or in a leaf the items' embeddings.
+    Where k-means cannot tell items apart, they are dealt out in their order.
     """
-
-    def __init__(self, entries: Mapping[TreePath, Float[Tensor, "entries dim"]]) -> None:
-        self.entries = entries
-
-    @classmethod
-    def build(
-        cls, items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
-    ) -> tuple[ClusterTree, list[TreePath]]:
-        """Divide items into ``branches`` clusters until at most ``leaf`` are together.
-
-        Where k-means cannot tell items apart, they are dealt out in their order. Returns the tree, and the
-        path of each item.
-
-        Raises BadData: there are no items.
-        """
-        if not len(items):
-            raise BadData("a tree needs items to divide; these are none")
-        entries: dict[TreePath, Tensor] = {}
-        paths: list[TreePath] = [()] * len(items)
-        queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
-        for node, rows in queue:  # level by level: the queue grows meanwhile
-            if len(rows) <= leaf:
-                entries[node] = items[rows]
-                for code, row in enumerate(rows.tolist()):
-                    paths[row] = (*node, code)
-            else:
-                chosen, entries[node] = _divide(items[rows], branches, generator)
-                queue += [((*node, code), rows[chosen == code]) for code in range(len(entries[node]))]
-        return cls(entries), paths
-
-    def paths(self, items: Float[Tensor, "items dim"]) -> list[TreePath]:
-        """Return the way of each item down the tree, always to the nearest entry."""
-        paths: list[TreePath] = [()] * len(items)
-        queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
-        for node, rows in queue:
-            chosen = _assign(items[rows], self.entries[node])
-            for code in chosen.unique().tolist():
-                following, own = (*node, code), rows[chosen == code]
-                if following in self.entries:
-                    queue.append((following, own))
-                else:
-                    for row in own.tolist():
-                        paths[row] = following
-        return paths
+    paths: list[TreePath] = [()] * len(items)
+    queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
+    for node, rows in queue:  # level by level: the queue grows meanwhile
+        if len(rows) <= leaf:
+            for code, row in enumerate(rows.tolist()):
+                paths[row] = (*node, code)
+        else:
+            inside = items[rows]
+            chosen = _assign(inside, _kmeans(inside, branches, generator)).unique(return_inverse=True)[1]
+            if not chosen.any():
+                chosen = torch.arange(len(rows)) // -(-len(rows) // branches)
+            queue += [((*node, code), rows[chosen == code]) for code in range(int(chosen.max()) + 1)]
+    return paths
 
 
 def _kmeans(items: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -371,71 +244,18 @@ def _assign(items: Tensor, centroids: Tensor) -> Tensor:
     return torch.from_numpy(kmeans.assign(as_floats(items), as_floats(centroids))).to(items.device)
 
 
-def _divide(items: Tensor, branches: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the cluster of each item, and the centroids of the clusters that have any."""
-    centroids = _kmeans(items, branches, generator)
-    used, chosen = _assign(items, centroids).unique(return_inverse=True)
-    if len(used) > 1:
-        return chosen, centroids[used]
-    dealt = torch.arange(len(items)) // -(-len(items) // branches)
-    return dealt, centroids[used].expand(int(dealt[-1]) + 1, -1)
+def grace_structured(data: TrainingSet) -> Ids:
+    """Return paths down a tree of clusters; NCI's are the same, for a decoder with a head for each level."""
+    generator = torch.Generator().manual_seed(data.training.seed)
+    paths = tree_paths(data.candidates.embeddings, branches=30, leaf=30, generator=generator)
+    return spell(paths, end=30, shares_codes=False)
 
 
-class TreeIds(SpelledIds):
-    """Paths down a tree of clusters; a new item takes over the ID of the item it is led to."""
-
-    branches: ClassVar[int] = 30
-    leaf: ClassVar[int] = 30
-    is_spelled: ClassVar[bool] = False
-    """Whether the number within the leaf is written digit by digit."""
-
-    def __init__(
-        self,
-        end: int,
-        numbers: Int64[np.ndarray, " known"],
-        codes: Int16[np.ndarray, "known levels"],
-        tree: ClusterTree,
-    ) -> None:
-        super().__init__(end, numbers, codes)
-        self.tree = tree
-
-    @classmethod
-    def fit(cls, data: TrainingSet) -> TreeIds:
-        """Cluster the candidates."""
-        generator = torch.Generator().manual_seed(data.training.seed)
-        tree, paths = ClusterTree.build(
-            data.candidates.embeddings, branches=cls.branches, leaf=cls.leaf, generator=generator
-        )
-        end = max(cls.branches, DIGITS if cls.is_spelled else cls.leaf)
-        return cls(end, data.candidates.numbers, pad([cls._row(path) for path in paths], end=end), tree)
-
-    @classmethod
-    def _row(cls, path: TreePath) -> TreePath:
-        return (*path[:-1], *spell_digits(path[-1])) if cls.is_spelled else path
-
-    def _assign_new(self, items: Candidates) -> Int16[np.ndarray, "items levels"]:
-        rows = [self._row(path) for path in self.tree.paths(items.embeddings)]
-        return pad(rows, end=self.end, levels=len(self.sizes))
-
-
-class GraceStructured(TreeIds):
-    """GRACE's structured IDs."""
-
-    shares_codes = False
-
-
-class Nci(TreeIds):
-    """NCI's IDs; its decoder has a head for each level (``--generator.head per-level``)."""
-
-    shares_codes = False
-
-
-class Dsi(TreeIds):
-    """DSI's semantically structured IDs."""
-
-    branches = 10
-    leaf = 100
-    is_spelled = True
+def dsi(data: TrainingSet) -> Ids:
+    """Return paths down a tree, with the number within the leaf digit by digit."""
+    generator = torch.Generator().manual_seed(data.training.seed)
+    paths = tree_paths(data.candidates.embeddings, branches=DIGITS, leaf=100, generator=generator)
+    return spell([(*path[:-1], *spell_digits(path[-1])) for path in paths], end=DIGITS)
 
 
 class Prefixes(NamedTuple):
@@ -542,71 +362,55 @@ class RetrievalTokenizer(nn.Module):
         return [book for book in self.codebooks if isinstance(book, Codebook)]
 
 
-class Irgen:
-    """IRGen's IDs: residual codes of a tokenizer that is trained to retrieve by every prefix of them."""
+IRGEN_EPOCHS: Final = 3.0
+IRGEN_LEARNING_RATE: Final = 1e-3
+IRGEN_START_ITEMS: Final = 8192
+"""Items that k-means starts from."""
 
-    epochs: Final = 3.0
-    learning_rate: Final = 1e-3
-    start_items: Final = 8192
-    """Items that k-means starts from."""
 
-    shares_codes = False
+def irgen(data: TrainingSet) -> Ids:
+    """Train a tokenizer to retrieve by every prefix of its codes, on pairs; return the items' codes."""
+    training = dataclasses.replace(
+        data.training, epochs=IRGEN_EPOCHS, learning_rate=IRGEN_LEARNING_RATE, precision="fp32"
+    )
+    embeddings = data.candidates.embeddings[: data.num_training]
+    torch.manual_seed(training.seed)
+    tokenizer = RetrievalTokenizer(embeddings.shape[1])
+    random = random_for(training.seed, -1)
+    sample = torch.randperm(len(embeddings), generator=random)[:IRGEN_START_ITEMS]
+    tokenizer.start(embeddings[sample].float(), generator=random)
 
-    def __init__(self, tokenizer: RetrievalTokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.sizes = tuple(map(len, tokenizer.tables()))
-
-    @classmethod
-    def fit(cls, data: TrainingSet) -> Irgen:
-        """Train the tokenizer on pairs of queries and candidates."""
-        training = dataclasses.replace(
-            data.training, epochs=cls.epochs, learning_rate=cls.learning_rate, precision="fp32"
+    def take_step(step: Step) -> StepResult:
+        batch = data.pairs.draw(step.number, training.batch_size, seed=training.seed)
+        loss, prefixes = tokenizer.loss(
+            data.queries[torch.from_numpy(batch.query_rows)].float(),
+            embeddings[torch.from_numpy(batch.candidate_rows)].float(),
+            torch.as_tensor(batch.false_negatives),
         )
-        embeddings = data.candidates.embeddings
-        torch.manual_seed(training.seed)
-        tokenizer = RetrievalTokenizer(embeddings.shape[1])
-        random = random_for(training.seed, -1)
-        sample = torch.randperm(len(embeddings), generator=random)[: cls.start_items]
-        tokenizer.start(embeddings[sample].float(), generator=random)
+        tokenizer.update_codebooks(prefixes, generator=step.generator)
+        return StepResult(loss, {"commitment": prefixes.commitment.detach()})
 
-        def take_step(step: Step) -> StepResult:
-            batch = data.pairs.draw(step.number, training.batch_size, seed=training.seed)
-            loss, prefixes = tokenizer.loss(
-                data.queries[torch.from_numpy(batch.query_rows)].float(),
-                embeddings[torch.from_numpy(batch.candidate_rows)].float(),
-                torch.as_tensor(batch.false_negatives),
-            )
-            tokenizer.update_codebooks(prefixes, generator=step.generator)
-            return StepResult(loss, {"commitment": prefixes.commitment.detach()})
-
-        train(
-            tokenizer,
-            take_step,
-            total=num_steps(len(data.pairs), training),
-            config=training,
-            folder=data.folder,
-            progress=data.progress,
-            name="train tokenizer",
-        )
-        return cls(tokenizer)
-
-    def assign(self, candidates: Candidates) -> Int16[np.ndarray, "items levels"]:
-        """Return the IDs of items."""
-        return self.tokenizer.encode(candidates.embeddings).short().numpy()
-
-    def tables(self) -> list[Float[Tensor, "_ dim"]]:
-        """Return the codebooks."""
-        return self.tokenizer.tables()
+    train(
+        tokenizer,
+        take_step,
+        total=num_steps(len(data.pairs), training),
+        config=training,
+        folder=data.folder,
+        progress=data.progress,
+        name="train tokenizer",
+    )
+    codes = tokenizer.encode(data.candidates.embeddings).short().numpy()
+    tables = tokenizer.tables()
+    return Ids(codes, tuple(map(len, tables)), tables=tables)
 
 
-SCHEMES: Final[Mapping[IdKind, type[SpelledIds | Irgen]]] = {
-    "grace-numeric": GraceNumeric,
-    "grace-string": GraceString,
-    "grace-semantic": GraceSemantic,
-    "grace-structured": GraceStructured,
-    "dsi": Dsi,
-    "nci": Nci,
-    "irgen": Irgen,
+SCHEMES: Final[Mapping[IdKind, Callable[[TrainingSet], Ids]]] = {
+    "grace-numeric": grace_numeric,
+    "grace-string": grace_string,
+    "grace-semantic": grace_semantic,
+    "grace-structured": grace_structured,
+    "dsi": dsi,
+    "nci": grace_structured,
+    "irgen": irgen,
 }
-"""Schemes by their names; ``genius`` is the model's own."""
-IdScheme: TypeAlias = ResidualIds | SpelledIds | Irgen
+"""Schemes by their names; ``genius`` is the model's own IDs."""

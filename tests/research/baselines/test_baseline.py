@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from research.baselines.generative import (
@@ -20,13 +20,11 @@ from research.baselines.generative import (
     fit_baseline,
     generator_config,
     main,
-    pool_items,
 )
 from research.runs import read_run
 from research.settings import EvaluationConfig
 
-SEEN = ("grace-numeric", "grace-semantic", "genius")
-UNSEEN = ("grace-structured", "irgen")
+KINDS = ("grace-numeric", "grace-semantic", "genius", "grace-structured", "irgen")
 
 
 class Place(NamedTuple):
@@ -36,15 +34,8 @@ class Place(NamedTuple):
     model: Genius
     evaluation: Path
 
-    def fit(self, kind, **settings):
-        config = BaselineConfig(kind=kind, epochs=0.1, batch_size=32, **settings)
-        return fit_baseline(self.data, self.model, config, evaluation=self.evaluation, progress=Silent())
-
-    def items(self, kind):
-        with_codes = kind == "genius"
-        return pool_items(
-            self.data, self.model, "test", self.evaluation, with_codes=with_codes, progress=Silent()
-        )
+    def config(self, kind):
+        return BaselineConfig(kind=kind, epochs=0.1, batch_size=32)
 
 
 @pytest.fixture(scope="module")
@@ -53,36 +44,25 @@ def place(trained, tmp_path_factory):
     return Place(MBeir(trained.data), Genius.open(trained.model), folder / "evaluation")
 
 
-@pytest.fixture(scope="module")
-def fitted(place):
-    """Some kinds with indexing, others without."""
-    return {kind: place.fit(kind, indexing="yes" if kind in SEEN else "no") for kind in (*SEEN, *UNSEEN)}
-
-
-@pytest.mark.parametrize("kind", [*SEEN, *UNSEEN])
-def test_search_finds_items_of_the_pool_each_once_best_first(place, fitted, kind):
-    rival, items = fitted[kind], place.items(kind)
-    index = rival.index(items)
-    assert index.num_items == len(items.numbers)
-    for found in rival.search(index, items.embeddings[:3], beam=10, k=7):
+@pytest.mark.parametrize("kind", KINDS)
+def test_search_finds_items_of_the_pool_each_once_best_first(place, kind):
+    rival = fit_baseline(
+        place.data, place.model, place.config(kind), evaluation=place.evaluation, progress=Silent()
+    )
+    index = rival.index(rival.numbers[-50:])
+    assert index.num_items == 50
+    for found in rival.search(index, torch.randn(3, place.model.dim), beam=10, k=7):
         assert len(found.items) == len(set(found.items.tolist())) == 7
         assert (np.diff(found.scores) <= 0).all()
         assert found.touched >= 7
 
 
-def test_without_indexing_the_pool_gets_its_ids_afterwards(place, fitted):
-    assert fitted["irgen"].config.method == "irgen-unindexed"
-    assert fitted["genius"].config.method == "genius"
-    with pytest.raises(UsageError, match="grace-string"):
-        place.fit("grace-string", indexing="no")
-
-
-def test_runs_and_results_are_those_of_an_evaluation(place, fitted, tmp_path):
+def test_runs_and_results_are_those_of_an_evaluation(place, tmp_path):
     config = EvaluationConfig(rows=("catalogue_task0",), beam=5)
     evaluate_baseline(
         place.data,
         place.model,
-        fitted["grace-numeric"],
+        place.config("grace-numeric"),
         config,
         tmp_path,
         evaluation=place.evaluation,
@@ -106,8 +86,8 @@ def test_the_program_trains_and_measures(place, tmp_path, capsys, kind):
     assert len(found["rows"]) == 8
 
 
-def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(place, fitted):
-    own, rival = place.model.generator.config, fitted["irgen"].generator.config
+def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(place):
+    own, rival = place.model.generator.config, generator_config(place.model, place.config("irgen"))
     changed = {"guide": own.guide, "dropout": own.dropout, "softmax": own.softmax, "training": own.training}
     assert dataclasses.replace(rival, **changed) == own
     assert generator_config(place.model, BaselineConfig(kind="nci")).head == "per-level"

@@ -1,4 +1,4 @@
-"""ID schemes of other papers: the IDs that items get, new ones included, and what is stored."""
+"""ID schemes of other papers: the IDs that items get."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius_search.data.features import Batch
-from genius_search.errors import UsageError
 from genius_search.progress import Silent
 from genius_search.recipe import TrainingConfig
 from genius_search.search.table import IdTable
-from research.baselines.ids import SCHEMES, Candidates, ClusterTree, RetrievalTokenizer, TrainingSet
+from research.baselines.ids import (
+    SCHEMES,
+    Candidates,
+    RetrievalTokenizer,
+    TrainingSet,
+    encode_words,
+    tree_paths,
+)
 
 DIM = 8
-OTHERS = list(SCHEMES)
-NUMBERED = ("grace-numeric", "grace-string")
-NEW = [name for name in OTHERS if name not in NUMBERED]
 WORDS = ["dog", "cat", "red", "runs", "sits", "here"]
 
 
-def draw_items(count=150, seed=0, *, first=0):
+def draw_items(count=150, seed=0):
     vectors = F.normalize(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)), dim=1)
     texts = [
         None if row % 3 == 0 else " ".join(WORDS[(row * step) % 6] for step in (1, 2, 5))
         for row in range(count)
     ]
-    return Candidates(vectors, np.zeros((count, 2), dtype=np.int16), np.arange(first, first + count), texts)
+    return Candidates(vectors, np.zeros((count, 2), dtype=np.int16), np.arange(count), texts)
 
 
 class FirstPairs:
@@ -43,77 +46,45 @@ class FirstPairs:
         return Batch(rows, rows, torch.zeros(batch_size, batch_size, dtype=torch.bool))
 
 
-def fit(name, items, folder, *, seed=0, query_texts=None):
+def give(name, items, folder, *, seed=0):
     data = TrainingSet(
         candidates=items,
+        num_training=len(items.numbers) - 30,
         queries=items.embeddings.half(),
         query_numbers=np.array([5, 5, 3, *range(100, 97 + len(items.embeddings))]),
-        query_texts={5: "a dog", 3: "a red cat", 100: ""} if query_texts is None else query_texts,
+        query_texts={5: "a dog", 3: "a red cat", 100: ""},
         pairs=FirstPairs(),
         training=TrainingConfig(seed=seed, batch_size=32, max_steps=2),
         folder=folder,
         progress=Silent(),
     )
-    return SCHEMES[name].fit(data)
+    return SCHEMES[name](data)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", list(SCHEMES))
 def test_ids_fit_their_alphabets_and_a_table_and_follow_the_seed(name, tmp_path):
     items = draw_items()
-    scheme = fit(name, items, tmp_path)
-    codes = scheme.assign(items)
-    assert codes.shape == (150, len(scheme.sizes))
+    codes, sizes, *_ = give(name, items, tmp_path)
+    assert codes.shape == (150, len(sizes))
     assert (codes >= 0).all()
-    assert (codes.max(axis=0) < np.array(scheme.sizes)).all()
+    assert (codes.max(axis=0) < np.array(sizes)).all()
     assert IdTable.build(codes, np.zeros(150)).num_items == 150
-    np.testing.assert_array_equal(fit(name, items, tmp_path).assign(items), codes)
-
-
-@pytest.mark.parametrize("name", NEW)
-def test_new_items_get_ids_too(name, tmp_path):
-    known, new = draw_items(), draw_items(60, seed=4, first=1000)
-    scheme = fit(name, known, tmp_path)
-    some = known.select(np.array([9, 3, 77]))
-    np.testing.assert_array_equal(scheme.assign(some), scheme.assign(known)[[9, 3, 77]])
-    codes = scheme.assign(new)
-    assert codes.shape == (60, len(scheme.sizes))
-    assert (codes.max(axis=0) < np.array(scheme.sizes)).all()
-
-
-@pytest.mark.parametrize("name", NUMBERED)
-def test_numbers_cannot_be_given_to_new_items(name, tmp_path):
-    scheme = fit(name, draw_items(), tmp_path)
-    mixed = draw_items(160)
-    with pytest.raises(UsageError, match=r"10 items have no ID.* 150 items known in training"):
-        scheme.assign(mixed)
-
-
-@pytest.mark.parametrize("name", ["grace-structured", "dsi", "nci"])
-def test_the_tree_leads_known_items_to_their_ids(name, tmp_path):
-    items = draw_items()
-    scheme = fit(name, items, tmp_path)
-    np.testing.assert_array_equal(
-        scheme.assign(items._replace(numbers=np.full(len(items.numbers), -1))), scheme.assign(items)
-    )
+    np.testing.assert_array_equal(give(name, items, tmp_path).codes, codes)
 
 
 def test_an_item_without_a_text_takes_the_words_of_the_nearest_query(tmp_path):
     items = draw_items()
-    scheme = fit("grace-semantic", items, tmp_path)
+    codes = give("grace-semantic", items, tmp_path).codes
     # Query 5 has two instructions, of which the first counts; query 3 comes third; query 100 has no words.
     product = items.embeddings[0] @ items.embeddings.half()[[0, 2]].float().T
-    words = ["a dog", "a red cat"][int(product.argmax())].split()
-    assert [scheme.words[code] for code in scheme.assign(items)[0, : len(words)]] == words
+    taken = ["a dog", "a red cat"][int(product.argmax())]
+    same = give("grace-semantic", items._replace(texts=[taken, *items.texts[1:]]), tmp_path).codes
+    assert len(set(codes[0].tolist())) == 1 + len(encode_words(taken, dict.fromkeys(taken.split(), 0)))
+    assert codes[0].tolist() == same[0].tolist()
 
 
 def draw(items, seed=0, dim=6):
     return torch.randn(items, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def build(items, *, branches=3, leaf=4, seed=0):
-    return ClusterTree.build(
-        items, branches=branches, leaf=leaf, generator=torch.Generator().manual_seed(seed)
-    )
 
 
 @settings(max_examples=30)
@@ -121,20 +92,13 @@ def build(items, *, branches=3, leaf=4, seed=0):
     items=st.integers(1, 120), branches=st.integers(2, 6), leaf=st.integers(1, 8), seed=st.integers(0, 1000)
 )
 def test_each_item_has_a_path_of_its_own_and_none_begins_another(items, branches, leaf, seed):
-    _, paths = build(draw(items, seed), branches=branches, leaf=leaf)
+    random = torch.Generator().manual_seed(seed)
+    paths = tree_paths(draw(items, seed), branches=branches, leaf=leaf, generator=random)
     distinct = set(paths)
     assert len(distinct) == items
     assert not any(path[:length] in distinct for path in distinct for length in range(len(path)))
     assert max(max(path[:-1], default=0) for path in paths) < branches
     assert max(path[-1] for path in paths) < leaf
-
-
-@settings(max_examples=30)
-@given(items=st.integers(1, 120), seed=st.integers(0, 1000))
-def test_going_down_to_the_nearest_centroid_finds_the_paths_again(items, seed):
-    vectors = draw(items, seed)
-    tree, paths = build(vectors)
-    assert tree.paths(vectors) == paths
 
 
 def seeded(seed=0):
