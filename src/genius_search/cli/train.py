@@ -61,8 +61,8 @@ class Fit(DeviceOptions, WaitOption):
     """
 
     data: Annotated[Path | None, tyro.conf.Positional, optional("[DATA]")] = None
-    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM},
-    or of choices that `genius index learn --export` printed."""
+    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}; by
+    default what the index has learned (`genius index learn`)."""
 
     encoder: Words = None
     """As of `genius index create`; also small (trains one), small:FOLDER, uniir:FOLDER, precomputed:PATH;
@@ -90,9 +90,7 @@ class Fit(DeviceOptions, WaitOption):
         settings = read_toml(self.config, preset_name=self.preset)
         if self.print_config:
             sys.stdout.write(to_toml(settings))
-        elif self.data is None:
-            raise UsageError("give a data set with --encoder and --out, or pairs or a data set with --index")
-        elif not self.data.exists():
+        elif self.data is not None and not self.data.exists():
             raise BadData(f"{self.data}: there is no such file or folder")
         elif self.index is not None:
             if self.out is not None or self.encoder is not None:
@@ -100,7 +98,7 @@ class Fit(DeviceOptions, WaitOption):
                     "--index trains on an index, which has an encoder: leave out --encoder and --out"
                 )
             self._fit_index(self.data, self.index, settings)
-        elif self.out is None or self.encoder is None:
+        elif self.data is None or self.out is None or self.encoder is None:
             raise UsageError("give --encoder and --out with a data set, or an index with --index")
         else:
             self._fit_data(self.data, self.encoder, self.out, settings)
@@ -122,7 +120,7 @@ class Fit(DeviceOptions, WaitOption):
             progress.say(f"model {model.fingerprint[:12]} is in {out}")
             progress.say_next("genius", "evaluate", data, "--model", out)
 
-    def _fit_index(self, pairs: Path, folder: Path, settings: FitConfig) -> None:
+    def _fit_index(self, pairs: Path | None, folder: Path, settings: FitConfig) -> None:
         from genius_search.index.index import Index
 
         with TerminalProgress() as progress:

@@ -97,7 +97,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
         best = min(range(len(found)), key=lambda at: found[at][0] if len(found[at]) else math.inf)
         query, ranking = queries[best], rankings[best]
         rank = int(found[best][0]) if len(found[best]) else None
-        near = searcher.choices.nearest(query.embedding[None])[0] if searcher.choices else []
+        near = searcher.choices.nearest(query.feature[None])[0] if searcher.choices else []
         allowed = None if query.restriction is None else query.restriction[place.segment]
         return Explanation(
             item=item,

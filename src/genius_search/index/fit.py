@@ -27,6 +27,7 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_gain
 from genius_search.index.items import Item
+from genius_search.index.learned import FIELD
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.segment_writer import alive_items
@@ -97,7 +98,7 @@ class Fitted(NamedTuple):
 def fit_index(
     writer: Writer,
     model: Genius,
-    pairs: Path,
+    pairs: Path | None,
     config: FitConfig,
     *,
     force: bool = False,
@@ -114,7 +115,7 @@ def fit_index(
     Parameters
     ----------
     pairs
-        a ``.jsonl`` file of queries, or a data set in M-BEIR's layout.
+        a ``.jsonl`` file of queries, or a data set in M-BEIR's layout; None for what the index has learned.
 
     Raises
     ------
@@ -137,13 +138,7 @@ def fit_index(
             f"{writer.folder} was created with a trained model; `genius fit DATA --out MODEL` trains one "
             "anew, and `genius index create` makes an index with it"
         )
-    log = writer.folder / LEARNED
-    if (log / CURRENT).exists() and Snapshot.open(log).num_alive:
-        raise UsageError(
-            f"{writer.folder} has learned choices, whose queries another fusion would not know; keep them "
-            "with `genius index learn INDEX --export`, forget them with --forget-all, train, and learn again"
-        )
-    if isinstance(model.encoder, PrecomputedEncoder) and pairs.is_file():
+    if isinstance(model.encoder, PrecomputedEncoder) and (pairs is None or pairs.is_file()):
         raise UsageError(
             "the features of this index are looked up by id, and these queries have none; give a data set in "
             "M-BEIR's layout"
@@ -279,19 +274,31 @@ def _carry_encoder(model: Genius, folder: Path) -> Encoder:
     return load_encoder(f"{kind}:{target}", device=model.device)
 
 
-def _read_known_pairs(folder: Path, source: Path, known: Container[str]) -> tuple[list[Pair], int]:
+def _read_known_pairs(folder: Path, source: Path | None, known: Container[str]) -> tuple[list[Pair], int]:
     """Return the pairs of known items, and the number of others; refuse too few."""
-    given = _read_pairs(source)
+    given = _learned_pairs(folder) if source is None else _read_pairs(source)
     pairs = [pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given]
     pairs = [pair for pair in pairs if pair.items]
     left_out = len(given) - len(pairs)
     if len(pairs) < FEWEST:
         missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
         raise BadData(
-            f"{source} gives {plural(len(pairs), 'pair')} for {folder}{missing if left_out else ''}; "
+            f"{source or 'what was learned for texts'} gives {plural(len(pairs), 'pair')} for {folder}"
+            f"{missing if left_out else ''}; "
             f"at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
         )
     return pairs, left_out
+
+
+def _learned_pairs(folder: Path) -> list[Pair]:
+    """Return the choices of an index for queries of texts alone."""
+    log = folder / LEARNED
+    segments = Snapshot.open(log).segments if (log / CURRENT).exists() else ()
+    return [
+        Pair(Item("", Modality.TEXT, choice.text), (str(choice.fields[FIELD]),))
+        for choice in chain.from_iterable(map(alive_items, segments))
+        if choice.text is not None
+    ]
 
 
 def _read_pairs(source: Path) -> list[Pair]:

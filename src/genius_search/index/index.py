@@ -457,7 +457,7 @@ class Index:
     def choices(self) -> Iterator[dict[str, Any]]:
         """Yield all choices that were learned, as :meth:`learn_many` takes them.
 
-        A query that was not a text alone is the vector that it became.
+        A query that was not a text alone is its feature, a vector.
         """
         from genius_search.index.learned import export
 
@@ -505,7 +505,7 @@ class Index:
 
     def fit(
         self,
-        pairs: str | Path,
+        pairs: str | Path | None = None,
         *,
         config: FitConfig | None = None,
         force: bool = False,
@@ -523,7 +523,7 @@ class Index:
         ----------
         pairs
             Queries with right answers: a ``.jsonl`` file with ``text`` or ``image`` and ``id`` on each line,
-            or a data set in M-BEIR's layout.
+            or a data set in M-BEIR's layout; by default the choices that were learned for texts.
         config
             Settings of the training; by default the preset ``small``.
         force
@@ -545,7 +545,7 @@ class Index:
             return fit_index(
                 writer,
                 self._model_for(writer.snapshot),
-                Path(pairs),
+                None if pairs is None else Path(pairs),
                 config or preset("small"),
                 force=force,
                 device=device,

@@ -2,6 +2,7 @@
 
 The log is an index of its own in the folder ``learned`` of an index: its items are queries' vectors, and each
 names the item that was chosen. So a choice is found, stored and deleted as an item is, and survives a crash.
+The vectors are the encoder's features, so that the log stays when codebooks or fusion of the index are fitted anew.
 
 An item gains at most :data:`WEIGHT` spreads of the query's products, times exp((c − 1) / :data:`TEMPERATURE`)
 with c the cosine of the query and the nearest one for which the item was chosen (``docs/lab/log.md``, "Logged
@@ -157,7 +158,7 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
             index,
             np.stack(
                 [
-                    query.embedding
+                    query.feature
                     for first in range(start, min(start + BATCH, len(requests)), ENCODED)
                     for query in searcher.encode(requests[first : min(first + ENCODED, start + BATCH)])
                 ]
@@ -237,7 +238,7 @@ def forget(log: Index, *, chosen: str | None, text: str | None, wait_seconds: fl
 def export(log: Index) -> Iterator[dict[str, Any]]:
     """Yield the choices of a log as they can be learned again.
 
-    A query that was not a text alone is the vector that it became.
+    A query that was not a text alone is its feature, a vector.
     """
     from genius_search.index.segment_writer import alive_items  # noqa: PLC0415  not to search
 

@@ -88,6 +88,8 @@ class EncodedQuery(NamedTuple):
     """Allowed items; None means all."""
     beam: int | None = None
     """Beam width instead of the configured one."""
+    feature: Float32[np.ndarray, " dim"] = np.zeros(0, np.float32)
+    """The query as the encoder has it, by which choices are compared; training a fusion does not change it."""
     rare: RareWords | None = None
     gains: Mapping[Place, float] = MappingProxyType({})
     """What items gain because they were chosen for similar queries, in spreads."""
@@ -249,12 +251,12 @@ class SnapshotSearcher:
                     wanted.append((request, modality or snapshot.modalities[0]))
         vectors = self._embed(wanted)
         return [
-            query._replace(embedding=fused, evidence=evidence)
-            for query, (fused, evidence) in zip(queries, vectors, strict=True)
+            query._replace(embedding=fused, evidence=evidence, feature=feature)
+            for query, (fused, evidence, feature) in zip(queries, vectors, strict=True)
         ]
 
-    def _embed(self, wanted: Sequence[tuple[SearchRequest, Modality]]) -> list[Float32[np.ndarray, "2 dim"]]:
-        """Return two vectors of each request: the generator's input, and the one for re-ranking.
+    def _embed(self, wanted: Sequence[tuple[SearchRequest, Modality]]) -> list[Float32[np.ndarray, "3 dim"]]:
+        """Return three vectors of each request: the generator's input, that for re-ranking, and the feature.
 
         Parameters
         ----------
@@ -263,11 +265,11 @@ class SnapshotSearcher:
         """
         images: dict[int, Image.Image] = {}  # by the identity of what was given; the same is opened once
         contents: dict[tuple[int, str], int] = {}  # what is to be encoded, and its position
-        sources: list[list[int | Float32[np.ndarray, "2 dim"]]] = []
+        sources: list[list[int | Float32[np.ndarray, "3 dim"]]] = []
         for request, modality in wanted:
             if not request.query:
                 raise UsageError("this needs a query: a text, an image, or both; or a vector")
-            own: list[int | Float32[np.ndarray, "2 dim"]] = []
+            own: list[int | Float32[np.ndarray, "3 dim"]] = []
             for part in request.query:
                 if part.vector is not None:
                     own.append(self._given(part.vector))
@@ -297,16 +299,17 @@ class SnapshotSearcher:
 
     def _encode(
         self, contents: Sequence[tuple[Image.Image | None, str]]
-    ) -> Float32[np.ndarray, "contents 2 dim"]:
-        """Return the two vectors of images, texts, or both."""
+    ) -> Float32[np.ndarray, "contents 3 dim"]:
+        """Return the three vectors of images, texts, or both."""
         if not contents:
-            return np.zeros((0, 2, self.model.dim), dtype=np.float32)
+            return np.zeros((0, 3, self.model.dim), dtype=np.float32)
         image, text = features_of(self.model.encoder, contents)
         fused = self.model.fuse(image, text)
-        return np.stack([fused, normalize(image + text) if self._is_raw else fused], axis=1)
+        feature = normalize(image + text)
+        return np.stack([fused, feature if self._is_raw else fused, feature], axis=1)
 
-    def _given(self, vector: object) -> Float32[np.ndarray, "2 dim"]:
-        """Return the two vectors of a vector as a query, which is read as the feature of a text."""
+    def _given(self, vector: object) -> Float32[np.ndarray, "3 dim"]:
+        """Return the three vectors of a vector as a query, which is read as the feature of a text."""
         array, dim = np.asarray(vector), self.model.encoder.dim
         if array.shape != (dim,) or array.dtype.kind not in "fiu":
             raise UsageError(
@@ -317,19 +320,19 @@ class SnapshotSearcher:
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
         feature = np.asarray(array / length, dtype=np.float32)[None]
         fused = self.model.fuse(np.zeros_like(feature), feature)
-        return np.concatenate([fused, feature if self._is_raw else fused])
+        return np.concatenate([fused, feature if self._is_raw else fused, feature])
 
-    def _item_vectors(self, item_id: str) -> Float32[np.ndarray, "2 dim"]:
-        """Return the two vectors of an item as a query: its stored embedding, or the vector of its ID."""
+    def _item_vectors(self, item_id: str) -> Float32[np.ndarray, "3 dim"]:
+        """Return the three vectors of an item as a query: its stored embedding, or the vector of its ID."""
         with diagnose_corruption(self.snapshot):
             place = self.snapshot.locate(item_id)
             of_codes = normalize(self.model.ranker.vectors(self.snapshot.id_at(place)[None]))
             if self._evidence.embeddings is None:
-                return np.concatenate([of_codes, of_codes])
+                return np.concatenate([of_codes, of_codes, of_codes])
             stored = normalize(as_floats(self._evidence.embeddings[place.segment](np.array([place.row]))))
         if not self._evidence.is_raw:
-            return np.concatenate([stored, stored])
-        return np.concatenate([of_codes, stored if self._is_raw else of_codes])
+            return np.concatenate([stored, stored, stored])
+        return np.concatenate([of_codes, stored if self._is_raw else of_codes, stored])
 
     def search_encoded(self, queries: Sequence[EncodedQuery]) -> list[SearchResult]:
         """Search for encoded queries in one batch, and return the result of each request.
@@ -339,7 +342,7 @@ class SnapshotSearcher:
         if not queries or not self.snapshot.segments:
             return [SearchResult([], 0) for _ in queries]
         if self.choices is not None:
-            gains = self.choices.gains(np.stack([query.embedding for query in queries]))
+            gains = self.choices.gains(np.stack([query.feature for query in queries]))
             queries = [query._replace(gains=own) for query, own in zip(queries, gains, strict=True)]
         with diagnose_corruption(self.snapshot):
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
@@ -568,8 +571,8 @@ def features_of(
 
 
 def _weighted_sum(
-    parts: Sequence[SearchPart], vectors: Sequence[Float32[np.ndarray, "2 dim"]]
-) -> Float32[np.ndarray, "2 dim"]:
+    parts: Sequence[SearchPart], vectors: Sequence[Float32[np.ndarray, "3 dim"]]
+) -> Float32[np.ndarray, "3 dim"]:
     """Return the sum of the parts' vectors by their weights, scaled to unit length."""
     factors = np.array([part.weight for part in parts], dtype=np.float32)
     totals: np.ndarray = np.tensordot(factors, np.stack(vectors), axes=1)

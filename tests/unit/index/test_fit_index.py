@@ -220,6 +220,21 @@ def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path
     assert index.fit(tmp_path / "log.jsonl", config=TINY).before.at_5 > 0.5
 
 
+def test_what_was_learned_is_trained_on_and_stays(sentence_folder, tmp_path):
+    words = [
+        " ".join(["red", "green", "anchor", "ground"][n // 4**p % 4] for p in range(4)) for n in range(200)
+    ]
+    index, _ = Index.create(tmp_path / "i", pool=words, encoder=f"text:{sentence_folder}")
+    index.learn_many([{"text": text, "chosen": str((n + 100) % 200)} for n, text in enumerate(words)])
+    pairs = len({*words})
+    fitted = index.fit(config=QUICK, force=True)
+    assert (fitted.kept, fitted.left_out) == (True, 0)
+    assert len([*index.choices()]) == fitted.pairs >= pairs
+    for handle in (index, Index.open(tmp_path / "i")):
+        [why, *_] = handle.explain("150", words[50]).raised_by
+        assert (why.text, round(why.cosine, 2)) == (words[50], 1)
+
+
 def test_an_index_of_a_trained_model_is_not_trained_on(trained, tmp_path):
     pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
     index, _ = Index.create(tmp_path / "i", pool=pool, model=trained.model)
