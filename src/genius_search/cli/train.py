@@ -153,16 +153,17 @@ class Fit(DeviceOptions, WaitOption):
 
 @command
 class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
-    """Calibrate an index with queries of a data set, so that hits have the probability of being right.
+    """Calibrate an index with queries whose answers are known, so that hits have the probability of being right.
 
-    The items of the index must be candidates of the data set, with their ids. First the weight of
+    The queries are those for which the index has learned what was chosen, or a data set's whose candidates are
+    the items of the index, with their ids. First the weight of
     densities (density_weight) is chosen that finds the most answers, and stored as the index's default.
     A search can then say that it has no good match. Half of the queries are used to fit, the other half to
     measure. Calibrate again when the index has grown much.
     """
 
-    data: Annotated[Path, tyro.conf.arg(metavar="DATA")]
-    """Folder of the data set, in M-BEIR's layout."""
+    data: OptionalFolder = None
+    """Folder of a data set in M-BEIR's layout; by default the choices that the index has learned."""
 
     split: str = "val"
     """Split of the data set."""
@@ -174,7 +175,7 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
         from genius_search.data.mbeir import MBeir
         from genius_search.index.calibrate import calibrate
 
-        data = MBeir(self.data)
+        data = None if self.data is None else MBeir(self.data)
         with TerminalProgress() as progress:
             index = self.open_index()
             fitted, hubness = calibrate(

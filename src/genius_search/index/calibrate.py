@@ -7,9 +7,11 @@ such queries show that.
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -19,7 +21,7 @@ from genius_search.errors import BadData, UsageError
 from genius_search.index.request import SearchRequest
 from genius_search.index.store import Calibration, Hubness, expit, hit_numbers
 from genius_search.progress import Progress
-from genius_search.records import TASKS
+from genius_search.records import TASKS, Modality
 
 if TYPE_CHECKING:
     from genius_search.data.mbeir import MBeir
@@ -36,6 +38,8 @@ FEWEST: Final = 20
 """A threshold is not chosen by fewer first hits above it."""
 HITS: Final = 10
 """Hits of a query that are fitted."""
+MOST_LEARNED: Final = 4000
+"""Queries with learned choices that are drawn."""
 ABSENT: Final = 0.2
 """Assumed share of queries that nothing in the index answers."""
 LIKELY: Final = 0.5
@@ -75,7 +79,7 @@ def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " q
 
 
 def calibrate(
-    index: Index, data: MBeir, *, split: str = "val", precision: float = 0.8, progress: Progress
+    index: Index, data: MBeir | None, *, split: str = "val", precision: float = 0.8, progress: Progress
 ) -> tuple[Calibration, Hubness]:
     """Choose the weight of densities, fit a calibration to every second query, and measure it on the others.
 
@@ -85,7 +89,8 @@ def calibrate(
     Parameters
     ----------
     data
-        Queries whose right answers are items of the index, by their ids.
+        Queries whose right answers are items of the index, by their ids; None for the choices that the index
+        has learned.
     precision
         Share of the first hits called good matches that should be right.
 
@@ -98,10 +103,11 @@ def calibrate(
     """
     if not 0 < precision < 1:
         raise UsageError(f"the precision is {precision}, it must be between 0 and 1, such as 0.8")
-    queries = list(_labelled(index, data, split))
+    name = "learned choices" if data is None else f"{data.name} {split}"
+    queries = list(_chosen(index) if data is None else _labelled(index, data, split))
     if len(queries) < FEWEST_QUERIES:
         raise BadData(
-            f"{len(queries)} queries of {data.root} (split {split}) have a right answer in {index.folder}; "
+            f"{len(queries)} queries of {name} have a right answer in {index.folder}; "
             f"at least {FEWEST_QUERIES} are needed to fit to one half and measure the other"
         )
     answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {weight: [] for weight in WEIGHTS}
@@ -113,7 +119,6 @@ def calibrate(
                 scores = np.array([hit.score for hit in hits], dtype=np.float32)
                 answers[weight].append((scores, np.array([hit.id in right for hit in hits], dtype=bool)))
         progress.advance(start + len(some), {})
-    name = f"{data.name} {split}"
     is_found = {
         weight: np.array([is_right[:FIRST].any() for _, is_right in found])
         for weight, found in answers.items()
@@ -173,6 +178,22 @@ def _labelled(index: Index, data: MBeir, split: str) -> Iterator[tuple[SearchReq
                     k=HITS + len(right),
                 )
                 yield request, right
+
+
+def _chosen(index: Index) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
+    """Yield the queries for which the index has learned what was chosen, at most so many, with these items."""
+    answers: dict[str | tuple[float, ...], list[str]] = defaultdict(list)
+    for choice in index.choices():
+        answers[choice["text"] if "text" in choice else tuple(choice["vector"])].append(choice["chosen"])
+    snapshot = index.snapshot
+    for query in random.Random(0).sample([*answers], min(len(answers), MOST_LEARNED)):
+        modalities: dict[Modality, set[str]] = defaultdict(set)
+        for item, known in snapshot.known(answers[query]).items():
+            modalities[snapshot.item_at(known.location).modality].add(item)
+        for modality, right in modalities.items():
+            given = {"text": query} if isinstance(query, str) else {"vector": np.array(query, np.float32)}
+            options: dict[str, Any] = {**given, "modality": modality, "k": HITS + len(right)}
+            yield SearchRequest(**options, hybrid=False), frozenset(right)
 
 
 def _columns(hits: Float64[np.ndarray, "hits 7"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

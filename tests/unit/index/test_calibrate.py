@@ -181,6 +181,20 @@ def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
         calibrate(index, MBeir(trained.data), split="test", progress=Silent())
 
 
+def test_what_was_learned_calibrates(index, monkeypatch, capsys):
+    monkeypatch.setattr("genius_search.index.calibrate.FEWEST_QUERIES", 5)
+    words = ["calibrate", str(index.folder), "--model", str(index.model.folder), "--json"]
+    assert main(words) == 6
+    assert "0 queries of learned choices" in capsys.readouterr().err
+    texts = [f"a {colour} square" for colour in ("red", "green", "blue", "white", "black", "grey")]
+    items = [index.search(text, modality="image", k=1)[0].id for text in texts]
+    index.learn_many([{"text": text, "chosen": item} for text, item in zip(texts, items, strict=True)])
+    index.learn(items[0], vector=np.ones(index.model.dim))
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["data"] == "learned choices"
+    assert index.calibration.queries == 3
+
+
 def test_the_command_keeps_it(index, trained, capsys):
     words = ["calibrate", index.folder, "--data", trained.data, "--split", "test", "--model", trained.model]
     assert main([str(word) for word in (*words, "--json")]) == 0
