@@ -300,18 +300,17 @@ def _search(
 
 
 def _config(method: BeamMethod, settings: SearchConfig) -> SearchConfig:
-    """Return the settings of one method; geometry has no probabilities to normalise or to add."""
+    """Return the settings of one method; geometry has no probabilities to normalise."""
     own = dataclasses.replace(settings, rerank=method.rerank)
     if method.by == "generator":
         return own
-    return dataclasses.replace(own, scores="level", generator_weight=0.0)
+    return dataclasses.replace(own, scores="level")
 
 
 def _beam_config(config: SearchConfig) -> SearchConfig:
     """Return settings under which methods can share beams.
 
-    All share one full search, unless a re-ranking depends on where its own would have stopped: with a leaf
-    budget, or where the beams' probabilities are added.
+    All share one full search, unless a re-ranking depends on where its own would have stopped.
     """
-    stops_early = config.rerank != "none" and bool(config.candidates or config.generator_weight)
+    stops_early = config.rerank != "none" and bool(config.candidates)
     return dataclasses.replace(config, rerank="codes" if stops_early else "none")

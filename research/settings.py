@@ -49,9 +49,6 @@ class EvaluationConfig:
     shortlist: Natural = 0
     """Re-ranking by embeddings: compare only this many hits, the best by codes; 0 compares all."""
 
-    generator_weight: NonNegative = 0.0
-    """Ranking by codes: weight of the log-probability of the beam, added to the score."""
-
     density_weight: NonNegative = SearchConfig.density_weight
     """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
     exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""

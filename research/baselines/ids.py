@@ -350,7 +350,7 @@ class RetrievalTokenizer(nn.Module):
         """Let the codebooks follow a batch of targets, and move dead codes."""
         for level, book in enumerate(self._books()):
             residuals = prefixes.residuals[level]
-            book.follow(residuals, prefixes.codes[:, level], decay=0.98, laplace=1e-5)
+            book.follow(residuals, prefixes.codes[:, level], decay=0.98)
             book.revive(residuals, below=0.25, generator=generator)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from jaxtyping import Float
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from genius_search.artifact import open_artifact, read_json
@@ -31,7 +32,6 @@ from genius_search.encoders.base import (
 from genius_search.encoders.batches import in_batches
 from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.errors import need_packages
-from genius_search.nn.weights import load_weights
 
 ARTIFACT: Final = "uniir-fusion"
 """The folder's kind in its manifest, whose settings name the kind of encoder."""
@@ -131,7 +131,8 @@ class FeatureFusion:
         manifest = open_artifact(folder, kind=ARTIFACT)
         build = ClipFusion if manifest.config["kind"] == "clip-ff" else BlipFusion
         config = read_json(folder / "config.json")
-        network: ClipFusion | BlipFusion = load_weights(folder / "model.safetensors", lambda: build(config))
+        network: ClipFusion | BlipFusion = build(config)
+        network.load_state_dict(load_file(folder / "model.safetensors"))
         self.spec = f"fusion:{folder}"
         self.fingerprint = manifest.fingerprint
         self.dim = network.dim

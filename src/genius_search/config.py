@@ -155,15 +155,11 @@ class SearchConfig:
 
     router: Literal["generator", "geometry"] = "generator"
     """With re-ranking: find candidates by the generator, or by the distances between the query and the code
-    vectors. IDs without code vectors, the order of generated IDs and ``generator_weight`` need the generator.
+    vectors. IDs without code vectors and the order of generated IDs need the generator.
     """
 
     shortlist: Annotated[Natural, Le(10**9)] = 0
     """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
-
-    # Deviation 26: the paper orders by one kind of evidence at a time.
-    generator_weight: NonNegative = 0.0
-    """Weight of the log-probability of an item's beam in scores by codes."""
 
     # Deviation 27: the paper has no such correction.
     density_weight: NonNegative = 0.11

@@ -251,7 +251,6 @@ def methods_of(index: Index) -> dict[str, SearchConfig]:
         rerank="embeddings" if has_embeddings else "codes",
         candidates=EVERYTHING,
         shortlist=0,
-        generator_weight=0.0,
     )
     found = {"search": usual, "exact": exact}
     if index.model.has_generator and usual.router == "geometry":

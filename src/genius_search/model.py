@@ -292,8 +292,7 @@ class Genius:
 
     def uses_generator(self, config: SearchConfig) -> bool:
         """Return whether a search with these settings asks the generator."""
-        needs = config.rerank == "none" or config.generator_weight > 0
-        return self.has_generator and (config.router == "generator" or needs)
+        return self.has_generator and (config.router == "generator" or config.rerank == "none")
 
     def decoder_for(self, config: SearchConfig) -> Decoder:
         """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""

@@ -22,8 +22,6 @@ from genius_search.config import (
 )
 from genius_search.errors import UsageError
 
-Momentum = Annotated[float, Ge(0), Lt(1)]
-
 
 @settings
 class TrainingConfig:
@@ -50,17 +48,11 @@ class TrainingConfig:
     weight_decay: NonNegative = 0.01
     """Weight decay of matrices; biases, norms and gains have none."""
 
-    beta1: Momentum = 0.9
-    """AdamW's beta1."""
-
-    beta2: Momentum = 0.999
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's beta2."""
 
     epsilon: Positive = 1e-8
     """AdamW's epsilon."""
-
-    clip_norm: NonNegative = 1.0
-    """Maximum gradient norm; 0 disables clipping."""
 
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs the matrix products of the network in bfloat16; weights stay fp32."""
@@ -83,9 +75,6 @@ class QuantizerConfig(CodebookConfig):
 
     decay: Share = 0.9
     """Decay of the moving average that codebooks follow."""
-
-    laplace: Positive = 1e-5
-    """Laplace smoothing of the counts in that average."""
 
     dead_below: NonNegative = 2.0
     """Move a semantic code to a random residual of the batch when its average count falls below this."""
@@ -186,21 +175,6 @@ class AdapterConfig:
 
     members: Annotated[int, Ge(1), Le(64)] = 3
     """Networks that are trained side by side from other random weights, and whose vectors are joined."""
-
-    dropout: Annotated[float, Ge(0), Le(0.9)] = 0.3
-    """Dropout rate of hidden layers and of the features of images."""
-
-    text_dropout: Annotated[float, Ge(0), Le(0.9)] = 0.1
-    """Dropout rate of the features of texts."""
-
-    noise: NonNegative = 0.5
-    """Random noise that training adds to the features of images, in their standard deviations."""
-
-    temperature: Positive = 0.06
-    """Divides the cosines in the contrastive loss."""
-
-    patience: Count = 5
-    """Stop when so many checks by validation queries, of 20, were no better than the best."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=8.0, batch_size=1024, learning_rate=2e-3, warmup_steps=50, weight_decay=0.1

@@ -133,9 +133,9 @@ def test_nor_does_a_generator_with_a_guide(pool, is_compiled):
     if is_compiled:
         fast = quick_search(pool.ranker, pack(config, DIM, network.sizes, weights))
     decoder = GuidedDecoder(network, pool.ranker.spread)
-    before = pool.search(pool.queries, None, decoder, fast, generator_weight=0.2)
+    before = pool.search(pool.queries, None, decoder, fast)
     for other in (pool.queries * np.float32(7), unit(pool.queries + 2 * pool.constant)):
-        assert_same(before, pool.search(other, None, decoder, fast, generator_weight=0.2))
+        assert_same(before, pool.search(other, None, decoder, fast))
 
 
 def test_costs_in_absolute_units_would_depend_on_it(pool):

@@ -75,7 +75,6 @@ class Drawn:
             rerank=rerank,
             candidates=int(random.choice([0, 3, 10, 30, 1000])),
             shortlist=int(random.choice([0, 4])) if rerank == "embeddings" else 0,
-            generator_weight=float(random.choice([0, 0.5])) if rerank == "codes" else 0.0,
             density_weight=float(random.choice([0, 0.5])),
         )
         # Small integers: sums are exact, and many are equal, so that the order of ties is compared too.

@@ -89,7 +89,7 @@ def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
 
 
 def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
-    everything = asked(model, pool, queries, beam=6, candidates=10, generator_weight=0.1)
+    everything = asked(model, pool, queries, beam=6, candidates=10)
     for method in BEAM_METHODS:
-        alone = asked(model, pool, queries, (method,), beam=6, candidates=10, generator_weight=0.1)
+        alone = asked(model, pool, queries, (method,), beam=6, candidates=10)
         assert alone == {method: everything[method]}

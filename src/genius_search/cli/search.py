@@ -209,8 +209,7 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
             )
         if self.router == "geometry" and index.model.uses_generator(config):
             raise UsageError(
-                "--router geometry does without the generator, whose log-probabilities --rerank none and "
-                "generator_weight need"
+                "--router geometry does without the generator, whose log-probabilities --rerank none needs"
             )
         return config
 

@@ -17,7 +17,6 @@ from genius_search.writing import new_folder
 
 KIND: Final = "features"
 ABSENT: Final = -1
-LEFT_OUT: Final = "left_out.json"
 CONTENTS: Final = "contents.json"
 
 ROW: Final = np.dtype(
@@ -83,7 +82,7 @@ def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items
 
 
 def join_shards(shards: Sequence[Shard]) -> Shard:
-    """Return several shards as one, with all that they left out."""
+    """Return several shards as one."""
     rows = np.concatenate([shard.rows for shard in shards])
 
     def join(name: str) -> np.ndarray:
@@ -92,8 +91,7 @@ def join_shards(shards: Sequence[Shard]) -> Shard:
         rows[name] += np.where(rows[name] == ABSENT, 0, starts).astype(np.int32)
         return np.concatenate([part for part in parts if len(part)] or parts[:1])
 
-    left_out = [one for shard in shards for one in shard.left_out]
-    return Shard(rows, join("image"), join("text"), left_out)
+    return Shard(rows, join("image"), join("text"))
 
 
 def write_shard(
@@ -116,7 +114,6 @@ def write_shard(
     with new_folder(folder / f"shard-{number:06d}") as temporary:
         for name in ("rows", "image", "text"):
             np.save(temporary / f"{name}.npy", getattr(shard, name))
-        (temporary / LEFT_OUT).write_text(json.dumps(shard.left_out))
         if contents is not None:
             (temporary / CONTENTS).write_text(json.dumps(contents))
 
@@ -124,12 +121,11 @@ def write_shard(
 def read_shards(folder: Path) -> Iterator[Shard]:
     """Yield the shards of a folder, with mapped features."""
     for path in sorted(path for path in folder.glob("shard-*") if path.is_dir()):
-        left_out = [LeftOut(*fields) for fields in json.loads((path / LEFT_OUT).read_text())]
         # As plain arrays, because indexing a memmap creates another memmap, which is slow.
         image, text = (
             np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in ("image", "text")
         )
-        yield Shard(np.load(path / "rows.npy"), image, text, left_out)
+        yield Shard(np.load(path / "rows.npy"), image, text)
 
 
 class Features:
@@ -142,18 +138,17 @@ class Features:
 
     manifest: Manifest
     """Of the folder; given shards have none."""
+    left_out: Sequence[LeftOut] = ()
+    """Records that were skipped, with the reason."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self._image: list[np.ndarray] = []
         self._text: list[np.ndarray] = []
-        self.left_out: list[LeftOut] = []
-        """Records that were skipped, with the reason."""
         parts = [np.zeros(0, ROW)]
         for shard in shards:
             parts.append(shard.rows)
             self._image.append(shard.image)
             self._text.append(shard.text)
-            self.left_out += shard.left_out
         self._shards = np.repeat(np.arange(len(parts)) - 1, [len(part) for part in parts]).astype(np.int32)
         self._set_rows(np.concatenate(parts))
         # Shards without any image (or text) may have width 0 there, so take the maximum.

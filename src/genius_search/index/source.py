@@ -67,7 +67,6 @@ class VectorFeatures(Features):
         self.ids = np.arange(len(modality))
         self.modality = modality
         self.image_dim = self.text_dim = dim
-        self.left_out = []
         self._read = read
 
     def gather(self, rows: Int64[np.ndarray, " rows"]) -> FeatureBatch:
@@ -227,7 +226,7 @@ class SavedFeatures:
         if self._contents:
             make_folder(self._place)
             number = sum(1 for _ in self._place.glob("shard-*"))
-            shard = join_shards(self._shards)._replace(left_out=())
+            shard = join_shards(self._shards)
             write_shard(self._place, number, shard, contents=self._contents)
         self._shards, self._contents = [], []
 

@@ -311,9 +311,8 @@ def _score_settings(config: SearchConfig) -> tuple[object, ...]:
     is_generated = config.rerank == "none"
     return (
         config.rerank,
-        0.0 if is_generated else config.generator_weight,
         0.0 if is_generated else config.density_weight,
-        config.scores if is_generated or config.generator_weight else None,
+        config.scores if is_generated else None,
     )
 
 

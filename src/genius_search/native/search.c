@@ -94,7 +94,6 @@ typedef struct { /* one query's */
   int64_t compared_bits; /* of a number of an embedding; less than 16: embeddings are residuals of the IDs' vectors */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
   float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
-  float generator_weight;
   float compared_density_step; /* cost of a density where embeddings are compared */
   const float *usage; /* share of the items that the query may find, by their first semantic code: [CODES] */
   float reference;    /* spread of an item's products with these code vectors; see standardize_query() */
@@ -1262,7 +1261,7 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   const float *products = w->products.at;
   for (int64_t b = 0; b < w->rows; b++) {
     const uint8_t *own = (uint8_t *)w->codes.at + b * levels;
-    float base = decoded ? request->generator_weight * ((float *)w->total.at)[b] : 0;
+    float base = 0;
     for (int64_t l = 0; l < shared && request->k; l++) base += products[l * CODES + own[l]];
     ((float *)w->total.at)[b] = base;
     for (int64_t p = 0; p < w->num_parts; p++) {

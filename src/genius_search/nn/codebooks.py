@@ -15,7 +15,7 @@ from genius_search.config import CodebookConfig
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.kmeans import NearestSums, assign
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
-from genius_search.nn.stored import dim_of, read_arrays, settings_of, unfit
+from genius_search.nn.stored import read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
 if TYPE_CHECKING:
@@ -233,11 +233,7 @@ class StoredQuantizer:
 
     def __init__(self, folder: Path) -> None:
         self.manifest = manifest = open_artifact(folder, kind=KIND)
-        dim, config = dim_of(manifest), settings_of(CodebookConfig, manifest)
-        path = folder / WEIGHTS
-        weights = read_arrays(path, shapes_of_weights(dim, config), optional=(METRIC, POOL_SAMPLE))
-        self.codebooks = Codebooks(dim, config, weights)
-        sample = weights.get(POOL_SAMPLE, np.zeros((0, len(self.codebooks.sizes)), np.int16))
-        metric = weights.get(METRIC, np.zeros((dim, dim), np.float32))
-        if sample.ndim != 2 or sample.shape[1] != len(self.codebooks.sizes) or metric.shape != (dim, dim):
-            raise unfit(path, ValueError(f"{METRIC} or {POOL_SAMPLE} has another shape"))
+        dim, config = manifest.facts.get("dim") or 0, settings_of(CodebookConfig, manifest)
+        optional = {METRIC: (dim, dim), POOL_SAMPLE: (None, _num_levels(config))}
+        shapes = {**shapes_of_weights(dim, config), **optional}
+        self.codebooks = Codebooks(dim, config, read_arrays(folder / WEIGHTS, shapes, optional=optional))

@@ -26,22 +26,6 @@ class FeatureTensors(NamedTuple):
         return FeatureTensors(*map(torch.from_numpy, batch))
 
 
-def make_fusion(dim: int, config: FusionConfig) -> nn.Module:
-    """Construct a module that turns image and text features of width ``dim`` into unit embeddings."""
-    return SumFusion() if config.kind == "sum" else Fusion(dim, config)
-
-
-class SumFusion(nn.Module):
-    """The sum of the L2-normalised features, normalised again; for models without training."""
-
-    def forward(
-        self, image: Float[Tensor, "items dim"], text: Float[Tensor, "items dim"]
-    ) -> Float[Tensor, "items dim"]:
-        """Return unit embeddings. Rows of an absent modality must be zero."""
-        normalize = nn.functional.normalize
-        return normalize(normalize(image.float(), dim=-1) + normalize(text.float(), dim=-1), dim=-1)
-
-
 class Fusion(nn.Module):
     """Fuses features: h(x, y) = λ·text + (1−λ)·image + MLP([text; image]), then L2-normalised.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -20,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, open_artifact
-from genius_search.errors import UsageError
 from genius_search.nn.packed import EPSILON, KIND, NUM_BUCKETS, NUM_SPECIAL, WEIGHTS, bucket
-from genius_search.nn.stored import dim_of, settings_of, sizes_of
+from genius_search.nn.stored import settings_of
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.recipe import GeneratorConfig
 from genius_search.writing import ArtifactWriter
@@ -105,19 +103,6 @@ class Guide(nn.Module):
         return scaled + self.bias[rows] + self.gate[level] * decoder_logits
 
 
-class RMSNorm(nn.Module):
-    """T5's layer norm: no mean, no bias, epsilon 1e-6."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Scale each row to unit root mean square, then by the weight."""
-        scale = torch.rsqrt(hidden.float().square().mean(dim=-1, keepdim=True) + EPSILON)
-        return self.weight * (hidden.float() * scale).to(hidden.dtype)
-
-
 class KeysValues(NamedTuple):
     """Keys and values of attention."""
 
@@ -173,12 +158,12 @@ class Block(nn.Module):
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
         self.self_attention = Attention(config)
-        self.self_norm = RMSNorm(config.width)
+        self.self_norm = nn.RMSNorm(config.width, eps=EPSILON)
         self.cross_attention = Attention(config)
-        self.cross_norm = RMSNorm(config.width)
+        self.cross_norm = nn.RMSNorm(config.width, eps=EPSILON)
         self.wi = nn.Linear(config.width, config.feedforward, bias=False)
         self.wo = nn.Linear(config.feedforward, config.width, bias=False)
-        self.feedforward_norm = RMSNorm(config.width)
+        self.feedforward_norm = nn.RMSNorm(config.width, eps=EPSILON)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -252,11 +237,11 @@ class Generator(nn.Module):
         self.offsets = tuple(NUM_SPECIAL + before[level] for level in range(len(sizes)))
         vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
         self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
-        self.prefix_norm = RMSNorm(config.width)
+        self.prefix_norm = nn.RMSNorm(config.width, eps=EPSILON)
         self.embedding = nn.Embedding(vocabulary, config.width)
         self.position_bias = nn.Embedding(NUM_BUCKETS, config.heads)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.final_norm = RMSNorm(config.width)
+        self.final_norm = nn.RMSNorm(config.width, eps=EPSILON)
         self.dropout = nn.Dropout(config.dropout)
         self.head = None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
         self.guide = Guide(dim, sizes) if config.guide == "geometry" else None
@@ -348,20 +333,12 @@ class Generator(nn.Module):
         scaled: Float[Tensor, "batch dim"],
     ) -> Float[Tensor, "batch levels"]:
         """Return the guided logit of each code of IDs, not normalised over the level; see :meth:`loss`."""
-        guide = self.required_guide()
+        assert self.guide is not None
         hidden = self.forward(queries, codes)
         logits = (hidden * self._output_rows(codes + torch.tensor(self.offsets, device=codes.device))).sum(
             dim=2
         )
-        return guide.score_paths(logits, scaled, codes)
-
-    def required_guide(self) -> Guide:
-        """Return the guide; raise :class:`UsageError` without one."""
-        if self.guide is None:
-            raise UsageError(
-                "this generator has no guide, which scores of whole IDs need: set guide to geometry"
-            )
-        return self.guide
+        return self.guide.score_paths(logits, scaled, codes)
 
     def _output_rows(self, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
         if self.head is not None:
@@ -444,5 +421,6 @@ def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -
 def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
-    make = partial(Generator, dim_of(manifest), sizes_of(manifest), settings_of(GeneratorConfig, manifest))
-    return TrainedGenerator(load_weights(folder / WEIGHTS, make).to(device).eval(), manifest)
+    config, facts = settings_of(GeneratorConfig, manifest), manifest.facts
+    generator = load_weights(folder / WEIGHTS, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config))
+    return TrainedGenerator(generator.to(device).eval(), manifest)

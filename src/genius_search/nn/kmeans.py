@@ -81,9 +81,7 @@ def kmeans(
 class NearestSums:
     """Approximates vectors by sums of code vectors, one from each table.
 
-    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice. The error
-    of a sum follows from the products of its code vectors with the vector and with each other, so that what
-    remains of the vector is never computed.
+    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice.
     """
 
     def __init__(self, tables: Sequence[Float32[np.ndarray, "_ dim"]], *, beam: int) -> None:
@@ -95,8 +93,6 @@ class NearestSums:
         """Return the codes of vectors."""
         if self._is_compiled:
             return self._compiled(vectors)
-        if self._beam == 1:
-            return self._greedy(vectors)
         most = max(1, ERRORS_AT_ONCE // (self._beam * max(map(len, self._tables))))
         codes = np.empty((len(vectors), len(self._tables)), dtype=np.int64)
         for start in range(0, len(vectors), most):
@@ -105,38 +101,27 @@ class NearestSums:
 
     def plain(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
         """Do so in NumPy, for a few vectors."""
-        every = np.arange(len(vectors))[:, None]
-        codes = np.zeros((len(vectors), 1, 0), dtype=np.int64)
-        errors = np.zeros((len(vectors), 1), dtype=np.float32)  # half squared ones, less half the vector's
-        for level, table in enumerate(self._tables):
-            longer = errors[..., None] + (np.square(table).sum(axis=1) / 2 - vectors @ table.T)[:, None]
-            for before, products in enumerate(self._crossed[level]):
-                longer += products[codes[..., before]]
-            flat = longer.reshape(len(vectors), longer.shape[1] * len(table))
+        items, dim = vectors.shape
+        every = np.arange(items)[:, None]
+        codes, residuals = np.zeros((items, 1, 0), dtype=np.int64), vectors[:, None]
+        errors = np.square(residuals).sum(axis=2) / 2
+        for table in self._tables:
+            products = (residuals.reshape(-1, dim) @ table.T).reshape(*errors.shape, len(table))
+            longer = errors[..., None] + np.square(table).sum(axis=1) / 2 - products
+            flat = longer.reshape(items, errors.shape[1] * len(table))
             width = min(self._beam, flat.shape[1])
             best = np.argpartition(flat, width - 1, axis=1)[:, :width]
-            errors = flat[every, best]
-            codes = np.concatenate([codes[every, best // len(table)], (best % len(table))[..., None]], axis=2)
+            parents, chosen, errors = best // len(table), best % len(table), flat[every, best]
+            residuals = residuals[every, parents] - table[chosen]
+            codes = np.concatenate([codes[every, parents], chosen[..., None]], axis=2)
         return np.asarray(codes[every[:, 0], errors.argmin(axis=1)])
 
     @cached_property
-    def _crossed(self) -> list[list[Float32[np.ndarray, "_ _"]]]:
-        """Products of the code vectors of each level with those of the levels before."""
-        return [
-            [earlier @ table.T for earlier in self._tables[:level]]
-            for level, table in enumerate(self._tables)
-        ]
-
-    def _greedy(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
-        codes = np.empty((len(vectors), len(self._tables)), dtype=np.int64)
-        for level, table in enumerate(self._tables):
-            codes[:, level] = assign(vectors, table)
-            vectors = vectors - table[codes[:, level]]
-        return codes
-
-    @cached_property
     def _packed(self) -> list[Float32[np.ndarray, ...]]:
-        """Code vectors, their half squared norms, and their products between levels, for the library."""
+        """Code vectors, their half squared norms, and their products between levels, for the library.
+
+        From these products it knows the error of a sum, and never computes what remains of a vector.
+        """
         levels, dim = len(self._tables), self._tables[0].shape[1]
         wide = np.zeros((levels, CODES, dim), np.float32)
         halves = np.full((levels, CODES), np.inf, np.float32)

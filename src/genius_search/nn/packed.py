@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int64
 
 from genius_search.artifact import Manifest
 from genius_search.config import DecoderConfig
-from genius_search.nn.stored import dim_of, read_arrays, settings_of, sizes_of, unfit
+from genius_search.nn.stored import read_arrays, settings_of, unfit
 
 KIND: Final = "generator"
 WEIGHTS: Final = "generator.safetensors"
@@ -57,16 +57,11 @@ def read_packed(manifest: Manifest) -> PackedGenerator | None:
     ArtifactMismatch
         The weights do not fit the settings in the manifest.
     """
-    path, config, sizes = (
-        manifest.folder / WEIGHTS,
-        settings_of(DecoderConfig, manifest),
-        sizes_of(manifest),
-    )
-    if max(sizes) > CODES:
-        return None
+    path, config = manifest.folder / WEIGHTS, settings_of(DecoderConfig, manifest)
     try:
-        return pack(config, dim_of(manifest), sizes, read_arrays(path))
-    except (LookupError, ValueError) as error:
+        dim, sizes = manifest.facts["dim"], manifest.facts["sizes"]
+        return None if max(sizes) > CODES else pack(config, dim, sizes, read_arrays(path))
+    except (LookupError, TypeError, ValueError) as error:
         raise unfit(path, error) from None
 
 

@@ -7,7 +7,7 @@ by k-means and updated by exponential moving averages; they receive no gradients
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from torch.nn import functional as F
 
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import Codebooks, as_array, as_floats, shapes_of_measures, shapes_of_weights
-from genius_search.nn.fusion import make_fusion
+from genius_search.nn.fusion import Fusion
 from genius_search.nn.kmeans import assign, start_tables
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
+
+LAPLACE: Final = 1e-5
+"""Smooths the counts in a codebook's moving average."""
 
 
 class Quantized(NamedTuple):
@@ -62,7 +65,6 @@ class Codebook(nn.Module):
         codes: Int[Tensor, " items"],
         *,
         decay: float,
-        laplace: float,
     ) -> None:
         """Update the moving averages with the residuals that were assigned to each code."""
         size = len(self.embed)
@@ -72,7 +74,7 @@ class Codebook(nn.Module):
         self.cluster_size.lerp_(counts, 1 - decay)
         self.embed_avg.lerp_(sums, 1 - decay)
         total = self.cluster_size.sum()
-        smoothed = (self.cluster_size + laplace) / (total + size * laplace) * total
+        smoothed = (self.cluster_size + LAPLACE) / (total + size * LAPLACE) * total
         self.embed.copy_(self.embed_avg / smoothed[:, None])
 
     @torch.no_grad()
@@ -97,7 +99,7 @@ class Quantizer(nn.Module):
         super().__init__()
         self.dim = dim
         self.config = config
-        self.fusion = make_fusion(dim, config.fusion)
+        self.fusion = Fusion(dim, config.fusion)
         modality = [] if config.level0 == "none" else [Codebook(NUM_MODALITIES, dim)]
         if config.shared_codebook:
             semantic = [Codebook(config.codebook_size, dim)] * config.levels
@@ -217,7 +219,7 @@ class Quantizer(nn.Module):
         config, revived = self.config, 0
         for level, book in enumerate(self.books):
             residuals, codes = quantized.residuals[level], quantized.codes[:, level]
-            book.follow(residuals, codes, decay=config.decay, laplace=config.laplace)
+            book.follow(residuals, codes, decay=config.decay)
             if config.dead_below > 0 and not (level == 0 and self.has_modality_level):
                 gathered = parallel.gather_pairs(residuals)
                 revived += book.revive(gathered, below=config.dead_below, generator=generator)

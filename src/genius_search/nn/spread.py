@@ -146,13 +146,13 @@ class Spread:
         return self._known[level0]
 
     def scales(
-        self, products: Float[np.ndarray, "queries codes"], first_codes: Integer[np.ndarray, " queries"]
+        self, products: Float[np.ndarray, "queries codes"], level0: Sequence[frozenset[int]]
     ) -> Float32[np.ndarray, " queries"]:
-        """Return the factors of queries that look for items with these first codes."""
+        """Return the factors of queries that look for items with these first codes; none means any."""
         scales = np.ones(len(products), dtype=np.float32)
-        for code in np.unique(first_codes).tolist():
-            own = first_codes == code
-            scales[own] = self.among(frozenset([code])).scale(products[own])
+        for allowed in set(level0):
+            own = [number for number, one in enumerate(level0) if one == allowed]
+            scales[own] = self.among(allowed).scale(products[own])
         return scales
 
     @staticmethod

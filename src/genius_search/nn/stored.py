@@ -1,10 +1,10 @@
-"""Folders of trained parts: what their manifests state, and weights as arrays."""
+"""Folders of trained parts: their settings, and weights as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -15,10 +15,6 @@ from genius_search.errors import ArtifactMismatch, UsageError
 
 Settings = TypeVar("Settings")
 
-_MAX_DIM: Final = 1 << 16
-_MAX_CODES: Final = 32_767
-_MAX_LEVELS: Final = 1024
-
 
 def settings_of(kind: type[Settings], manifest: Manifest) -> Settings:
     """Return the settings in a manifest; raise :class:`ArtifactMismatch` where one is out of range."""
@@ -28,38 +24,20 @@ def settings_of(kind: type[Settings], manifest: Manifest) -> Settings:
         raise ArtifactMismatch(f"{manifest.folder} cannot be used: {error}") from None
 
 
-def dim_of(manifest: Manifest) -> int:
-    """Return the width of features that a manifest states; raise :class:`ArtifactMismatch` above 65,536."""
-    return _number(manifest, "dim", manifest.facts.get("dim"), _MAX_DIM)
-
-
-def sizes_of(manifest: Manifest) -> tuple[int, ...]:
-    """Return the codes of each level that a manifest states; raise :class:`ArtifactMismatch` above 32,767."""
-    sizes = manifest.facts.get("sizes")
-    if not isinstance(sizes, list) or not 1 <= len(sizes) <= _MAX_LEVELS:
-        raise ArtifactMismatch(f"{manifest.folder} states no sizes of 1 to {_MAX_LEVELS:,} levels")
-    return tuple(_number(manifest, "sizes", size, _MAX_CODES) for size in sizes)
-
-
-def _number(manifest: Manifest, name: str, value: object, most: int) -> int:
-    if not (isinstance(value, int) and 1 <= value <= most):
-        raise ArtifactMismatch(
-            f"{manifest.folder} states {name} {str(value)[:80]}, expected a number from 1 to {most:,}"
-        )
-    return value
-
-
 def read_arrays(
-    file: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, *, optional: Sequence[str] = ()
+    file: Path,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    *,
+    optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
     """Read weights from a file, floating point as 32 bits.
 
     Parameters
     ----------
     shapes
-        names and shapes of the weights that are read; None reads all.
+        names and shapes of the weights that are read, None for any length; by default all are read.
     optional
-        further weights that are read if they are there.
+        those that may be absent.
 
     Raises
     ------
@@ -70,15 +48,23 @@ def read_arrays(
     try:
         with safe_open(file, "np") as opened:
             there = opened.keys()
-            for name in [*shapes, *(name for name in optional if name in there)] if shapes else there:
+            for name in there if shapes is None else shapes:
+                if name in optional and name not in there:
+                    continue
                 array = opened.get_tensor(name)
-                if shapes and array.shape != shapes.get(name, array.shape):
-                    raise ValueError(f"{name} has the shape {array.shape}, not {shapes[name]}")  # noqa: TRY301
+                wanted = array.shape if shapes is None else shapes[name]
+                if not fits(array.shape, wanted):
+                    raise ValueError(f"{name} has the shape {array.shape}, not {wanted}")  # noqa: TRY301
                 is_float = np.issubdtype(array.dtype, np.floating)
                 arrays[name] = array.astype(np.float32, copy=False) if is_float else array
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise unfit(file, error) from None
     return arrays
+
+
+def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Return whether a shape is the wanted one, in which None stands for any length."""
+    return len(shape) == len(wanted) and all(map(lambda one, other: other in (None, one), shape, wanted))
 
 
 def unfit(file: Path, error: Exception) -> ArtifactMismatch:

@@ -28,20 +28,13 @@ class _Uninitialized(TorchFunctionMode):
         return function(*args, **(options or {}))
 
 
-def load_weights(
-    file: Path,
-    make: Callable[[], Network],
-    *,
-    change: Callable[[Network, dict[str, Tensor]], Mapping[str, Tensor]] = lambda _, tensors: tensors,
-) -> Network:
-    """Construct a network and give it the weights of a file.
+def load_weights(file: Path, make: Callable[[], Network]) -> Network:
+    """Construct a network with the weights of a file; all its tensors must be there.
 
     Parameters
     ----------
     make
-        constructs the network; called twice, the first time without memory for tensors.
-    change
-        returns the tensors under the names that the network gives them.
+        constructs the network, without memory for tensors: settings may describe one of any size.
 
     Raises
     ------
@@ -51,12 +44,8 @@ def load_weights(
     try:
         tensors = load_file(file)
         with torch.device("meta"), _Uninitialized():
-            sketch = (
-                make()
-            )  # settings may describe a network of any size: names and shapes are compared first
-        sketch.load_state_dict(change(sketch, dict(tensors)), assign=True)
-        network = make()
-        network.load_state_dict(change(network, tensors))
+            network = make()
+        network.load_state_dict(tensors, assign=True)
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, SafetensorError) as error:
         raise unfit(file, error) from None
     return network

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -117,11 +116,7 @@ class GeometricDecoder:
         """Return the initial state, before any token."""
         queries = queries.detach().float()
         products = as_floats(queries @ self._columns[self._spread.level])
-        scales = np.ones(len(queries), dtype=np.float32)
-        given = [frozenset[int]()] * len(queries) if level0 is None else list(level0)
-        for allowed in set(given):
-            own = [number for number, one in enumerate(given) if one == allowed]
-            scales[own] = self._spread.among(allowed).scale(products[own])
+        scales = self._spread.scales(products, level0 or [frozenset()] * len(queries))
         return GeometricState(level=0, residuals=queries * torch.from_numpy(scales).to(queries)[:, None])
 
     def advance(self, state: GeometricState, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
@@ -170,7 +165,8 @@ class GuidedDecoder:
     @torch.no_grad()
     def __init__(self, generator: Generator, spread: Spread | None = None) -> None:
         self._generator = generator
-        self._guide = generator.required_guide()
+        assert generator.guide is not None
+        self._guide = generator.guide
         self._geometry = GeometricDecoder(self._guide.tables(), spread)
         self.sizes: tuple[int, ...] = generator.sizes
         self.device: torch.device = generator.device

@@ -184,7 +184,7 @@ class _Work(ctypes.Structure):
 
 
 _SEGMENT: Final = struct.Struct("6PqP")
-_REQUEST: Final = struct.Struct("6q32s4fP2f")
+_REQUEST: Final = struct.Struct("6q32s3fP2f")
 _RESULT: Final = struct.Struct("2q")
 _works: Final[list[_Work]] = []
 """Memory of the library's searches; each is used by one search at a time."""
@@ -314,7 +314,6 @@ class CompiledSearch:
                     _bits_of(level0),
                     1 / HALF_NORM_STEPS,
                     density_step,
-                    config.generator_weight,
                     0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
                     among.usage.ctypes.data,
                     among.first,

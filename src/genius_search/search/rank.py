@@ -203,11 +203,8 @@ def rank_items(
       that many items (at least ``k``), the best by codes.
 
     The query is scaled (:mod:`genius_search.nn.spread`) before costs are subtracted from products, and
-    scores are divided by that factor in the end. ``config.generator_weight`` times the log-probability of the
-    beam is added to scaled scores by codes. All beams of a query have the same depth, so these
-    log-probabilities are comparable; they are 0 for a query that was finished before the first code.
-    ``config.density_weight`` is the weight of the density in scores by codes and by fused embeddings, but not
-    by raw ones, whose order is the paper's (GENIUS^R).
+    scores are divided by that factor in the end. ``config.density_weight`` is the weight of the density in
+    scores by codes and by fused embeddings, but not by raw ones, whose order is the paper's (GENIUS^R).
 
     Parameters
     ----------
@@ -287,8 +284,6 @@ def rerank(
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
         scores = _by_codes(segments, ranking, in_codes * scale, evidence.codes, density_cost)
-        if config.generator_weight:
-            scores = scores + config.generator_weight * ranking.scores
         ranking = ranking._replace(scores=scores)
     if config.rerank == "embeddings":
         if is_shortened:

@@ -38,6 +38,15 @@ VALIDATION_QUERIES: Final = 4096
 """Validation queries that are ranked, at most."""
 CHECKS: Final = 20
 """Times that the validation queries are ranked during a training."""
+PATIENCE: Final = 5
+"""A training stops when so many checks were no better than the best."""
+DROPOUT: Final = 0.3
+"""Of hidden layers and of the features of images."""
+TEXT_DROPOUT: Final = 0.1
+NOISE: Final = 0.5
+"""Random noise that training adds to the features of images, in their standard deviations."""
+TEMPERATURE: Final = 0.06
+"""Divides the cosines in the contrastive loss."""
 _SAMPLE: Final = 16_384
 """Features that means and deviations are taken of."""
 
@@ -51,8 +60,8 @@ class TrainedAdapter(nn.Module):
     def __init__(self, width: int, config: AdapterConfig, *, part: str) -> None:
         super().__init__()
         is_image = part == "image"
-        self.dropout, self.noise = config.dropout, config.noise if is_image else 0.0
-        self.input_dropout = config.dropout if is_image else config.text_dropout
+        self.noise = NOISE if is_image else 0.0
+        self.input_dropout = DROPOUT if is_image else TEXT_DROPOUT
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
         members, hidden = config.members, config.hidden
@@ -75,7 +84,7 @@ class TrainedAdapter(nn.Module):
             inputs = inputs + self.noise * torch.randn_like(inputs)
         inputs = F.dropout(inputs, self.input_dropout, self.training)
         hidden = F.gelu(inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh")
-        outputs = F.dropout(hidden, self.dropout, self.training) @ self.output.transpose(1, 2)
+        outputs = F.dropout(hidden, DROPOUT, self.training) @ self.output.transpose(1, 2)
         return F.normalize(outputs, dim=-1).transpose(0, 1)
 
 
@@ -132,11 +141,11 @@ class AdapterStep(nn.Module):
         queries, candidates = self.embed(self.pairs, batch)
         excluded = self.excluded(self.pairs, batch)
         losses = [
-            contrastive_loss(*member, excluded, temperature=self.config.temperature, direction="both")
+            contrastive_loss(*member, excluded, temperature=TEMPERATURE, direction="both")
             for member in zip(queries.unbind(1), candidates.unbind(1), strict=True)
         ]
         measures = {"validation": self.best_score} if self.validation else {}
-        stop = float(self.checks_since) >= self.config.patience
+        stop = float(self.checks_since) >= PATIENCE
         return StepResult(torch.stack(losses).sum(), measures, stop)
 
     def embed(self, pairs: Pairs, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -203,8 +203,7 @@ def embed(
     expected
         approximate number of rows, for the progress display.
     skip_bad_images
-        leave out rows with unreadable images, and list them in :attr:`Features.left_out`; otherwise such an
-        image is an error.
+        leave out rows with unreadable images; otherwise such an image is an error.
     shard_rows
         rows that are finished together; an interrupted run loses at most those.
 

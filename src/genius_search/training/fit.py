@@ -68,6 +68,11 @@ def fit(
     data = data if isinstance(data, MBeir) else MBeir(data)
     folder, progress = Path(folder), progress or Silent()
     config = checked(preset("small") if config is None else config)
+    if config.quantizer.fusion.kind == "sum":
+        raise UsageError(
+            "quantizer.fusion.kind is sum, which is nothing to train; leave it out, or make an index without "
+            "training: `genius index create`"
+        )
     parallel.usable(device)
     _check_folder(folder)
     if not data.training_queries():

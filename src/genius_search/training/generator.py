@@ -77,7 +77,8 @@ def train_generator(
 
     def scale(given: Tensor, own: np.ndarray) -> Tensor:
         """Scale queries as a search for their targets' modality does (:mod:`genius_search.nn.spread`)."""
-        scales = spread.scales(as_floats(given) @ first_vectors.T, own[:, 0])
+        wanted = [frozenset([code]) for code in own[:, 0].tolist()]
+        scales = spread.scales(as_floats(given) @ first_vectors.T, wanted)
         return given * torch.from_numpy(scales)[:, None]
 
     def take_step(step: Step) -> StepResult:
@@ -136,7 +137,8 @@ def contrast(
     every = torch.arange(len(codes), device=codes.device)
     own = parallel.own_rows(every)[:CONTRASTED_QUERIES]
     is_answer = false_negatives[own] | (own[:, None] == every)
-    vectors = generator.required_guide().vectors_of(codes)
+    assert generator.guide is not None
+    vectors = generator.guide.vectors_of(codes)
     nearness = scaled[own] @ vectors.T - vectors.square().sum(dim=1) / 2
     others = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
     rows = torch.cat([own[:, None], others], dim=1)

@@ -25,6 +25,9 @@ from genius_search.recipe import TrainingConfig
 from genius_search.writing import CHECKPOINT, ArtifactWriter, sync, write_atomically
 
 METRICS: Final = "metrics.jsonl"
+BETA1: Final = 0.9
+CLIP_NORM: Final = 1.0
+"""Longest gradient of a step."""
 
 
 class Step(NamedTuple):
@@ -138,8 +141,7 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             result.loss.backward()
             parallel.average_gradients(parameters)
-            if config.clip_norm:
-                nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+            nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
             optimizer.step()
             if log is not None:
                 log.write(json.dumps({"step": index, "learning_rate": rate, **measures}) + "\n")
@@ -164,7 +166,7 @@ def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
             {"params": others, "weight_decay": 0.0},
         ],
         lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
+        betas=(BETA1, config.beta2),
         eps=config.epsilon,
         fused=True,
     )

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.data.features import ROW, Features, LeftOut, Shard, half, write_shard
+from genius_search.data.features import ROW, Features, Shard, half, write_shard
 from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.writing import ArtifactWriter
 
 DIM = 4
 
 
-def one_image(text_dim=DIM, left_out=()):
+def one_image(text_dim=DIM):
     """A shard of one image."""
     rows = np.array([(7, 0, -1, -1, 0, -1)], ROW)
-    return Shard(rows, np.ones((1, DIM), np.float16), np.zeros((0, text_dim), np.float16), left_out)
+    return Shard(rows, np.ones((1, DIM), np.float16), np.zeros((0, text_dim), np.float16))
 
 
 @settings(max_examples=40)
@@ -58,14 +58,12 @@ def test_features_that_16_bits_cannot_hold_are_refused(bad):
         half(np.array([[0, 1], [bad, 1]], dtype=np.float32))
 
 
-def test_left_out_records_are_listed_when_the_folder_is_opened(tmp_path):
+def test_features_of_two_widths_have_no_one_width(tmp_path):
     writer = ArtifactWriter(tmp_path / "some", kind="features", config={}, inputs={})
-    write_shard(writer.path, 0, one_image(DIM + 1, [LeftOut(3, "a.jpg", "cut off")]))
+    write_shard(writer.path, 0, one_image(DIM + 1))
     writer.finish()
-    opened = Features.open(tmp_path / "some")
-    assert opened.left_out == [LeftOut(3, "a.jpg", "cut off")]
     with pytest.raises(ArtifactMismatch, match="must have the same width"):
-        _ = opened.dim
+        _ = Features.open(tmp_path / "some").dim
 
 
 def test_a_shard_reaches_the_disk_before_it_counts_as_finished(tmp_path, disk):

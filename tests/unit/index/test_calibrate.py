@@ -118,7 +118,6 @@ def test_probabilities_are_bounded_and_never_rise_down_the_list(scores):
         ({"scores": "vocabulary"}, True),
         ({"rerank": "embeddings"}, False),
         ({"rerank": "none"}, False),
-        ({"generator_weight": 0.1}, False),
         ({"density_weight": 0.0}, False),
     ],
 )

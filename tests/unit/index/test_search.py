@@ -165,7 +165,6 @@ def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
         (geometric, False),
         (index.settings, False),
         (dataclasses.replace(geometric, rerank="none"), True),
-        (dataclasses.replace(geometric, generator_weight=0.1), True),
     ):
         hits = index.search("a red kite", config=config)
         assert hits

@@ -135,8 +135,3 @@ def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
             torch.testing.assert_close(scores[:, level], expected, rtol=1e-5, atol=1e-4)
     vectors = sum(table[codes[:, level]] for level, table in enumerate(guide.tables()))
     torch.testing.assert_close(guide.vectors_of(codes), vectors)
-
-
-def test_paths_need_a_guide() -> None:
-    with pytest.raises(UsageError, match="guide"):
-        Generator(DIM, SIZES, dataclasses.replace(CONFIG, guide="none")).path_scores(*asked(1), asked(1)[0])

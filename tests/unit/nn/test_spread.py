@@ -19,7 +19,7 @@ def test_items_as_queries_have_a_scale_of_one_on_average():
     tables, ids, densities = draw()
     spread = Spread.measure(tables, ids, densities, has_modality_level=True)
     vectors = sum_codes(tables, ids)
-    scales = spread.scales(vectors @ tables[1].T, ids[:, 0])
+    scales = spread.scales(vectors @ tables[1].T, [frozenset([code]) for code in ids[:, 0].tolist()])
     assert np.median(scales) == pytest.approx(1, abs=0.05)
 
 

@@ -29,9 +29,6 @@ ADAPTERS = replace(
     dim=16,
     hidden=64,
     members=2,
-    noise=0.1,
-    dropout=0.0,
-    text_dropout=0.0,
     training=replace(TINY.adapters.training, epochs=20.0, batch_size=80, learning_rate=5e-3),
 )
 
@@ -103,9 +100,12 @@ def test_the_encoder_gives_what_was_trained_and_what_was_written(photos, tmp_pat
     assert encoder.fingerprint == embedded.encoder.fingerprint
 
 
-def test_a_training_that_finds_nothing_more_stops_with_the_best_weights(photos, tmp_path, read_losses):
+def test_a_training_that_finds_nothing_more_stops_with_the_best_weights(
+    photos, tmp_path, read_losses, monkeypatch
+):
+    monkeypatch.setattr("genius_search.training.adapters.PATIENCE", 2)
     training = replace(ADAPTERS.training, learning_rate=1.0, epochs=40.0)
-    worse = train(photos, tmp_path, training=training, patience=2).encoder
+    worse = train(photos, tmp_path, training=training).encoder
     scores = read_losses(tmp_path / "encoder", "validation")
     assert len(scores) < 200
     assert scores == sorted(scores)
