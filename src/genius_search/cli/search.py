@@ -257,7 +257,8 @@ def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
     has_probability = any(hit.probability is not None for hit in hits)
     rows = []
     for hit in hits:
-        words = " ".join((hit.text or "").split()) if full else shorten(hit.text or "")
+        text = hit.text if full else hit.passage or hit.text
+        words = " ".join((text or "").split()) if full else shorten(text or "")
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
         scores = [str(hit.rank), *([f"{hit.score:.4f}"] if has_score else [])]
         if has_probability:

@@ -24,6 +24,7 @@ from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.encoders.base import Encoder, VectorEncoder, absolute_spec, is_cut, load_encoder
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.index.items import Item
+from genius_search.index.passages import Entry, Passage, find_passages, read_entries
 from genius_search.index.pool import (
     GivenPool,
     NewItem,
@@ -110,7 +111,8 @@ class Added:
     changes: list[Change] = field(default_factory=list)
     """What a dry run would change."""
     shortened: list[str] = field(default_factory=list)
-    """Ids of items whose texts are longer than the encoder reads; what follows is only found by its words."""
+    """Ids of items whose texts are longer than the encoder reads; what follows is only found by its words.
+    In an index of an encoder, this happens to captions of pictures alone: other texts have passages."""
 
 
 class Reused(NamedTuple):
@@ -127,6 +129,9 @@ class Changes:
 
     pool: Pool
     left_out: list[LeftOut]
+    encoder: Encoder
+    divides: bool
+    """Whether long texts get passages. With a trained model an item has one ID, as in the paper."""
     stamps: list[str | None] = field(default_factory=list)
     """Of all items of the pool; None for those that have not changed, or are left out."""
     known: dict[int, Known] = field(default_factory=dict)
@@ -139,8 +144,10 @@ class Changes:
     """Of the other changed items, their ids the numbers among these."""
     contents: list[str | None] = field(default_factory=list)
     """Of the items with features."""
+    passages: dict[str, list[Passage]] = field(default_factory=dict)
+    """Of items whose texts are longer than the encoder reads, by their ids."""
     shortened: list[str] = field(default_factory=list)
-    """Ids of items whose texts are longer than the encoder reads."""
+    """Ids of other such items."""
 
     def changed(self) -> Iterator[tuple[int, Item]]:
         """Yield the changed items by their numbers."""
@@ -151,6 +158,12 @@ class Changes:
     def new_items(self) -> Iterator[Item]:
         """Yield the changed items that are not reused."""
         return (item for number, item in self.changed() if number not in self.reused)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the items that have features, or are left out, each followed by its passages."""
+        for item in self.new_items():
+            yield item
+            yield from self.passages.get(item.id, ())
 
     def is_touched(self, number: int) -> bool:
         """Return whether nothing but the time of the item's file has changed."""
@@ -167,8 +180,15 @@ class Changes:
             self.features = given_features(self.pool.vectors, rows, modality)
             self.contents = [None] * len(rows)
         elif count := len(self.stamps) - self.stamps.count(None) - len(self.reused):
-            complete = self.pool.with_fields
-            self.features, self.contents = work.encode(self.new_items(), complete, count, progress)
+            if self.divides:
+                for item in self.new_items():
+                    if item.modality is Modality.TEXT and (
+                        found := find_passages(self.encoder, item.text or "")
+                    ):
+                        self.passages[item.id] = found
+                        count += len(found)
+            entries = read_entries(self.entries())
+            self.features, self.contents = work.encode(entries, self.pool.with_fields, count, progress)
             self.left_out += self.features.left_out
 
     def require_any(self) -> None:
@@ -190,22 +210,28 @@ class Changes:
             ]
             yield from stored_batches(snapshot.segments, items, places)
         if len(self.features):
-            encoded = self._encoded_items(model.encoder)
+            encoded = self._encoded_entries()
             yield from encode_items(model, encoded, self.features, manifest, progress)
 
-    def _encoded_items(self, encoder: Encoder) -> Iterator[Item]:
-        has_features = np.isin(np.arange(len(self.stamps)), self.features.ids)
+    def _encoded_entries(self) -> Iterator[Entry]:
+        count = len(self.stamps) + sum(map(len, self.passages.values()))
+        has_features = np.isin(np.arange(count), self.features.ids)
         kinds = list(Modality)  # a picture is a text to an encoder of texts
         codes = self.features.modality.tolist()
-        found = zip(compress(self.new_items(), has_features), self.contents, codes, strict=False)
-        for item, content, code in found:
-            whole = self.pool.with_fields(item)._replace(content=content, modality=kinds[code])
-            if is_cut(encoder, format_text(whole.text)):
+        found = zip(compress(self.entries(), has_features), self.contents, codes, strict=False)
+        for entry, content, code in found:
+            if isinstance(entry, Passage):
+                yield entry
+                continue
+            whole = self.pool.with_fields(entry)._replace(content=content, modality=kinds[code])
+            if whole.id not in self.passages and is_cut(self.encoder, format_text(whole.text)):
                 self.shortened.append(whole.id)
             yield whole
 
 
-def find_changes(folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None) -> Changes:
+def find_changes(
+    folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None, *, divides: bool
+) -> Changes:
     """Find the items of a pool that an index does not have as they are; nothing is encoded.
 
     Raises
@@ -218,7 +244,7 @@ def find_changes(folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot 
             f"the vectors have {pool.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
             "give vectors of its encoder"
         )
-    changes = Changes(pool, [*pool.left_out])
+    changes = Changes(pool, [*pool.left_out], encoder, divides)
     items = pool.items()
     while chunk := list(islice(items, CHUNK)):
         known = {} if snapshot is None else snapshot.known([item.id for item in chunk])
@@ -291,7 +317,8 @@ def add_pool(
         Nothing in the pool can be used; the index is unchanged.
     """
     before = writer.snapshot if create is None else None
-    changes = find_changes(writer.folder, pool, model.encoder, before)
+    divides = (create or writer.snapshot.manifest).has_own_model
+    changes = find_changes(writer.folder, pool, model.encoder, before, divides=divides)
     with saved_features(writer.folder, model.encoder) as work:
         changes.encode(work, progress)
         changes.require_any()
@@ -318,11 +345,13 @@ def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> li
     unreadable: dict[str, str] = {}
     if changed:
         pool = Pool(partial(iter, changed))
-        changes = find_changes(writer.folder, pool, model.encoder, None)
+        divides = writer.snapshot.manifest.has_own_model
+        changes = find_changes(writer.folder, pool, model.encoder, None, divides=divides)
         with saved_features(writer.folder, model.encoder) as work:
             changes.encode(work, Silent())
             write_changes(writer, model, changes, None, Silent())
-        unreadable = {changed[entry.id].id: entry.reason for entry in changes.features.left_out}
+        encoded = [*read_entries(changes.entries())]
+        unreadable = {encoded[entry.id].id: entry.reason for entry in changes.features.left_out}
     outcomes = []
     for new, read in zip(items, given, strict=True):
         if isinstance(read, str) or read.id in unreadable:
@@ -373,7 +402,7 @@ def create_index(
         try:
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
             given = open_given(pool, folder, captions=captions, exclude=exclude)
-            changes = find_changes(folder, given, reads, None)
+            changes = find_changes(folder, given, reads, None, divides=model is None)
             changes.encode(work, progress)
             changes.require_any()
             if model is None:
@@ -465,21 +494,21 @@ def fit_model(
 
 def encode_items(
     model: Genius,
-    items: Iterable[Item],
+    entries: Iterable[Entry],
     features: Features,
     manifest: IndexManifest,
     progress: Progress,
 ) -> Iterator[Batch]:
-    """Yield items with their IDs, from features of the same items in the same order.
+    """Yield items and passages with their IDs, from features of the same in the same order.
 
     Raises
     ------
     BadData
-        There are fewer items than features.
+        There are fewer of them than features.
     """
     count = len(features)
     progress.begin("index", count)
-    remaining = iter(items)
+    remaining = iter(entries)
     for start in range(0, count, CHUNK):
         rows = np.arange(start, min(start + CHUNK, count))
         chunk = list(islice(remaining, len(rows)))

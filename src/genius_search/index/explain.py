@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from genius_search.index.items import Item
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import diagnose_corruption
+from genius_search.index.snapshot import Location, diagnose_corruption
 from genius_search.nn.codebooks import as_floats
 from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
 
@@ -85,18 +85,20 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
     model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
     place = snapshot.locate(item_id)  # an unknown item is an error before anything is encoded
     item = snapshot.item_at(place)
-    codes = tuple(snapshot.id_at(place)[: model.num_levels].tolist())
+    codes = _codes_at(searcher, place)
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
     queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
     with diagnose_corruption(snapshot):
         rankings = [result.ranking for result in searcher.rank(queries, at_least=max(1, snapshot.num_alive))]
-        found = [
-            np.flatnonzero((ranking.segments == place.segment) & (ranking.items == place.row))
-            for ranking in rankings
-        ]
+        found = []
+        for ranking in rankings:
+            rows = snapshot.items_of(ranking.segments, ranking.items)
+            found.append(np.flatnonzero((ranking.segments == place.segment) & (rows == place.row)))
         best = min(range(len(found)), key=lambda at: found[at][0] if len(found[at]) else math.inf)
         query, ranking = queries[best], rankings[best]
         rank = int(found[best][0]) if len(found[best]) else None
+        if rank is not None:  # the item's best passage
+            codes = _codes_at(searcher, Location(place.segment, int(ranking.items[rank])))
         near = searcher.choices.nearest(query.feature[None])[0] if searcher.choices else []
         allowed = None if query.restriction is None else query.restriction[place.segment]
         return Explanation(
@@ -118,6 +120,10 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
             ),
             raised_by=[choice for choice in near if choice.chosen == item.id],
         )
+
+
+def _codes_at(searcher: SnapshotSearcher, place: Location) -> tuple[int, ...]:
+    return tuple(searcher.snapshot.id_at(place)[: searcher.model.num_levels].tolist())
 
 
 def score_codes(

@@ -28,9 +28,10 @@ from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_gain
 from genius_search.index.items import Item
 from genius_search.index.learned import FIELD
+from genius_search.index.passages import read_entries
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
-from genius_search.index.segment_writer import alive_items
+from genius_search.index.segment_writer import alive_entries, alive_items
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import CURRENT, LEARNED, OWN_MODEL, WORK
@@ -143,8 +144,11 @@ def fit_index(
             "the features of this index are looked up by id, and these queries have none; give a data set in "
             "M-BEIR's layout"
         )
-    modalities = {item.id: item.modality for segment in snapshot.segments for item in alive_items(segment)}
-    numbers = {name: number for number, name in enumerate(modalities)}
+    modalities: dict[str, Modality] = {}
+    numbers: dict[str, int] = {}
+    for number, entry in enumerate(alive_entries(snapshot.segments)):
+        if isinstance(entry, Item):
+            modalities[entry.id], numbers[entry.id] = entry.modality, number
     known, left_out = _read_known_pairs(writer.folder, pairs, numbers)
     work = writer.folder / WORK / "fit"
     queries = embed(
@@ -186,7 +190,7 @@ def fit_index(
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     """Return whether an index has grown by more than a half since its codebooks were fitted to it."""
     fitted = model.quantizer_manifest.inputs.get(FITTED)
-    return fitted is not None and snapshot.num_alive > GROWTH * int(fitted)
+    return fitted is not None and snapshot.num_rows > GROWTH * int(fitted)
 
 
 def refit_index(
@@ -247,8 +251,8 @@ def _write_replacement(writer: Writer, model: Genius, features: Features, progre
         calibration=None,
         hubness=None,
     )
-    items = chain.from_iterable(map(alive_items, reversed(writer.snapshot.segments)))
-    return writer.rewrite(manifest, encode_items(model, items, features, manifest, progress))
+    entries = alive_entries(writer.snapshot.segments)
+    return writer.rewrite(manifest, encode_items(model, entries, features, manifest, progress))
 
 
 def _commit_replacement(writer: Writer, model: Genius, written: Snapshot) -> None:
@@ -364,7 +368,7 @@ def _item_features(
     ):
         return stored_features(snapshot, model)
     return embed(
-        feature_rows(chain.from_iterable(map(alive_items, reversed(snapshot.segments))), writer.folder),
+        feature_rows(read_entries(alive_entries(snapshot.segments)), writer.folder),
         model.encoder,
         work / "items",
         inputs={"items": fingerprint_of([entry.model_dump() for entry in snapshot.manifest.segments])},

@@ -52,6 +52,8 @@ class SearchHit:
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
     None for queries with ``parts``."""
+    passage: str | None = None
+    """The passage of a long text that was found; None if it is the beginning, or the text is short."""
     standard_score: float | None = None
     """By how many standard deviations the score exceeds the mean of the items of its modality, which is how
     modalities are merged; None if one was searched, or it has too few items to tell."""
@@ -105,7 +107,7 @@ def _figure(hit: SearchHit) -> str:
         except BadImage as error:
             picture = f"<p><i>{escape(error.reason)}</i></p>"
     known = f"score {hit.score:.3f}" if hit.probability is None else f"{hit.probability:.0%}"
-    text = " ".join((hit.text or "").split())
+    text = " ".join((hit.passage or hit.text or "").split())
     shown = text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}…"
     return (
         f'<figure style="margin:0;width:{SIDE}px;overflow-wrap:anywhere">{picture}<figcaption>'

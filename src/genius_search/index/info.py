@@ -91,7 +91,7 @@ def _verify(
     return Verified(
         segments=len(snapshot.segments),
         items=alive,
-        deleted=sum(segment.table.num_items for segment in snapshot.segments) - alive,
+        deleted=sum(len(segment.dead) for segment in snapshot.segments),
         files=len(files),
         bytes=sum(file.stat().st_size for file in files),
     )
@@ -136,6 +136,8 @@ class IndexInfo:
     generation: int
     """Number of changes so far."""
     items: int
+    passages: int
+    """Of texts that are longer than the encoder reads, beside their beginnings."""
     by_modality: dict[str, int]
     distinct_ids: int
     collision_rate: float
@@ -173,6 +175,7 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             model_fingerprint=manifest.model_fingerprint,
             generation=manifest.generation,
             items=count,
+            passages=sum(len(segment.with_passages(segment.alive_rows())) for segment in segments) - count,
             by_modality={kind.value: number for kind, number in snapshot.count_by_modality().items()},
             distinct_ids=len(shared),
             collision_rate=float(shared[shared > 1].sum() / max(1, count)),
@@ -182,7 +185,7 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             and METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs,
             hubness=manifest.hubness,
             segments=[
-                SegmentInfo(segment.name, segment.table.num_items, len(segment.dead), len(segment.table))
+                SegmentInfo(segment.name, segment.num_items, len(segment.dead), len(segment.table))
                 for segment in segments
             ],
         )

@@ -50,6 +50,9 @@ WORD_WEIGHT: Final = 0.3
 Chosen on names and captions: more finds more names and fewer captions."""
 CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
 """A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
+ROWS_EACH: Final = 4
+"""Rows that are ranked for each wanted item, if items have passages; and again so many times as many, if
+they belong to too few items."""
 KNOWN_WORDS: Final = 10_000
 """Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
 SAMPLED: Final = 4096
@@ -128,7 +131,7 @@ class SearchResult(NamedTuple):
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
-    usual = usual_search(snapshot.num_alive)
+    usual = usual_search(snapshot.num_rows)
     if manifest.hubness is not None:
         usual = dataclasses.replace(usual, density_weight=manifest.hubness.weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
@@ -361,13 +364,29 @@ class SnapshotSearcher:
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Found]:
         """Rank items for each query: ``k`` of them, or more to be ranked with those that have rare words.
 
-        A beam is at least as wide.
+        A beam is at least as wide. An item with passages has the row of the best of them.
         """
         wanted = []
         for query in queries:
             k = query.k if query.rare is None else max(query.k, DEPTH)
             width = max(query.beam or self.config.beam, k)
             wanted.append(Wanted(width, max(k, at_least), query.level0, query.restriction))
+        most = 1 + self.snapshot.most_passages
+        rows_each = min(most, ROWS_EACH)
+        while True:
+            found = self._find(queries, [one._replace(k=one.k * rows_each) for one in wanted])
+            if most == 1:
+                return found
+            kept = [*map(self._keep_best, found)]
+            enough = (
+                len(best.ranking.items) >= one.k or len(all_rows.ranking.items) < one.k * rows_each
+                for best, all_rows, one in zip(kept, found, wanted, strict=True)
+            )
+            if rows_each == most or all(enough):
+                return kept
+            rows_each = min(most, ROWS_EACH * rows_each)
+
+    def _find(self, queries: Sequence[EncodedQuery], wanted: Sequence[Wanted]) -> list[Found]:
         return find(
             lambda: self.model.decoder_for(self.config),
             self._fast,
@@ -379,11 +398,24 @@ class SnapshotSearcher:
             embeddings=[*map(attrgetter("evidence"), queries)],
         )
 
+    def _places(self, ranking: Ranking) -> list[Place]:
+        """Return the items of a ranking, in which they may have the rows of passages."""
+        rows = self.snapshot.items_of(ranking.segments, ranking.items)
+        return [*zip(ranking.segments.tolist(), rows.tolist(), strict=True)]
+
+    def _keep_best(self, found: Found) -> Found:
+        """Return the best row of each item."""
+        first: dict[Place, int] = {}
+        for at, place in enumerate(self._places(found.ranking)):
+            first.setdefault(place, at)
+        kept = np.array([*first.values()], dtype=np.int64)
+        return Found(found.ranking.take(kept), found.log_probabilities[kept])
+
     def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Found]) -> list[Found]:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
-            known = zip(own.ranking.segments.tolist(), own.ranking.items.tolist(), strict=True)
+            known = self._places(own.ranking)
             restriction = query.restriction or self._alive
             others = [
                 (segment, row)
@@ -397,7 +429,7 @@ class SnapshotSearcher:
         """Add items to those found for a query."""
         segments, rows = np.array(others).T
         if self._decodes or self.config.rerank == "none":  # they are searched for among themselves
-            masks = [np.zeros(segment.table.num_items, dtype=bool) for segment in self.snapshot.segments]
+            masks = [np.zeros(segment.num_items, dtype=bool) for segment in self.snapshot.segments]
             for segment, row in others:
                 masks[segment][row] = True
             [more] = self.rank([query._replace(restriction=self.snapshot.restrict(masks))], at_least=1)
@@ -423,8 +455,8 @@ class SnapshotSearcher:
         ranking, log_probabilities = own
         scores = ranking.scores
         weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
+        places = self._places(ranking)
         if query.raised:
-            places = list(zip(ranking.segments.tolist(), ranking.items.tolist(), strict=True))
             rare = query.rare or RareWords({}, frozenset())
             weights = np.array([rare.weights.get(place, 0.0) for place in places])
             gains = np.array([query.gains.get(place, 0.0) for place in places])
@@ -443,12 +475,17 @@ class SnapshotSearcher:
         standard = self._standardize(query, scores) if is_part else [None] * len(scores)
         hits = []
         order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
-        segments, items, rows = ranking.segments[order], ranking.items[order], ranking.rows[order]
-        found = self.snapshot.items(segments, items)
-        for rank, (item, segment, row, place) in enumerate(
+        segments, rows = ranking.segments[order], ranking.rows[order]
+        found = self.snapshot.items(segments, np.array([places[at][1] for at in order], dtype=np.int64))
+        for rank, (item, number, row, place) in enumerate(
             zip(found, segments.tolist(), rows.tolist(), order.tolist(), strict=True), start=1
         ):
-            codes = self.snapshot.segments[segment].table.ids[row, : self._num_levels]
+            segment = self.snapshot.segments[number]
+            codes = segment.table.ids[row, : self._num_levels]
+            passage, behind = None, int(ranking.items[place]) - segment.num_items
+            if behind >= 0 and item.text is not None:
+                _, start, end = segment.passages[behind].tolist()
+                passage = item.text[start:end]
             decoded = log_probabilities[place].tolist() if self._decodes else ()
             hits.append(
                 SearchHit(
@@ -463,6 +500,7 @@ class SnapshotSearcher:
                     log_probabilities=tuple(one for one in decoded if not math.isnan(one)),
                     # A calibration knows scores of vectors alone.
                     probability=None if is_first[place] else probabilities[place],
+                    passage=passage,
                     standard_score=standard[place],
                 )
             )
@@ -533,7 +571,8 @@ def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
     with diagnose_corruption(snapshot):
         allowed = snapshot.restriction(conditions, deadline=request.deadline)
         page = slice(request.offset, request.offset + request.k)
-        rows = [np.flatnonzero(one.items) for one in reversed(allowed) if one is not None]
+        pairs = zip(reversed(snapshot.segments), reversed(allowed), strict=True)
+        rows = [np.flatnonzero(one.items[: of.num_items]) for of, one in pairs if one is not None]
         segments = np.repeat(np.arange(len(rows))[::-1], [len(one) for one in rows])[page]
         items = snapshot.items(segments, np.concatenate(rows)[page])
     return Hits(

@@ -31,6 +31,7 @@ from genius_search.index.items import (
     Item,
     spell_path,
 )
+from genius_search.index.passages import Entry, Passage
 from genius_search.index.snapshot import Location
 from genius_search.index.store import (
     CODE_COSINE,
@@ -38,6 +39,7 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     FORMAT,
+    PASSAGES,
     SCALES,
     IndexManifest,
     ItemArrays,
@@ -52,8 +54,8 @@ from genius_search.writing import write_atomically
 ROWS_AT_ONCE: Final = 8192
 """Items that are copied together."""
 
-Batch: TypeAlias = tuple[Sequence[Item], ItemArrays]
-"""Items that are written together."""
+Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
+"""Items that are written together, each followed by its passages."""
 
 
 class GrowingArray:
@@ -109,10 +111,38 @@ def save_table(table: IdTable, folder: Path) -> None:
         save_array(folder / f"{name}.npy", getattr(table, name))
 
 
+class _RowArrays:
+    """The arrays of a segment while they grow; what is not needed for the ID table goes to disk at once."""
+
+    def __init__(self, folder: Path, closed: contextlib.ExitStack) -> None:
+        self._folder, self._closed = folder, closed
+        self._growing: dict[str, GrowingArray] = {}
+        self._codes: list[np.ndarray] = []
+        self._code_cosine: list[np.ndarray] = []
+
+    def append(self, arrays: ItemArrays) -> None:
+        self._codes.append(arrays.codes)
+        self._code_cosine.append(arrays.code_cosine)
+        for file, rows in (
+            (CODE_COSINE, arrays.code_cosine),
+            (EMBEDDINGS, arrays.embeddings),
+            (SCALES, arrays.scales),
+            (DENSITIES, arrays.densities),
+        ):
+            if rows is not None:
+                if file not in self._growing:
+                    array = GrowingArray(self._folder / file, rows.dtype, *rows.shape[1:])
+                    self._growing[file] = self._closed.enter_context(closing(array))
+                self._growing[file].append(rows)
+
+    def table(self) -> IdTable:
+        return IdTable.build(np.concatenate(self._codes), np.concatenate(self._code_cosine))
+
+
 def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     """Write the files of a segment into an empty folder; return the number of its items.
 
-    What is not needed for the ID table goes to disk at once.
+    Arrays of passages, whose rows are the last, stay in memory until then.
 
     Raises
     ------
@@ -121,29 +151,31 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     OSError
         The disk is full.
     """
-    codes, code_cosine = [], []
+    of_passages: list[ItemArrays] = []
+    passages: list[tuple[int, int, int]] = []
     with contextlib.ExitStack() as closed:
-        growing: dict[str, GrowingArray] = {}
-
-        def append(file: str, rows: Shaped[np.ndarray, "rows ..."] | None) -> None:
-            if rows is not None:
-                if file not in growing:
-                    array = GrowingArray(folder / file, rows.dtype, *rows.shape[1:])
-                    growing[file] = closed.enter_context(closing(array))
-                growing[file].append(rows)
+        rows = _RowArrays(folder, closed)
 
         def all_items() -> Iterator[Item]:
-            for items, arrays in batches:
-                codes.append(arrays.codes)
-                code_cosine.append(arrays.code_cosine)
-                append(CODE_COSINE, arrays.code_cosine)
-                append(EMBEDDINGS, arrays.embeddings)
-                append(SCALES, arrays.scales)
-                append(DENSITIES, arrays.densities)
-                yield from items
+            row = -1
+            for entries, arrays in batches:
+                is_item = np.array([isinstance(entry, Item) for entry in entries])
+                rows.append(arrays.take(is_item))
+                if not is_item.all():
+                    of_passages.append(arrays.take(~is_item))
+                for entry in entries:
+                    if isinstance(entry, Item):
+                        row += 1
+                        yield entry
+                    else:
+                        passages.append((row, *entry))
 
         written = write_items(folder, all_items())
-        save_table(IdTable.build(np.concatenate(codes), np.concatenate(code_cosine)), folder)
+        for arrays in of_passages:
+            rows.append(arrays)
+        if passages:
+            save_array(folder / PASSAGES, np.array(passages, dtype=np.int64))
+        save_table(rows.table(), folder)
     return written
 
 
@@ -153,25 +185,42 @@ def alive_items(segment: Segment) -> Iterator[Item]:
     return segment.items.all() if alive is None else itertools.compress(segment.items.all(), alive)
 
 
+def alive_entries(segments: Sequence[Segment]) -> Iterator[Entry]:
+    """Yield the items that are not deleted, with their passages, what was added last first."""
+    for segment in reversed(segments):
+        yield from _with_passages(segment, alive_items(segment), segment.alive_rows())
+
+
+def _with_passages(
+    segment: Segment, items: Iterable[Item], rows: Int64[np.ndarray, " rows"]
+) -> Iterator[Entry]:
+    """Yield items, each followed by the passages that a row of a segment has."""
+    remaining = iter(items)
+    for row in segment.with_passages(rows).tolist():
+        at = row - segment.num_items
+        yield next(remaining) if at < 0 else Passage(*segment.passages[at, 1:].tolist())
+
+
 def alive_batches(segments: Sequence[Segment]) -> Iterator[Batch]:
     """Yield the items that are not deleted as they are stored, what was added last first."""
     for segment in reversed(segments):
-        items, alive = alive_items(segment), segment.alive_rows()
-        for rows, arrays in _stored_arrays(segment, alive):
-            yield [*itertools.islice(items, len(rows))], arrays
+        entries = alive_entries([segment])
+        for rows, arrays in _stored_arrays(segment, segment.with_passages(segment.alive_rows())):
+            yield [*itertools.islice(entries, len(rows))], arrays
 
 
 def stored_batches(
     segments: Sequence[Segment], items: Sequence[Item], places: Sequence[Location]
 ) -> Iterator[Batch]:
-    """Yield items with the IDs and embeddings that are stored at some places, one for each."""
+    """Yield items with the IDs, embeddings and passages that are stored at some places, one for each."""
     for number, segment in enumerate(segments):
         own = [
             (item, place.row) for item, place in zip(items, places, strict=True) if place.segment == number
         ]
-        rest = iter(own)
-        for rows, arrays in _stored_arrays(segment, np.array([row for _, row in own], dtype=np.int64)):
-            yield [item for item, _ in itertools.islice(rest, len(rows))], arrays
+        own_rows = np.array([row for _, row in own], dtype=np.int64)
+        entries = _with_passages(segment, (item for item, _ in own), own_rows)
+        for rows, arrays in _stored_arrays(segment, segment.with_passages(own_rows)):
+            yield [*itertools.islice(entries, len(rows))], arrays
 
 
 def _stored_arrays(

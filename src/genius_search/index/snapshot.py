@@ -33,7 +33,7 @@ from genius_search.index.store import (
 from genius_search.nn.codebooks import Codebooks
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
-from genius_search.search.table import Allowed, Restriction, SearchSegment
+from genius_search.search.table import Restriction, SearchSegment
 from genius_search.search.vectors import stored_width
 
 if TYPE_CHECKING:
@@ -170,6 +170,28 @@ class Snapshot:
         """Number of items that are not deleted."""
         return sum(segment.num_alive for segment in self.segments)
 
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of items that are not deleted, and of passages."""
+        return self.num_alive + sum(len(segment.passages) for segment in self.segments)
+
+    @cached_property
+    def most_passages(self) -> int:
+        """The largest number of passages that an item has beside its beginning."""
+        return max((int(np.bincount(one.passages[:, 0]).max(initial=0)) for one in self.segments), default=0)
+
+    def items_of(
+        self, segments: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
+    ) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of the items that rows of segments belong to, which may be passages'."""
+        if not self.most_passages:
+            return rows
+        owners = rows.copy()
+        for number, segment in enumerate(self.segments):
+            late = np.flatnonzero((segments == number) & (rows >= segment.num_items))
+            owners[late] = segment.passages[rows[late] - segment.num_items, 0]
+        return owners
+
     def alive(self) -> Iterator[tuple[Item, Location]]:
         """Yield every item that is not deleted, with its place; paths of stored pictures stay relative."""
         for number, segment in enumerate(self.segments):
@@ -186,9 +208,7 @@ class Snapshot:
     def search_segments(self) -> list[SearchSegment]:
         """The segments' ID tables, with the items that are not deleted."""
         return [
-            SearchSegment(
-                segment.table, None if (mask := segment.alive()) is None else Allowed.of(segment.table, mask)
-            )
+            SearchSegment(segment.table, None if (mask := segment.alive()) is None else segment.allow(mask))
             for segment in self.segments
         ]
 
@@ -244,9 +264,7 @@ class Snapshot:
         """Return the items of each segment's mask that are not deleted, which are taken out of it."""
         for segment, mask in zip(self.segments, masks, strict=True):
             mask[segment.dead] = False
-        return tuple(
-            Allowed.of(segment.table, mask) for segment, mask in zip(self.segments, masks, strict=True)
-        )
+        return tuple(segment.allow(mask) for segment, mask in zip(self.segments, masks, strict=True))
 
     def items(self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""

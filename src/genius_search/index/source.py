@@ -96,10 +96,10 @@ def given_features(
 
 
 def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
-    """Return the stored embeddings of an index's items as features, what was added last first."""
+    """Return the stored embeddings of items and their passages as features, what was added last first."""
     newest_first = snapshot.segments[::-1]
     vectors = [segment.vectors(model.ranker) for segment in newest_first]
-    alive = [segment.alive_rows() for segment in newest_first]
+    alive = [segment.with_passages(segment.alive_rows()) for segment in newest_first]
     starts = np.cumsum([0, *map(len, alive)])
 
     def read(rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:

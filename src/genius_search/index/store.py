@@ -21,7 +21,7 @@ from genius_search.artifact import FileFact, check_files, file_fingerprint, fing
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
-from genius_search.search.table import IdTable
+from genius_search.search.table import Allowed, IdTable, expand_ranges
 from genius_search.search.vectors import (
     EmbeddingBits,
     Expected,
@@ -42,6 +42,8 @@ CODE_COSINE: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
+PASSAGES: Final = "passages.npy"
+"""Only in segments that have some: the row of an item, and where in its text a passage starts and ends."""
 
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
 """Embedding stored with each item for re-ranking: none, the fused embedding that its ID was computed from, or
@@ -49,7 +51,7 @@ the sum of the encoder's features (the paper's GENIUS^R)."""
 
 
 class ItemArrays(NamedTuple):
-    """IDs and embeddings of items, by row."""
+    """IDs and embeddings of items, by row; passages have the rows behind those of all items."""
 
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
@@ -62,6 +64,10 @@ class ItemArrays(NamedTuple):
     embeddings."""
     scales: Float16[np.ndarray, " items"] | None = None
     """Scales of residuals."""
+
+    def take(self, chosen: np.ndarray) -> ItemArrays:
+        """Return the chosen rows."""
+        return ItemArrays._make(None if array is None else array[chosen] for array in self)
 
 
 class Segment(NamedTuple):
@@ -81,24 +87,45 @@ class Segment(NamedTuple):
     """Rows of deleted items, ascending."""
     unchecked: dict[Path, FileFact]
     """Files that were not compared with their checksums yet."""
+    passages: Int64[np.ndarray, "passages 3"]
+    """Row of the item, start and end of each passage of long texts, by row and place in the text. Their own
+    rows are those behind all items."""
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, deleted ones included."""
+        return self.table.num_items - len(self.passages)
 
     @property
     def num_alive(self) -> int:
         """Number of items that are not deleted."""
-        return self.table.num_items - len(self.dead)
+        return self.num_items - len(self.dead)
 
     def alive(self) -> Bool[np.ndarray, " items"] | None:
         """Return a mask of the items that are not deleted, or None if none is deleted."""
         if not len(self.dead):
             return None
-        mask = np.ones(self.table.num_items, dtype=bool)
+        mask = np.ones(self.num_items, dtype=bool)
         mask[self.dead] = False
         return mask
 
     def alive_rows(self) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that are not deleted, ascending."""
         alive = self.alive()
-        return np.arange(self.table.num_items) if alive is None else np.flatnonzero(alive)
+        return np.arange(self.num_items) if alive is None else np.flatnonzero(alive)
+
+    def allow(self, items: Bool[np.ndarray, " items"]) -> Allowed:
+        """Return what a search may return of a mask of items: these, and their passages."""
+        return Allowed.of(self.table, np.concatenate([items, items[self.passages[:, 0]]]))
+
+    def with_passages(self, rows: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " rows"]:
+        """Return rows of items, each followed by the rows of its passages."""
+        if not len(self.passages):
+            return rows
+        owners = self.passages[:, 0]
+        item, passage = expand_ranges(owners.searchsorted(rows), owners.searchsorted(rows, "right"))
+        order = np.argsort(np.concatenate([np.arange(len(rows)), item]), kind="stable")
+        return np.concatenate([rows, self.num_items + passage])[order]
 
     def is_dead(self, rows: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
         """Return whether items are deleted."""
@@ -124,24 +151,21 @@ class Segment(NamedTuple):
         return StoredVectors(self.embeddings, self.bits)
 
 
-def expected_arrays(
-    entry: SegmentEntry, manifest: IndexManifest, num_ids: int, columns: int
-) -> dict[str, Expected]:
-    """Return what the other arrays of a segment must be that has so many different IDs, and columns."""
-    items = entry.items
+def expected_arrays(rows: int, manifest: IndexManifest, num_ids: int, columns: int) -> dict[str, Expected]:
+    """Return what the other arrays of a segment must be that has so many rows, different IDs, and columns."""
     expected = {
         "starts.npy": Expected("i4", (max(0, num_ids - 1),), 1, num_ids - 1),
         "level_bounds.npy": Expected("i8", (columns + 1,), 0, max(0, num_ids - 1), step=0),
-        "bucket_starts.npy": Expected("i4", (num_ids + 1,), 0, items, step=1),
-        "items.npy": Expected("i4", (items,), 0, items - 1),
-        CODE_COSINE: Expected("f2", (items,)),  # NaN where it is unknown
+        "bucket_starts.npy": Expected("i4", (num_ids + 1,), 0, rows, step=1),
+        "items.npy": Expected("i4", (rows,), 0, rows - 1),
+        CODE_COSINE: Expected("f2", (rows,)),  # NaN where it is unknown
     }
     if manifest.embeddings != "none":
-        expected[EMBEDDINGS] = Expected(value_type(manifest.embedding_bits).name, (items, None))
+        expected[EMBEDDINGS] = Expected(value_type(manifest.embedding_bits).name, (rows, None))
         if is_residual(manifest.embedding_bits):
-            expected[SCALES] = Expected("f2", (items,), 0)
+            expected[SCALES] = Expected("f2", (rows,), 0)
     if manifest.embeddings == "fused":
-        expected[DENSITIES] = Expected("u1", (items,))
+        expected[DENSITIES] = Expected("u1", (rows,))
     return expected
 
 
@@ -157,8 +181,14 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
     with with_hint():
         check_files(place, entry.files, verify=False)
         ids = open_array(place / IDS, Expected("u1 i2", (None, None), 0))
-        expected = expected_arrays(entry, manifest, *ids.shape)
-        if entry.files.keys() != {IDS, *expected, ITEMS_FILE}:
+        passages = np.zeros((0, 3), dtype=np.int64)
+        if PASSAGES in entry.files:
+            passages = open_array(place / PASSAGES, Expected("i8", (None, 3), 0, np.iinfo(np.int64).max))
+            owners = passages[:, 0]
+            if owners.max(initial=0) >= entry.items or (owners[1:] < owners[:-1]).any():
+                raise ArtifactMismatch(f"{place / PASSAGES} belongs to other items")
+        expected = expected_arrays(entry.items + len(passages), manifest, *ids.shape)
+        if entry.files.keys() - {PASSAGES} != {IDS, *expected, ITEMS_FILE}:
             raise ArtifactMismatch(
                 f"{CURRENT} names {sorted(entry.files)} in {place}, expected "
                 f"{sorted([IDS, *expected, ITEMS_FILE])}"
@@ -187,6 +217,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         arrays.get(DENSITIES),
         read_deleted(folder, entry),
         {place / name: fact for name, fact in entry.files.items()},
+        passages,
     )
 
 

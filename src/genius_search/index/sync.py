@@ -66,7 +66,8 @@ def follow(
     roots, numbers, within = _choose(
         writer, given, captions=captions, exclude=exclude, may_be_new=not deletes, progress=progress
     )
-    changes = find_changes(writer.folder, open_roots(roots, numbers, within), model.encoder, snapshot)
+    pool, divides = open_roots(roots, numbers, within), snapshot.manifest.has_own_model
+    changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
     gone = _find_gone(snapshot, changes, numbers if deletes else (), within)
     if delete_missing is not None:
         gone = gone.without_kept(delete_missing)

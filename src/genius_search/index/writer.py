@@ -249,7 +249,7 @@ class Writer:
             nonlocal kept
             for batch in itertools.chain([first], filled):
                 yield batch
-                ids.extend(item.id for item in batch[0])
+                ids.extend(entry.id for entry in batch[0] if isinstance(entry, Item))
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
             gone.update((segment.name, _alive_rows(segment, [*ids, *delete])[1]) for segment in segments)
@@ -321,7 +321,10 @@ class Writer:
     def copy_to(self, folder: Path, manifest: IndexManifest, change: Callable[[Item], Item]) -> None:
         """Write the items that are not deleted, each changed, as an index into an empty folder."""
         batches = alive_batches(self.snapshot.segments)
-        changed = ((list(map(change, items)), arrays) for items, arrays in batches)
+        changed = (
+            ([change(one) if isinstance(one, Item) else one for one in entries], arrays)
+            for entries, arrays in batches
+        )
         self._check_contents(self.snapshot.manifest.segments)
         new = [_write_segment(folder, manifest, changed)] if self.snapshot.num_alive else []
         copied = manifest.replace(generation=manifest.generation + 1, segments=tuple(new))

@@ -117,7 +117,7 @@ def _read(picture: str | None) -> Path | bytes | None:
 
 
 def _describe(hit: SearchHit) -> dict[str, Any]:
-    """Return what an agent needs of a hit, with the beginning of its text; reading the item gives all."""
-    text = (hit.text or "")[:1_000]
+    """Return what an agent needs of a hit, with a part of its text; reading the item gives all."""
+    text = (hit.passage or hit.text or "")[:1_500]
     facts = {"id": hit.id, "score": round(hit.score, 4), "probability": hit.probability, "text": text}
     return {**facts, "fields": hit.fields}

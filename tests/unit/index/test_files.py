@@ -70,10 +70,11 @@ def test_what_is_excluded_stays_so(photos, clip_folder, tmp_path):
     assert index.sync().deleted == 1
 
 
-def test_texts_that_are_cut_are_named_and_other_kinds_once(clip_folder, tmp_path, capsys):
+def test_captions_that_are_cut_are_named_and_other_kinds_once(clip_folder, tmp_path, capsys):
     notes = tmp_path / "notes"
     notes.mkdir()
     for n in range(9):
+        Image.new("RGB", (20, 20), "red").save(notes / f"{n}.png")
         (notes / f"{n}.txt").write_text("a red anchor " * (20 if n < 7 else 1))
         (notes / f"{n}.mp4").write_bytes(b"x")
     assert (
@@ -84,7 +85,7 @@ def test_texts_that_are_cut_are_named_and_other_kinds_once(clip_folder, tmp_path
     )
     said = capsys.readouterr().err
     assert "7 texts longer than the encoder reads" in said
-    assert "0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 more" in said
+    assert "0.png, 1.png, 2.png, 3.png, 4.png and 2 more" in said
     assert "0.mp4 and 8 other files: files with the ending '.mp4'" in said
     assert main(["index", "sync", str(tmp_path / "i")]) == 0
     said = capsys.readouterr().err

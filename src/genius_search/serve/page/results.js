@@ -156,7 +156,7 @@ function card(item, label, state, ...rest) {
 
 /** What can be seen of an item. A text alone is the larger the shorter it is, to fill its card. */
 export function face(item, size) {
-  const text = item.text || item.id;
+  const text = item.passage || item.text || item.id;
   return [
     item.image && h("span", { class: "frame" }, picture(item.image, "", size)),
     item.image ? item.text && h("span", { class: "text" }, text) : h("span", { class: "text alone", "--size": Math.sqrt(8500 / text.length) }, text),

@@ -1,0 +1,153 @@
+"""Texts that are longer than the encoder reads: found by passage, counted as one item."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from genius_search.cli import main
+from genius_search.encoders.base import is_cut, load_encoder
+from genius_search.index.index import Index
+from genius_search.index.passages import find_passages
+
+WORDLLAMA = "text:wordllama"
+TOPICS = {
+    "volcanoes": "lava ash crater magma eruption volcano",
+    "bread": "flour yeast oven dough crust baking",
+    "music": "violin strings orchestra melody concert",
+    "football": "goal striker stadium referee match",
+    "winter": "snow ice frost blizzard skating",
+    "ships": "harbour anchor sail captain voyage",
+}
+
+
+def chapters(topics, *, words=400):
+    """A long text with a chapter on each topic."""
+    random = np.random.default_rng(0)
+    return "\n\n".join(" ".join(random.choice(TOPICS[topic].split(), words)) for topic in topics)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    names = [*TOPICS]
+    for number in range(6):  # each book ends with another topic, and none begins with it
+        (notes / f"book {number}.txt").write_text(chapters(names[number + 1 :] + names[: number + 1]))
+    for topic, words in TOPICS.items():
+        (notes / f"{topic}.txt").write_text(f"A short note on {topic}: {words}.")
+    return notes
+
+
+@pytest.fixture
+def index(folder, tmp_path):
+    made, added = Index.create(tmp_path / "notes.index", pool=folder, encoder=WORDLLAMA)
+    assert (added.added, added.shortened, len(made)) == (12, [], 12)
+    assert made.info().passages > 40
+    return made
+
+
+def found(index, text, **options):
+    hits = index.search(text, k=100, **options)
+    assert len(hits) == len({hit.id for hit in hits}), "an item is found once"
+    return {hit.id: hit for hit in hits}
+
+
+def test_a_word_near_the_end_of_a_long_text_finds_its_passage(index):
+    for number, (topic, words) in enumerate(TOPICS.items()):
+        hits = index.search(words, where=["name~book"], k=6)
+        assert len({hit.id for hit in hits}) == 6
+        last = next(hit for hit in hits if hit.id == f"book {number}.txt")
+        assert set(last.passage.split()) & set(words.split()), topic
+        assert last.passage in last.text
+        assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5, 6]
+
+
+def test_everything_counts_items(index):
+    assert len(found(index, "magma")) == len([*index]) == len(index) == 12
+    assert set(found(index, "magma", where=["name~book"])) == {f"book {n}.txt" for n in range(6)}
+    assert set(found(index, "magma", match="note")) == {f"{topic}.txt" for topic in TOPICS}
+    listed = [hit.id for hit in index.search(where=["name~book"], k=100)]
+    assert sorted(listed) == [f"book {n}.txt" for n in range(6)]
+    assert [len(index.search("magma", k=k)) for k in (1, 5, 11, 12)] == [1, 5, 11, 12]
+    pages = [hit.id for offset in (0, 5, 10) for hit in index.search("magma", k=5, offset=offset)]
+    assert pages == [hit.id for hit in index.search("magma", k=12)]
+    info = index.info()
+    assert (info.items, info.by_modality, info.segments[0].items) == (12, {"text": 12}, 12)
+
+
+def test_passages_follow_their_item_through_changes(index, folder):
+    before = index.info().passages
+    assert index.delete("book 0.txt").deleted == 1
+    assert len(index) == len(found(index, "lava")) == 11
+    (folder / "book 1.txt").write_text("nothing but anchors")
+    (folder / "book 2.txt").rename(folder / "moved.txt")
+    (folder / "book 6.txt").write_text(chapters(["winter", "bread"]))
+    done = index.sync()
+    assert (done.moved, done.replaced) == (1, 1)
+    hits = found(index, TOPICS["winter"])
+    assert len(hits) == len(index) == 13  # the deleted file is there again
+    assert hits["book 1.txt"].passage is None
+    for change in (lambda: None, index.compact, index.refit, index.compact):
+        change()
+        hits = found(index, TOPICS["volcanoes"])
+        assert len(hits) == 13
+        assert set(hits["moved.txt"].passage.split()) <= set(chapters(TOPICS).split())
+        assert hits["book 0.txt"].passage in hits["book 0.txt"].text
+    assert 0 < index.info().passages < before
+    index.verify()
+
+
+def test_choices_raise_the_item(index):
+    query = "a frozen lake"
+    books = {"where": ["name~book"], "k": 6}
+    second = index.search(query, **books)[1].id
+    index.learn(second, query)
+    hits = [hit.id for hit in index.search(query, **books)]
+    assert hits[0] == second
+    assert len(set(hits)) == 6
+
+
+def test_rare_words_and_codes_find_the_item_once(index):
+    index.add_items([{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}])
+    hits = index.search("INV-20341", k=13)
+    assert hits[0].id == "code"
+    assert len({hit.id for hit in hits}) == 13
+
+
+def test_an_explanation_follows_the_best_passage(index):
+    words = TOPICS["volcanoes"]
+    hits = index.search(words, k=12)
+    rank = next(hit.rank for hit in hits if hit.id == "book 0.txt")
+    told = index.explain("book 0.txt", words)
+    assert told.rank == rank
+    assert told.codes == hits[rank - 1].codes
+
+
+def test_the_command_prints_the_passage(index, capsys):
+    assert main(["search", str(index.folder), TOPICS["winter"], "--json", "-k", "12"]) == 0
+    hits = {hit["id"]: hit for hit in json.loads(capsys.readouterr().out)["hits"]}
+    assert set(hits["book 4.txt"]["passage"].split()) & set(TOPICS["winter"].split())
+    assert main(["search", str(index.folder), TOPICS["winter"], "-k", "12"]) == 0
+    assert hits["book 4.txt"]["passage"][:20] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [chapters(TOPICS), "一" * 5000, "x" * 40_000, "word " * 2000])
+def test_passages_cover_the_text_and_none_is_cut(text):
+    encoder = load_encoder(WORDLLAMA)
+    assert is_cut(encoder, text)
+    passages = find_passages(encoder, text)
+    assert not any(is_cut(encoder, text[start:end]) for start, end in passages)
+    assert not is_cut(encoder, text[: passages[0].start])
+    starts = [one.start for one in passages]
+    assert starts == sorted(starts)
+    for before, after in itertools.pairwise(passages):
+        assert after.start <= before.end + 1
+    assert passages[-1].end >= len(text.rstrip())
+
+
+def test_a_short_text_has_none():
+    assert find_passages(load_encoder(WORDLLAMA), "a short note") == []
