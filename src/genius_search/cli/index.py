@@ -165,12 +165,14 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
             suggest_refit(index, progress)
 
     def _add_to_cluster(self, progress: TerminalProgress) -> None:
-        from genius_search.index.pool import open_pool
+        from genius_search.cluster.searcher import open_addition
 
         if self.pool is None:
             raise UsageError(f"{self.index} is a cluster; name a POOL to add, without --vectors")
-        pool = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
         with open_cluster(self.index, self) as searcher:
+            pool = open_addition(
+                self.index, searcher, self.pool, captions=not self.no_captions, exclude=self.exclude
+            )
             report_added(progress, searcher.add(pool), as_json=self.json)
 
 
@@ -202,6 +204,11 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
 
     def run(self) -> int:
         with TerminalProgress() as progress:
+            if is_cluster(self.index):
+                raise UsageError(
+                    f"{self.index} is a cluster, which is not synchronised; `genius index add {self.index} "
+                    "FOLDER` adds what is new or has changed, `genius index delete` removes items"
+                )
             progress.say(f"reading {self.folder or 'all folders of the index'}")
             index = self.open_index()
             done = index.sync(

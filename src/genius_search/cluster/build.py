@@ -33,7 +33,7 @@ from genius_search.index.pool import Pool, open_pool, stamp_of
 from genius_search.index.segment_writer import check_bits
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import feature_rows
-from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings
+from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, Root, StoredEmbeddings
 from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
@@ -111,6 +111,7 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
     progress.begin("create shards", len(missing))
     for done, _ in enumerate(run(create_shard, folder, missing), start=1):
         progress.advance(done, {})
+    plan = read_json(folder / BUILD / PLAN)
     lists = [read_json(file) for file in sorted((folder / BUILD).glob("left-out-*.json"))]
     left_out = [{"file": file, "reason": reason} for listed in lists for file, reason in listed]
     write_json_lines(folder / "left-out.jsonl", left_out)
@@ -121,6 +122,7 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
         shards=settings.shards,
         items=sum(Snapshot.open(shard_folder(folder, number)).num_alive for number in numbers),
         left_out=len(left_out),
+        roots=tuple(Root.model_validate(root, strict=False) for root in plan["roots"]),
     )
     write_json(folder / CLUSTER, cluster.model_dump(mode="json"))
 
@@ -181,7 +183,8 @@ def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
             raise UsageError(f"{rows} items are too few for {settings.shards} shards; give fewer --shards")
     write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
     sync_tree(folder / BUILD)
-    write_json(folder / BUILD / PLAN, {"settings": known, "rows": rows, "has_files": pool.has_files})
+    plan = {"settings": known, "rows": rows, "has_files": pool.has_files, "roots": [*map(dict, pool.roots)]}
+    write_json(folder / BUILD / PLAN, plan)
     return rows
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from genius_search.artifact import first_problem, read_json
+from genius_search.artifact import first_problem
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, ItemOutcome, add_pool
@@ -27,14 +27,24 @@ from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.info import Verified
 from genius_search.index.items import Item
-from genius_search.index.pool import NewItem, Pool, picture_bytes, read_new_item
+from genius_search.index.pool import (
+    NewItem,
+    Pool,
+    is_list,
+    open_pool,
+    open_roots,
+    picture_bytes,
+    read_new_item,
+)
 from genius_search.index.query import SearchResult, interleave, merge
 from genius_search.index.request import SearchPart, SearchRequest
-from genius_search.index.store import CLUSTER
+from genius_search.index.roots import new_root, root_of
+from genius_search.index.store import CLUSTER, Root
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality, composed
+from genius_search.writing import write_json
 
 Ask: TypeAlias = Callable[..., Callable[[], Any]]
 """Begins to call a method of a :class:`Shard`, here or elsewhere; the result waits for the answer."""
@@ -58,6 +68,8 @@ class ClusterManifest(BaseModel):
     shards: int = Field(ge=1)
     items: int
     left_out: int
+    roots: tuple[Root, ...] = ()
+    """The folders that were added; ids in the first one have no name before them."""
 
 
 def read_cluster(folder: Path) -> ClusterManifest:
@@ -66,11 +78,33 @@ def read_cluster(folder: Path) -> ClusterManifest:
     if not path.is_file():
         raise ArtifactMissing(f"{folder} holds no finished cluster; `genius cluster build` makes one")
     try:
-        return ClusterManifest.model_validate(read_json(path))
+        return ClusterManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise ArtifactMismatch(
             f"{path} is damaged or of another version ({first_problem(error)}); build the cluster again"
         ) from None
+
+
+def open_addition(
+    cluster: Path, searcher: Searcher, given: Path, *, captions: bool, exclude: Sequence[str]
+) -> Pool:
+    """Open a pool that is to be added; the cluster remembers its folder, so that ids never meet.
+
+    Raises
+    ------
+    BadData
+        It is no pool.
+    """
+    manifest, place = read_cluster(cluster), given.resolve()
+    if not place.exists() or is_list(place):
+        return open_pool(given, captions=captions, exclude=exclude)
+    roots = manifest.roots
+    number = root_of(roots, place)
+    if number is None:
+        number, taken = len(roots), searcher.id_beginnings() | {root.name for root in roots}
+        roots = (*roots, new_root(place, taken, is_first=not roots, captions=captions, exclude=exclude))
+        write_json(cluster / CLUSTER, manifest.model_copy(update={"roots": roots}).model_dump(mode="json"))
+    return open_roots(roots, [number], None if str(place) == roots[number].folder else place)
 
 
 def shard_of(item_id: str, shards: int) -> int:
@@ -103,6 +137,10 @@ class Shard:
     def count(self) -> int:
         """Return the number of items."""
         return self._index.snapshot.num_alive
+
+    def id_beginnings(self) -> set[str]:
+        """Return what ids begin with, up to the first slash."""
+        return {name.partition("/")[0] for name in self._index.snapshot.ids()}
 
     def splits_modalities(self) -> bool:
         """Return whether a search without modality and instruction takes every modality by itself."""
@@ -162,6 +200,10 @@ class Searcher:
     def __len__(self) -> int:
         """Return the number of items."""
         return sum(self._ask_all("count"))
+
+    def id_beginnings(self) -> set[str]:
+        """Return what ids begin with, up to the first slash."""
+        return set[str]().union(*self._ask_all("id_beginnings"))
 
     def search(self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any) -> Hits:
         """Return the best items; the options are the fields of :class:`SearchRequest`."""

@@ -30,8 +30,9 @@ MAX_TEXT_BYTES: Final = 1_000_000
 """Larger text files are refused, because a candidate should be a paragraph or a page."""
 SIDE_CARS: Final = (".txt", ".json", ".xmp")
 """Endings; the text of an earlier one counts."""
-FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "path")
+FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "path", "sourcefile")
 TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
+"""Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
 _TAKEOUT: Final = "supplemental-metadata"
 _TAKEOUT_LENGTH: Final = 46
@@ -52,17 +53,19 @@ def side_cars(files: Iterable[Path]) -> dict[Path, list[Path]]:
             stem, count = _split_count(path.stem)
             takeout = path.with_name((stem + path.suffix)[:_TAKEOUT_LENGTH] + count)
             for called in {path, path.with_suffix(""), takeout}:
-                names.setdefault(key(called), []).append(path)
+                names.setdefault(key(called).lower(), []).append(path)
     for path in files:
         if path.suffix.lower() in SIDE_CARS:
             whole = path.with_suffix("")
-            owners = names.get(key(whole), [])
+            owners = names.get(key(whole).lower(), [])
             if not owners and path.suffix.lower() == ".json":
                 name, count = _split_count(whole.name)
                 photo, _, rest = name.rpartition(".")
                 if photo and _TAKEOUT.startswith(rest):
-                    owners = names.get(key(path.with_name(photo + count)), [])
-            for owner in [one for one in owners if one.name == whole.name] or owners:
+                    owners = names.get(key(path.with_name(photo + count)).lower(), [])
+            same_name = [one for one in owners if one.name == whole.name]
+            same_case = [one for one in owners if one.name.startswith(whole.name)]
+            for owner in same_name or same_case or owners:
                 found[owner].append(path)
     for beside in found.values():
         beside.sort(key=lambda path: (SIDE_CARS.index(path.suffix.lower()), -len(path.name)))
@@ -121,6 +124,8 @@ def read_side_cars(files: Iterable[Path], problems: list[Problem]) -> Iterator[C
                     yield read_xmp(text.encode())
                 case _:
                     row = json.loads(text)
+                    if isinstance(row, list) and len(row) == 1:  # as exiftool writes it
+                        row = row[0]
                     if not isinstance(row, dict):
                         raise BadData(f"it is a JSON {type(row).__name__}, expected an object with a caption")
                     yield _caption_of(row)
@@ -130,9 +135,16 @@ def read_side_cars(files: Iterable[Path], problems: list[Problem]) -> Iterator[C
             problems.append(BadRecord(file, getattr(error, "lineno", None) or 1, f"cannot be used: {error}"))
 
 
+def _keys(row: Iterable[str], names: Sequence[str]) -> list[str]:
+    """Return the keys of a row that have one of some names, in the order of the names."""
+    own = {one.rpartition(":")[2].strip().lower(): one for one in row}
+    return [own[name] for name in names if name in own]
+
+
 def _caption_of(row: Mapping[str, Any]) -> Caption:
     """Return the texts and the fields of an object; those of Google Takeout get the names of ours."""
-    fields = {name: value for name, value in row.items() if name not in FILE_KEYS}
+    files = _keys(row, FILE_KEYS)
+    fields = {name: value for name, value in row.items() if name not in files}
     match row:
         case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
             with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -148,12 +160,13 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
     match row:
         case {"people": [{"name": str()}, *_] as people}:
             fields["people"] = [person["name"] for person in people]
-    for name in TEXT_KEYS:
-        value = fields.get(name)
+    for name in _keys(fields, TEXT_KEYS):
+        value = fields[name]
         values = value if isinstance(value, list) else [value]
         texts = tuple(one.strip() for one in values if isinstance(one, str) and one.strip())
         if texts:
-            del fields[name]
+            if all(one is None or isinstance(one, str) for one in values):
+                del fields[name]
             return Caption(texts, fields)
     return Caption((), fields)
 
@@ -167,7 +180,7 @@ def read_lists(
     files: Iterable[Path], pictures: Iterable[Path], problems: list[Problem]
 ) -> tuple[dict[Path, Caption], set[Path]]:
     """Return the captions of pictures in the lists among some files, and the lists."""
-    known = {key(path): path for path in pictures}
+    known = {key(path).lower(): path for path in pictures} | {key(path): path for path in pictures}
     captions: dict[Path, Caption] = {}
     lists = set(filter(is_list, files))
     for path in sorted(lists):
@@ -195,11 +208,12 @@ def read_lists(
 def _csv_rows(path: Path) -> Rows | None:
     """Return the rows of a table, whatever is between its columns; None for a text file that is none."""
     file = io.StringIO(decode_text(path), newline="")
+    csv.field_size_limit(MAX_TEXT_BYTES)
     header = file.readline()
     names = {
         mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t|"
     }
-    mark = next((mark for mark, columns in names.items() if {*columns} & {*FILE_KEYS}), None)
+    mark = next((mark for mark, columns in names.items() if _keys(columns, FILE_KEYS)), None)
     if mark is not None:
         return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark)
     if path.suffix.lower() == ".txt":
@@ -212,7 +226,7 @@ def _cells(reader: csv.DictReader[str], mark: str) -> Rows:
         if rest := row.pop(None, None):  # a text with commas and without quotes
             row[[*row][-1]] += mark + mark.join(rest)
         # A column without a name numbers the rows: pandas writes it.
-        yield reader.line_num + 1, {column: cell for column, cell in row.items() if column and cell}
+        yield reader.line_num + 1, {column: cell.strip() for column, cell in row.items() if column and cell}
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -238,8 +252,10 @@ def _read_list(
     without_name: set[Sequence[str]] = set()
     has_texts = False
     for line, row in rows:
-        name = next((row[column] for column in FILE_KEYS if isinstance(row.get(column), str)), None)
-        picture = known.get(key(path.parent / (name or "")))
+        name = next((row[column] for column in _keys(row, FILE_KEYS) if isinstance(row[column], str)), None)
+        place = path.parent / (name or "")
+        as_windows = Path(str(place).replace("\\", "/"))
+        picture = known.get(key(place)) or known.get(key(as_windows).lower())
         if name is None:
             if (columns := tuple(row)) not in without_name:  # one message for all such rows
                 problems.append(BadRecord(path, line, _wanted(columns)))

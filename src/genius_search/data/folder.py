@@ -47,7 +47,7 @@ _HINTS: Final = {
     (".json", ".xmp"): "belong to pictures, and no picture beside it has its name",
     (*HEIF_SUFFIXES,): NEEDS_PHOTOS,
     (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
-    (".tar", ".zip", ".gz"): "are archives; unpack them",
+    (".tar", ".zip", ".gz"): "are archives; unpack them into a folder (tar -xf FILE -C FOLDER) and give that",
     (): "are not known as pictures or texts; convert a picture to JPEG",
 }
 """What to do with them."""

@@ -250,14 +250,17 @@ def find_changes(
         known = {} if snapshot is None else snapshot.known([item.id for item in chunk])
         for item in chunk:
             number, stamp, old = len(changes.stamps), stamp_of(item), known.get(item.id)
-            is_same = old is not None and old.stamp == stamp
-            changes.num_unchanged += is_same
-            changes.stamps.append(None if is_same else stamp)
-            if old is not None and old.root != item.root:
+            changes.stamps.append(stamp)
+            if old is None:
+                continue
+            if old.root != item.root:
                 reason = f"an item that is not from there has the id {item.id!r}; delete that, or rename this"
                 changes.left_out.append(LeftOut(number, item.image or item.id, reason))
                 changes.stamps[-1] = None
-            elif old is not None and not is_same:
+            elif old.stamp == stamp:
+                changes.num_unchanged += 1
+                changes.stamps[-1] = None
+            else:
                 changes.known[number] = old
     if snapshot is not None and pool.vectors is None:
         _reuse(changes, folder, snapshot)

@@ -12,12 +12,12 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, TypeGuard, cast, get_args
 
 import numpy as np
 from jaxtyping import Bool
@@ -71,6 +71,7 @@ _CONDITION: Final = re.compile(
 )
 _VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
 _LISTED: Final = re.compile(rf"\s*+(?:({_QUOTED})\s*+|([^\"',][^,]*+))(,|$)", re.DOTALL)
+_BRACKETS: Final = re.compile(r"^[(\[](.*)[)\]]$", re.DOTALL)
 _SHORT_NUMBER: Final = re.compile(r"-?\.[0-9]+")
 _JOINED: Final = re.compile(r"[=<>~]|&&|\|\||\b(?:and|or) \S++ (?:is|in)\b", re.IGNORECASE)
 """What shows that a value without quotes is meant as more than a value."""
@@ -181,7 +182,7 @@ class Filter:
             A condition cannot be parsed. The message contains the grammar.
         """
         if isinstance(where, Mapping):
-            conditions = [one for name, wanted in where.items() for one in _parse_mapping(name, wanted)]
+            conditions = [one for name, wanted in where.items() for one in _parse_mapping(str(name), wanted)]
         else:
             texts = [where] if isinstance(where, str) else where
             if (length := sum(map(len, texts))) > MAX_CHARACTERS:
@@ -227,7 +228,7 @@ def _parse_text(text: str) -> Condition:
         return _condition(shown, name, "!=" if kind != rest.lower() else "=", [("null", [MISSING])])
     pattern, quoted = _VALUE, "begins with a quote"
     if operator == "in":
-        pattern, quoted = _LISTED, "has a quote or a comma"
+        pattern, quoted, rest = _LISTED, "has a quote or a comma", _BRACKETS.sub(r"\1", rest)
     given: list[tuple[str, list[Span]]] = []
     place, more = 0, ","
     while more:
@@ -265,11 +266,16 @@ def _meanings(shown: str, text: str) -> list[Span]:
     if not dots:
         return _orderly_meanings(text) or [Span(text, text)]
     found = []
-    for first, last in product(_orderly_meanings(low.strip()), _orderly_meanings(high.strip())):
+    lows, highs = _orderly_meanings(low.strip()), _orderly_meanings(high.strip())
+    for first, last in product(lows, highs):
         if isinstance(first.low, bytes) is isinstance(last.high, bytes):
             found.append(Span(first.low, last.high))
             if first.low > last.high:  # type: ignore[operator]
                 raise UsageError(f"condition {shown!r}: {text} ends before it begins; give LOW..HIGH")
+    if not found and (lows or highs):
+        raise UsageError(
+            f"condition {shown!r}: {text} is no range; give LOW..HIGH, or a condition with >= or <="
+        )
     return found or [Span(text, text)]
 
 
@@ -288,7 +294,7 @@ def _quoted_meanings(text: str, operator: str) -> list[Span]:
 def _parse_mapping(name: str, wanted: object) -> list[Condition]:
     """Parse the conditions on one field of a mapping."""
     if not isinstance(wanted, Mapping):
-        wanted = {"in" if isinstance(wanted, list | tuple | set | frozenset) else "=": wanted}
+        wanted = {"in" if _is_several(wanted) else "=": wanted}
     if not wanted:
         raise UsageError(f"condition on {name}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
@@ -300,11 +306,15 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
                 f"an inner field by its name with dots, {name}.{how}"
             )
         values = [value]
-        if how == "in" and isinstance(value, list | tuple | set | frozenset):
+        if how == "in" and _is_several(value):
             values = list(value)
         given = [_given(shown, how, one) for one in values]
         conditions.append(_condition(shown, name, cast("Operator", how), given))
     return conditions
+
+
+def _is_several(value: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
 
 
 def _given(shown: str, how: str, value: object) -> tuple[str, list[Span]]:
@@ -427,7 +437,8 @@ def check_fields(wanted: Filter, names: AbstractSet[str]) -> None:
     """Raise :class:`UnknownField` if a condition is about a field that is not one of these."""
     for condition in wanted.conditions:
         if condition.column is None and spell_path(condition.path) not in names:
-            shown = sorted(".".join(json.loads(name)) for name in names)
+            parts = (json.loads(name) for name in names)
+            shown = sorted(".".join(f'"{one}"' if "." in one else one for one in path) for path in parts)
             known = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
             raise UnknownField(
                 f"no item of this index has a field {'.'.join(condition.path)!r}; "

@@ -435,7 +435,7 @@ def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:
 def stamp_of(item: Item) -> str:
     """Return a stamp that changes whenever the item's text, fields, image file or given vector change.
 
-    What follows the dot changes when the size or the time of the image file does.
+    What follows the dot changes when the size or the times of the image file do.
     """
     if item.stamp is not None:
         return item.stamp
@@ -443,6 +443,6 @@ def stamp_of(item: Item) -> str:
     if item.image is not None:
         with contextlib.suppress(OSError):  # a missing picture is reported when it is opened
             status = Path(item.image).stat()
-            file = (status.st_size, status.st_mtime_ns)
+            file = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = (item.modality.mbeir, item.text, item.source, item.image)
     return ".".join(hashlib.sha256(repr(part).encode()).hexdigest()[:16] for part in (known, file))

@@ -40,10 +40,23 @@ def test_items_are_added_and_deleted(built, tmp_path, capsys):
         (tmp_path / "more" / f"more {number}.txt").write_text(f"more {number}")
     assert run_json(capsys, "index", "add", folder, tmp_path / "more")["added"] == 9
     assert run_json(capsys, "index", "add", folder, tmp_path / "more")["unchanged"] == 9
-    found = run_json(capsys, "index", "delete", folder, "more 1.txt", "note 2.txt", "nothing")
+    found = run_json(capsys, "index", "delete", folder, "more/more 1.txt", "note 2.txt", "nothing")
     assert (found["deleted"], found["missing"]) == (2, ["nothing"])
     run(capsys, "index", "delete", folder, "nothing", status=3)
     assert run_json(capsys, "index", "info", folder, "--verify")["items"] == 19
+
+
+def test_the_same_names_in_other_folders_are_other_items(built, tmp_path, capsys):
+    folder = shutil.copytree(built, tmp_path / "X")
+    for name in ("a/notes", "b/notes"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "note 1.txt").write_text(f"in {name}")
+        added = run_json(capsys, "index", "add", folder, tmp_path / name)
+        assert (added["added"], added["replaced"]) == (1, 0)
+    assert run_json(capsys, "index", "add", folder, built.parent / "notes")["unchanged"] == 12
+    assert run_json(capsys, "index", "add", folder, tmp_path / "b/notes/note 1.txt")["unchanged"] == 1
+    hits = run_json(capsys, "search", folder, "text 1", "-k", "14")["hits"]
+    assert {"note 1.txt", "notes/note 1.txt", "notes-2/note 1.txt"} < {hit["id"] for hit in hits}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +64,7 @@ def test_items_are_added_and_deleted(built, tmp_path, capsys):
     [
         (("index", "info", "{built}"), 4, "cluster"),
         (("search", "{built}", "text", "--beam", "5"), 2, "own settings"),
-        (("index", "sync", "{built}"), 4, "cluster"),
+        (("index", "sync", "{built}"), 2, "genius index add"),
         (("cluster", "serve", "{built}"), 2, "--address"),
         (("cluster", "build", "{notes}", "--out", "{new}", "--shards", "2"), 2, "model"),
     ],

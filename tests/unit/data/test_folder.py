@@ -104,6 +104,30 @@ def test_a_file_beside_a_picture_gives_caption_and_source(tmp_path, name, conten
     assert source == (candidate.source and json.loads(candidate.source))
 
 
+def test_keys_and_names_are_known_in_other_spellings(tmp_path):
+    for name in ("a/1.JPG", "a/2.jpg", "3.jpg", "b.jpg", "B.jpg"):
+        picture(tmp_path / name)
+    (tmp_path / "metadata.csv").write_text("File_Name, Caption\na\\1.jpg, one\nA/2.jpg, two\n")
+    (tmp_path / "3.jpg.json").write_text('[{"SourceFile": "3.jpg", "XMP:Description": "three"}]')
+    (tmp_path / "B.txt").write_text("large")
+    (tmp_path / "b.jpg.txt").write_text("small")
+    texts = {one.did: (one.text, one.source) for one in read_folder(tmp_path).candidates}
+    assert texts == {
+        "a/1.JPG": ("one", None),
+        "a/2.jpg": ("two", None),
+        "3.jpg": ("three", None),
+        "B.jpg": ("large", None),
+        "b.jpg": ("small", None),
+    }
+
+
+def test_captions_of_other_kinds_stay_as_a_field(tmp_path):
+    picture(tmp_path / "1.png")
+    (tmp_path / "1.json").write_text('{"captions": ["a", {"raw": "b"}]}')
+    [candidate] = read_folder(tmp_path).candidates
+    assert (candidate.text, candidate.source) == ("a", '{"captions": ["a", {"raw": "b"}]}')
+
+
 @pytest.mark.parametrize("column", ["text", "caption"])
 def test_a_metadata_list_names_pictures_relative_to_itself(tmp_path, column):
     picture(tmp_path / "train" / "cats" / "a.png")

@@ -15,6 +15,9 @@ from genius_search.cli import main
 from genius_search.errors import UsageError
 from genius_search.index import source
 from genius_search.index.index import Index
+from genius_search.index.items import Item
+from genius_search.index.pool import stamp_of
+from genius_search.records import Modality
 from genius_search.training import features as embed
 
 
@@ -152,13 +155,25 @@ def test_what_lists_and_memory_brought_is_neither_deleted_nor_replaced(index, no
     rows = [{"did": name, "modality": "text", "txt": "a list"} for name in ("1:1", "1:2")]
     (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     index.add(tmp_path / "list.jsonl")
-    index.add_items([{"id": "mine.txt", "text": "from memory"}])
+    words = "a red anchor: notes mine.txt"  # those of the file, too
+    index.add_items([{"id": "mine.txt", "text": words}])
     done = index.sync()
     assert (done.unchanged, done.deleted, done.missing) == (4, 0, 0)
     write(notes, "mine.txt")
     done = index.sync()
-    assert [entry.file for entry in done.left_out] == ["mine.txt"]
-    assert index.search("from memory", k=1)[0].text == "from memory"
+    assert ([entry.file for entry in done.left_out], done.unchanged) == (["mine.txt"], 4)
+
+
+def test_a_picture_that_was_replaced_is_seen_whatever_its_size_and_time_are(tmp_path):
+    file, other = tmp_path / "a.png", tmp_path / "other.png"
+    file.write_bytes(b"one")
+    item, before = Item("a.png", Modality.IMAGE, image=str(file)), file.stat()
+    stamp = stamp_of(item)
+    other.write_bytes(b"two")
+    while other.stat().st_ctime_ns == before.st_ctime_ns:
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(file)
+    assert stamp_of(item) != stamp
 
 
 @pytest.mark.parametrize("loss", ["no root", "an empty root", "most files", "a folder unreadable"])
