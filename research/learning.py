@@ -175,7 +175,6 @@ def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
     items = stored_features(snapshot, model)
     queries.manifest = items.manifest
     queries.wanted = queries.modality
-    queries.variant = np.zeros_like(queries.modality)
     lines = [
         Query(qid_of(number), Modality.TEXT, positives=(did_of(int(place[row])),))
         for number, row in enumerate(log.chosen)

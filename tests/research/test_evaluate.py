@@ -107,5 +107,5 @@ def test_the_health_of_the_global_pool_comes_with_the_rows(evaluated):
     health = evaluated.result.health
     assert health.candidates == 1_000
     assert health.purity == 1.0
-    assert len(health.levels) == evaluated.model.num_levels
+    assert len(health.used) == evaluated.model.num_levels
     assert math.isfinite(health.reconstruction)

@@ -59,7 +59,7 @@ def make_features(tmp_path_factory):
     """Write features into a fresh folder and open them; a row of None has no such modality."""
     numbers = itertools.count()
 
-    def make(ids, image, text, *, modality=None, wanted=None, variant=None, shard_rows=1000, dim=DIM):
+    def make(ids, image, text, *, modality=None, wanted=None, shard_rows=1000, dim=DIM):
         folder = tmp_path_factory.mktemp("features") / str(next(numbers))
         writer = ArtifactWriter(folder, kind="features", config={}, inputs={"made": str(folder)})
         size = len(ids)
@@ -74,7 +74,6 @@ def make_features(tmp_path_factory):
                 ids[rows],
                 _places(image[rows]),
                 _places(text[rows]),
-                (variant or [ABSENT] * size)[rows],
                 modality[rows],
                 (wanted or [ABSENT] * size)[rows],
             )
@@ -109,7 +108,7 @@ def world(make_features) -> World:
             )
     candidates = make_features(ids, image, text, shard_rows=50)
     requests = random.standard_normal((3, 2, DIM)) * 2
-    lines, query_ids, asked, wanted, variants = [], [], [], [], []
+    lines, query_ids, asked, wanted = [], [], [], []
     for thing, modality in itertools.product(range(num_things), range(3)):
         qid = f"1:{3 * thing + modality}"
         lines.append(Query(qid=qid, modality=Modality.TEXT, text="?", positives=(qid,)))
@@ -117,10 +116,7 @@ def world(make_features) -> World:
             query_ids.append(query_number(qid))
             asked.append(things[thing] + requests[modality, variant] + 0.1 * random.standard_normal(DIM))
             wanted.append(modality)
-            variants.append(variant)
-    queries = make_features(
-        query_ids, [None] * len(asked), asked, wanted=wanted, variant=variants, shard_rows=77
-    )
+    queries = make_features(query_ids, [None] * len(asked), asked, wanted=wanted, shard_rows=77)
     return World(lines, queries, candidates)
 
 

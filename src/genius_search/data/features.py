@@ -24,7 +24,6 @@ ROW: Final = np.dtype(
         ("id", np.int64),  # UniIR's hash of M-BEIR ids, otherwise the row number
         ("image", np.int32),  # row of the shard's image features; -1 if absent
         ("text", np.int32),
-        ("variant", np.int16),  # index of a query's instruction; -1 for none
         ("modality", np.int8),  # code of the record's modality
         ("wanted", np.int8),  # code of the modality that a query asks for; -1 for candidates
     ]
@@ -158,9 +157,7 @@ class Features:
 
     def _set_rows(self, rows: Shaped[np.ndarray, " rows"]) -> None:
         self._rows = rows
-        self.ids, self.variant, self.modality, self.wanted = (
-            rows[name].copy() for name in ("id", "variant", "modality", "wanted")
-        )
+        self.ids, self.modality, self.wanted = (rows[name].copy() for name in ("id", "modality", "wanted"))
 
     def choose(self, rows: Int64[np.ndarray, " chosen"], ids: Int64[np.ndarray, " chosen"]) -> None:
         """Keep only some rows, in this order, and give them other ids."""

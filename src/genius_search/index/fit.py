@@ -344,7 +344,6 @@ def _query_rows(
                 modality=query.modality,
                 image=None if query.image is None else Path(query.image),
                 text=instructed(model.instruction_for(query.modality, modality), query.text),
-                variant=0,
                 wanted=modality,
             )
 

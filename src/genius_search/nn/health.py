@@ -21,16 +21,6 @@ LOW_RECONSTRUCTION: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class LevelHealth:
-    """Code usage of one level on a set of candidates."""
-
-    level: int
-    size: int
-    used: int
-    """Number of codes with at least one candidate."""
-
-
-@dataclass(frozen=True, slots=True)
 class Health:
     """Health of a quantizer on a set of candidates."""
 
@@ -43,7 +33,8 @@ class Health:
     """Majority modality of each level-0 code; ``unknown`` if no candidate has the code."""
     reconstruction: float
     """Mean cosine between an embedding and the vector of its ID."""
-    levels: tuple[LevelHealth, ...]
+    used: tuple[int, ...]
+    """Number of codes of each level with at least one candidate."""
     problems: tuple[str, ...]
     """Problems found, one sentence each; empty if the IDs are healthy."""
 
@@ -79,7 +70,7 @@ def examine(
         purity = float((majority[codes[:, 0]] == modalities).mean())
         labels = [modality.value for modality in Modality]
         names = tuple("unknown" if code < 0 else labels[code] for code in majority)
-    levels = [LevelHealth(level, size, len(np.unique(codes[:, level]))) for level, size in enumerate(sizes)]
+    used = tuple(len(np.unique(of_level)) for of_level in codes.T)
     collision_rate = float(counts[counts > 1].sum() / len(codes))
     cosine = float(reconstruction.mean())
     problems = []
@@ -96,9 +87,8 @@ def examine(
     if cosine < LOW_RECONSTRUCTION:
         problems.append(f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer")
     problems += [
-        f"level {level.level} uses {level.used} of {level.size} codes: smaller codebooks would do, or they "
-        "collapsed"
-        for level in levels[int(has_modality_level) :]
-        if level.used < LOW_USE * min(level.size, len(codes))
+        f"level {level} uses {some} of {size} codes: smaller codebooks would do, or they collapsed"
+        for level, (some, size) in enumerate(zip(used, sizes, strict=True))
+        if level >= has_modality_level and some < LOW_USE * min(size, len(codes))
     ]
-    return Health(len(codes), collision_rate, purity, names, cosine, tuple(levels), tuple(problems))
+    return Health(len(codes), collision_rate, purity, names, cosine, used, tuple(problems))

@@ -15,9 +15,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64, Integer
 
-from genius_search.errors import BadData
-
-LARGEST_CODE: Final = int(np.iinfo(np.int16).max)
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)
 """Tables with a larger code store two bytes per code, others one."""
 
@@ -97,17 +94,7 @@ class IdTable:
         bytes per item.
 
         Deviation 18: the released code lists the items of an ID in the pool's order.
-
-        Raises
-        ------
-        BadData
-            A code is negative or too large.
         """
-        if codes.min(initial=0) < 0 or codes.max(initial=0) > LARGEST_CODE:
-            raise BadData(
-                f"codes are {codes.min()} … {codes.max()}, they must lie in 0 … {LARGEST_CODE}; make the IDs "
-                "again, with the model of the index"
-            )
         num_items, num_levels = codes.shape
         codes = codes.astype(np.uint8 if codes.max(initial=0) <= LARGEST_BYTE_CODE else np.int16)
         order = np.lexsort((-code_cosine, *codes.T[::-1]))  # lexsort's primary key is the last

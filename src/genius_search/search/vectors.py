@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.nn.stored import fits
 
 if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
@@ -90,11 +91,8 @@ def open_array(path: Path, expected: Expected) -> Shaped[np.ndarray, "rows ..."]
     except Exception as error:  # noqa: BLE001  numpy evaluates the header as Python
         raise ArtifactMismatch(f"{path} is damaged ({error}); restore it, or make it again") from None
     types, wanted, least, most, _ = expected
-    fits = len(wanted) == array.ndim and all(
-        one in (None, length) for one, length in zip(wanted, array.shape, strict=True)
-    )
-    is_known = array.dtype in [np.dtype(name) for name in types.split()]
-    if not (fits and is_known and not is_turned and expected.admits(array)):
+    is_known = array.dtype in [np.dtype(name) for name in types.split()] and not is_turned
+    if not (is_known and fits(array.shape, wanted) and expected.admits(array)):
         raise ArtifactMismatch(
             f"{path} is damaged or belongs to something else: it has {array.dtype.name} of shape "
             f"{array.shape}, expected {types} of {wanted}"

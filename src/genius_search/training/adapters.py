@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.config import checked, to_json
 from genius_search.data.features import Batch, Pairs, Shard, half
 from genius_search.encoders.adapters import CONFIG_FILE, PARTS, WEIGHTS_FILE, AdapterEncoder, FrozenPair
 from genius_search.nn import parallel
@@ -24,14 +23,9 @@ from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig
-from genius_search.training.encoder import KIND, embed_prepared
-from genius_search.training.features import (
-    Embedded,
-    TrainingRecords,
-    embed_training,
-    fingerprint_of_files,
-)
-from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.training.encoder import embed_prepared, encoder_stage
+from genius_search.training.features import Embedded, TrainingRecords, embed_training
+from genius_search.training.loop import Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096
@@ -213,11 +207,8 @@ def train_adapters(
     folder
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
-    config = checked(config)
     home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
-    pool = fingerprint_of_files(records.data.training_pools())
-    inputs = {"queries": records.fingerprint, "pool": pool, "encoders": pair.fingerprint}
-    stage = Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
+    stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)
         return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import checked, to_json
+from genius_search.config import to_json
 from genius_search.data.features import Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, decoded_images
@@ -30,7 +30,7 @@ from genius_search.nn import parallel
 from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
-from genius_search.recipe import EncoderConfig
+from genius_search.recipe import AdapterConfig, EncoderConfig
 from genius_search.records import Modality, format_text
 from genius_search.training.features import (
     Embedded,
@@ -72,27 +72,23 @@ def train_encoder(
     folder
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
-    config = checked(config)
     home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
-    pool = fingerprint_of_files(records.data.training_pools())
-    inputs = {"queries": records.fingerprint, "pool": pool}
-    stage = Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
-
-    def prepare(encoder: SmallEncoder) -> Embedded:
-        preparation = _Preparation(encoder)
-        return parallel.in_turn(
-            lambda: embed_training(records, preparation, prepared_folder, progress=progress)
-        )
-
-    if not stage.is_finished:
+    stage = encoder_stage(records, home, config)
+    if stage.is_finished:
+        encoder = load_small(home, device=device)
+        if not prepared_folder.exists():  # a finished model keeps only the features
+            return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
+    else:
         progress.say("learning the words of the training texts")
-        untrained = create_small(config.network, records.all_texts(), seed=config.training.seed)
-        prepared = prepare(untrained)
-        untrained.network.to(device)
+        encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
+    frozen = _Preparation(encoder)
+    prepared = parallel.in_turn(lambda: embed_training(records, frozen, prepared_folder, progress=progress))
+    if not stage.is_finished:
+        encoder.network.to(device)
         pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
         train(
-            untrained.network,
-            EncoderStep(untrained, pairs, config, records.data.instructions),
+            encoder.network,
+            EncoderStep(encoder, pairs, config, records.data.instructions),
             total=num_steps(len(pairs), config.training),
             config=config.training,
             folder=stage.path,
@@ -101,18 +97,24 @@ def train_encoder(
         )
 
         def write(writer: ArtifactWriter) -> None:
-            untrained.save(writer.path)
+            encoder.save(writer.path)
             writer.finish()
 
         stage.write(write)
-    encoder = load_small(home, device=device)
-    if not prepared_folder.exists():  # a finished model keeps only the features
-        return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
-    prepared = prepare(encoder)
+        encoder = load_small(home, device=device)
     with torch.no_grad():
         return parallel.in_turn(
             lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
         )
+
+
+def encoder_stage(
+    records: TrainingRecords, home: Path, config: EncoderConfig | AdapterConfig, **inputs: str
+) -> Stage:
+    """Return the stage of an encoder that is trained on these records."""
+    pool = fingerprint_of_files(records.data.training_pools())
+    inputs |= {"queries": records.fingerprint, "pool": pool}
+    return Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
 
 
 def embed_prepared(

@@ -77,7 +77,6 @@ class FeatureRow(NamedTuple):
     image: Path | None = None
     text: str | None = None
     """Text for the encoder, including the instruction."""
-    variant: int = ABSENT
     wanted: Modality | None = None
 
 
@@ -151,7 +150,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
             decode=False,
         )
     kept = [
-        (row.id, *places, row.variant, row.modality.code, ABSENT if row.wanted is None else row.wanted.code)
+        (row.id, *places, row.modality.code, ABSENT if row.wanted is None else row.wanted.code)
         for row, *places in zip(rows, image_places, text_places, strict=True)
         if row.image not in bad
     ]
@@ -286,9 +285,7 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
     )
 
 
-def query_row(
-    data: MBeir, query: Query, wanted: Modality, instruction: str | None, variant: int
-) -> FeatureRow:
+def query_row(data: MBeir, query: Query, wanted: Modality, instruction: str | None) -> FeatureRow:
     """Return a query's row with one instruction."""
     return FeatureRow(
         id=query_number(query.qid),
@@ -296,7 +293,6 @@ def query_row(
         modality=query.modality,
         image=None if query.image is None else data.image_path(query.image),
         text=instructed(instruction, query.text),
-        variant=variant,
         wanted=wanted,
     )
 
@@ -367,7 +363,6 @@ def embed_queries(
                 query,
                 wanted,
                 choose_instruction(data.instructions, query, wanted, instructions, seed=seed),
-                0,
             )
             for query in queries
         ),
@@ -448,8 +443,8 @@ class TrainingRecords:
             for code in np.unique(candidates.modality[rows]).tolist():
                 wanted = modalities[code]
                 offered = self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
-                for variant, instruction in enumerate(offered or (None,)):
-                    yield query_row(self.data, query, wanted, instruction, variant)
+                for instruction in offered or (None,):
+                    yield query_row(self.data, query, wanted, instruction)
 
     def num_rows(self) -> int:
         """Return about how many rows :meth:`rows` yields."""

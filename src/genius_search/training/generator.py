@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import checked, to_json
+from genius_search.config import to_json
 from genius_search.data.features import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import StoredQuantizer, as_floats
@@ -45,7 +45,7 @@ def train_generator(
     device: str = "cpu",
 ) -> TrainedGenerator:
     """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already."""
-    config = checked(config if config.guide == "geometry" else replace(config, contrasted=0))
+    config = config if config.guide == "geometry" else replace(config, contrasted=0)
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
     stage = Stage(folder, kind=KIND, config=to_json(config), inputs=inputs)
     if stage.is_finished:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import checked, to_json
+from genius_search.config import to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
@@ -49,7 +49,6 @@ def train_quantizer(
     TrainingFailed
         the codebooks collapsed.
     """
-    config = checked(config)
     stage = Stage(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
     if stage.is_finished:
         return StoredQuantizer(folder)
@@ -176,8 +175,11 @@ class QuantizerStep:
         candidates, codebooks = self.pairs.candidates, self.quantizer.in_numpy()
         encoded = encode_features(codebooks, candidates, self.sample)
         health = examine_items(codebooks, encoded, candidates.modality[self.sample])
-        first = health.levels[int(self.quantizer.has_modality_level)]
-        if first.used == 1 and len(self.sample) > 1 and self.config.collapse == "refuse":
+        if (
+            health.used[int(self.quantizer.has_modality_level)] == 1
+            and len(self.sample) > 1
+            and self.config.collapse == "refuse"
+        ):
             raise TrainingFailed(
                 f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
                 "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or "
@@ -186,6 +188,6 @@ class QuantizerStep:
         measures = {
             "collision_rate": health.collision_rate,
             "reconstruction": health.reconstruction,
-            **{f"used_{level.level}": float(level.used) for level in health.levels},
+            **{f"used_{level}": float(used) for level, used in enumerate(health.used)},
         }
         return measures if health.purity is None else {**measures, "purity": health.purity}

@@ -16,7 +16,7 @@ DIM = 4
 
 def one_image(text_dim=DIM):
     """A shard of one image."""
-    rows = np.array([(7, 0, -1, -1, 0, -1)], ROW)
+    rows = np.array([(7, 0, -1, 0, -1)], ROW)
     return Shard(rows, np.ones((1, DIM), np.float16), np.zeros((0, text_dim), np.float16))
 
 

@@ -35,7 +35,6 @@ def made(make_features):
         [None] * len(rows),
         [vector] * len(rows),
         wanted=[wanted for _, wanted, _ in rows],
-        variant=[variant for _, _, variant in rows],
     )
     lines = [
         Query(f"2:{query}", Modality.TEXT, "?", positives=tuple(f"2:{did}" for did in positives[query]))
@@ -93,7 +92,7 @@ def test_instruction_and_positive_vary_over_epochs(made):
         order.add(tuple(queries.ids[batch.query_rows].tolist()))
         for query, candidate in zip(batch.query_rows, batch.candidate_rows, strict=True):
             if queries.ids[query] == query_number("2:1"):
-                drawn.add((int(queries.variant[query]), int(candidates.ids[candidate] % 10_000_000)))
+                drawn.add((int(query) % 3, int(candidates.ids[candidate] % 10_000_000)))
     assert drawn == {(variant, did) for variant in range(3) for did in (0, 1, 2)}
     assert len(order) > 50
 

@@ -31,13 +31,13 @@ def test_ids_that_use_every_code_alike_are_healthy():
     assert health.collision_rate == 0
     assert health.purity == 1
     assert health.level0_modality == ("image", "text", "image-text")
-    assert [level.used for level in health.levels] == [3, 4, 8]
+    assert health.used == (3, 4, 8)
 
 
 def test_collapsed_codebooks_are_named_with_their_level():
     codes = [[m, 2, b] for m in range(3) for b in range(8)]
     health = look(codes, sizes=(3, 32, 8))
-    assert health.levels[1].used == 1
+    assert health.used[1] == 1
     assert any("level 1 uses 1 of 32 codes" in problem for problem in health.problems)
     assert not any("level 2" in problem or "level 0" in problem for problem in health.problems)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from genius_search.config import RANK_ALL, SearchConfig
+from genius_search.config import SearchConfig
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder
-from genius_search.search.rank import Beams
 from genius_search.search.table import IdTable, SearchSegment
 
 SIZES = (3, 5, 4)
@@ -49,17 +45,6 @@ def part_of(codes: np.ndarray) -> SearchSegment:
     return SearchSegment(IdTable.build(codes, np.zeros(len(codes), dtype=np.float32)))
 
 
-def found(segments: list[SearchSegment], beams: Beams, query: int) -> list[tuple[int, ...]]:
-    """The IDs under the beams of a query, beam after beam."""
-    rows = [
-        (segment.table.ids[low:high].tolist(), beam)
-        for beam in range(beams.low.shape[1])
-        for segment, low, high in zip(segments, beams.low[query, beam], beams.high[query, beam], strict=True)
-    ]
-    ids = [tuple(row) for under, _ in rows for row in under]
-    return list(dict.fromkeys(ids))
-
-
 def test_a_code_gains_what_brings_the_prefix_nearer_to_the_query():
     drawn = Drawn()
     for query, prefix in itertools.product(range(4), itertools.product(range(3), range(5))):
@@ -73,61 +58,6 @@ def test_a_code_gains_what_brings_the_prefix_nearer_to_the_query():
                 if before:
                     nearer -= drawn.nearness(query, before)
                 assert float(gains[code]) == pytest.approx(nearer, abs=1e-4)
-
-
-@settings(max_examples=40)
-@given(
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple),
-    items=st.integers(1, 40),
-    cut=st.integers(0, 40),
-    seed=st.integers(0, 10_000),
-)
-def test_a_beam_without_limit_orders_all_ids_by_their_distance(sizes, items, cut, seed):
-    drawn = Drawn(seed, sizes, items)
-    segments = [part_of(codes) for codes in (drawn.codes[:cut], drawn.codes[cut:])]
-    everything = {tuple(row) for row in drawn.codes.tolist()}
-    # Too narrow to be settled, so that level after level is decoded; then wide enough to be settled at once.
-    for beam in (len(everything), 1000):
-        beams = search(drawn.decoder, segments, drawn.queries, SearchConfig(beam=beam))
-        for query in range(len(drawn.queries)):
-            ids = found(segments, beams, query)
-            scores = beams.scores()[query][beams.filled()[query]]
-            assert set(ids) == everything
-            expected = [drawn.nearness(query, id_) for id_ in ids]
-            np.testing.assert_allclose(scores, expected, atol=1e-4)
-            assert (np.diff(scores) <= 0).all()
-
-
-@settings(max_examples=40)
-@given(
-    sizes=st.lists(st.integers(2, 6), min_size=2, max_size=4).map(tuple),
-    beam=st.integers(1, 12),
-    seed=st.integers(0, 10_000),
-    leaves=st.integers(0, 20),
-)
-def test_a_narrow_beam_keeps_the_nearest_continuations_of_what_it_kept(sizes, beam, seed, leaves):
-    drawn = Drawn(seed, sizes, items=60)
-    everything = {tuple(row) for row in drawn.codes.tolist()}
-    beams = search(
-        drawn.decoder,
-        [drawn.segment],
-        drawn.queries,
-        SearchConfig(beam=beam, rerank="codes", candidates=leaves),
-    )
-    for query in range(len(drawn.queries)):
-        kept: set[tuple[int, ...]] = {()}
-        left = everything
-        for level in range(len(sizes)):
-            if len(left) <= max(beam, leaves if level else RANK_ALL * leaves):
-                break
-            longer = sorted(
-                {id_[: level + 1] for id_ in left}, key=lambda prefix: -drawn.nearness(query, prefix)
-            )
-            leaves_under = Counter(id_[: level + 1] for id_ in left)
-            paid = np.cumsum([leaves_under[prefix] for prefix in longer]) <= max(beam, leaves)
-            kept = set(longer[: max(beam, int(paid.sum()))])
-            left = {id_ for id_ in left if id_[: level + 1] in kept}
-        assert set(found([drawn.segment], beams, query)) == left
 
 
 def test_no_queries_and_no_items_find_nothing():

@@ -9,13 +9,11 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.nn.density import NormAndDensity
-from genius_search.nn.generator import Generator
 from genius_search.nn.spread import decode_densities, decode_half_norms
-from genius_search.recipe import GeneratorConfig
 from genius_search.search.beam import search
 from genius_search.search.decoder import GeometricDecoder
 from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
-from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.search.table import IdTable, SearchSegment
 
 SIZES = (3, 6, 5)
 DIM = 6
@@ -53,15 +51,6 @@ def embeddings(random) -> torch.Tensor:
 @pytest.fixture
 def queries(random) -> torch.Tensor:
     return F.normalize(torch.randn(5, DIM, generator=random), dim=1)
-
-
-@pytest.fixture
-def decoders(tables) -> list[Generator | GeometricDecoder]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        config = GeneratorConfig(layers=1, width=8, feedforward=8, heads=2, head_width=4, prefixes=2)
-        generator = Generator(DIM, SIZES, config).eval()
-    return [generator, GeometricDecoder(tables)]
 
 
 def built(items: np.ndarray) -> IdTable:
@@ -150,25 +139,3 @@ def test_an_id_without_marks_is_left_as_it_is(tables, codes, embeddings, queries
             for density_weight in (0.0, 5.0)
         )
         assert one.scores.tolist() == other.scores.tolist()
-
-
-@pytest.mark.parametrize("rerank", ["none", "codes"])
-@pytest.mark.parametrize(("beam", "leaves"), [(1, 0), (4, 0), (4, 30), (500, 0)])
-@pytest.mark.parametrize("is_restricted", [False, True])
-def test_no_decoder_sees_the_marks(codes, marked, queries, decoders, rerank, beam, leaves, is_restricted):
-    """Also with two parts, which share some IDs, and where only some items may be found."""
-    config = SearchConfig(beam=beam, rerank=rerank, candidates=leaves)
-    for decoder in decoders:
-        found = []
-        for items in (codes.numpy(), marked):
-            segments = [SearchSegment(built(items[:70])), SearchSegment(built(items[70:]))]
-            mask = np.arange(70) % 3 > 0
-            restriction = (Allowed.of(segments[0].table, mask), None) if is_restricted else None
-            found.append(
-                search(decoder, segments, queries, config, restrictions=[restriction] * len(queries))
-            )
-        plain, whole = found
-        assert np.array_equal(plain.low, whole.low)
-        assert np.array_equal(plain.high, whole.high)
-        assert np.array_equal(plain.log_probabilities, whole.log_probabilities, equal_nan=True)
-        assert whole.log_probabilities.shape[2] == len(SIZES)

@@ -93,7 +93,7 @@ def test_single_words_are_learned_from_whole_captions(make_features):
 
 def test_a_shard_of_texts_only_is_embedded():
     encoder = create_small(SETTINGS.network, ["a red kite", "a blue anchor"], seed=0)
-    rows = np.array([(row, -1, row, -1, Modality.TEXT.code, -1) for row in range(2)], ROW)
+    rows = np.array([(row, -1, row, Modality.TEXT.code, -1) for row in range(2)], ROW)
     tokens = encoder.prepare_texts(["a red kite", "a blue anchor"]).numpy()
     shard = Shard(rows, np.zeros((0, 0), dtype=np.float16), tokens)
     with torch.no_grad():

@@ -84,9 +84,7 @@ def test_candidates_that_are_all_alike_stop_the_training_unless_allowed(make_fea
     nothing = [None] * 8
     ids = [10_000_000 + n for n in range(8)]
     candidates = make_features(ids, nothing, list(vectors))
-    queries = make_features(
-        [500_000 + n for n in range(8)], nothing, list(vectors), wanted=[1] * 8, variant=[0] * 8
-    )
+    queries = make_features([500_000 + n for n in range(8)], nothing, list(vectors), wanted=[1] * 8)
     lines = [Query(f"1:{n}", Modality.TEXT, "?", positives=(f"1:{n}",)) for n in range(8)]
     pairs = Pairs(lines, queries, candidates)
     with pytest.raises(TrainingFailed, match="codebooks collapsed"):

@@ -48,7 +48,6 @@ def encoder(tmp_path):
 def test_a_query_on_several_lines_is_embedded_once_and_drawn_as_often_as_it_is_there(data, encoder, tmp_path):
     features = embed_training(TrainingRecords(data), encoder, tmp_path / "features", progress=Silent())
     assert features.queries.ids.tolist() == [query_number(f"9:{n}") for n in (1, 1, 2, 2, 3, 3)]
-    assert features.queries.variant.tolist() == [0, 1] * 3
     pairs = Pairs(read_queries(data.training_queries()[0]), features.queries, features.candidates)
     assert len(pairs) == 6
     drawn = features.queries.ids[pairs.draw(0, 6, seed=0).query_rows] % 10
