@@ -65,6 +65,7 @@ EXTRAS: Final = {
         "train": "torch",
         "models": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif",
+        "pdf": "pypdf",
         "words": "model2vec wordllama",
         "cluster": "ray",
     }.items()

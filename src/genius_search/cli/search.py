@@ -59,9 +59,10 @@ def is_folder_of_files(folder: Path) -> bool:
 
 def cached_index(folder: Path) -> Path:
     """Return the place of the index of a folder of files, in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    from genius_search.data.pdf import user_cache
+
     folder = folder.resolve()
-    return cache / "genius-search" / f"{folder.name}-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}.index"
+    return user_cache() / f"{folder.name}-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}.index"
 
 
 def open_folder(folder: Path, *, device: str, download: bool) -> Index:

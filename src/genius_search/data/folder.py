@@ -3,7 +3,7 @@
 The text of an image is from the first of these that has one: the files beside it, a list of captions (both
 :mod:`genius_search.data.captions`), the image itself when it is encoded (:mod:`genius_search.data.photo`).
 Several captions are one text, a line each. All other fields of these are kept in ``source``. A ``.txt`` or
-``.md`` file that belongs to no picture is a text candidate.
+``.md`` file that belongs to no picture is a text candidate, and so is a PDF file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from genius_search.data.captions import (
     side_cars,
 )
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
+from genius_search.data.pdf import has_pypdf, read_pdf
 from genius_search.data.photo import Caption
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError
@@ -48,6 +49,7 @@ _HINTS: Final = {
     (*HEIF_SUFFIXES,): NEEDS_PHOTOS,
     (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
     (".tar", ".zip", ".gz"): "are archives; unpack them into a folder (tar -xf FILE -C FOLDER) and give that",
+    (".pdf",): "need the extra pdf: pip install 'genius-search[pdf]'",
     (): "are not known as pictures or texts; convert a picture to JPEG",
 }
 """What to do with them."""
@@ -172,8 +174,9 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 candidate, lost = _picture(did, known)
                 candidates.append(candidate)
                 problems += [BadImage(path, problem) for problem in lost]
-            elif kind in (".txt", ".md"):
-                candidates.append(Candidate(did, Modality.TEXT, read_text(path)))
+            elif kind in (".txt", ".md") or (kind == ".pdf" and has_pypdf()):
+                text = read_pdf(path) if kind == ".pdf" else read_text(path)
+                candidates.append(Candidate(did, Modality.TEXT, text))
             else:
                 hint = next(hint for kinds, hint in _HINTS.items() if kind in kinds or not kinds)
                 problems.append(BadImage(path, f"{OTHER_KIND} {path.suffix!r} {hint}"))

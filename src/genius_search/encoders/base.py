@@ -312,7 +312,7 @@ def refuse_images(images: Sequence[ImageInput]) -> None:
         which = f"{key.role} {key.id}" if key.id else f"the {key.role}"
         raise UsageError(
             f"this encoder reads texts only, and {which} has an image; for pictures, create the index with "
-            "clip:NAME, siglip:NAME or onnx:NAME"
+            "onnx:NAME or st:NAME of a model that reads them"
         )
 
 

@@ -1,0 +1,70 @@
+"""PDF files as texts of a folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from genius_search.data import folder, pdf
+from genius_search.data.folder import read_folder
+
+
+def make_pdf(*pages: str) -> bytes:
+    """A file with a line of text on each page."""
+    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"", b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]
+    kids = []
+    for page in pages:
+        stream = f"BT /F1 12 Tf 50 700 Td ({page}) Tj ET".encode()
+        objects.append(b"<</Length %d>>stream\n%s\nendstream" % (len(stream), stream))
+        font = b"/Resources<</Font<</F1 3 0 R>>>>"
+        objects.append(b"<</Type/Page/Parent 2 0 R/Contents %d 0 R%s>>" % (len(objects), font))
+        kids.append(b"%d 0 R" % len(objects))
+    objects[1] = b"<</Type/Pages/Kids[%s]/Count %d/MediaBox[0 0 600 800]>>" % (b" ".join(kids), len(kids))
+    body, places = b"%PDF-1.4\n", []
+    for number, one in enumerate(objects, start=1):
+        places.append(len(body))
+        body += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    root = b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (len(objects) + 1, len(body))
+    return body + head + table + root
+
+
+@pytest.fixture
+def papers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = tmp_path / "papers"
+    place.mkdir()
+    (place / "kites.pdf").write_bytes(make_pdf("On kites", "and their tails"))
+    return place
+
+
+def test_the_pages_of_a_file_are_one_text(papers):
+    [candidate] = read_folder(papers).candidates
+    assert candidate.did == "kites.pdf"
+    assert candidate.text.split() == ["On", "kites", "and", "their", "tails"]
+
+
+def test_a_file_is_read_again_only_when_it_changes(papers, monkeypatch):
+    before = read_folder(papers)
+    monkeypatch.setattr(pdf, "_extract", lambda _: "read again")
+    assert read_folder(papers) == before
+    (papers / "kites.pdf").write_bytes(make_pdf("On anchors"))
+    assert read_folder(papers).candidates[0].text == "read again"
+
+
+def test_files_without_text_and_damaged_ones_are_named(papers):
+    (papers / "scan.pdf").write_bytes(make_pdf(""))
+    (papers / "torn.pdf").write_bytes(make_pdf("torn")[:60])
+    scan = read_folder(papers)
+    assert [one.did for one in scan.candidates] == ["kites.pdf"]
+    assert {problem.file.name: problem.reason.split(":")[0] for problem in scan.problems} == {
+        "scan.pdf": "is a PDF without text; scanned pages need text recognition first",
+        "torn.pdf": "cannot be read as a PDF",
+    }
+
+
+def test_without_the_extra_it_is_named(papers, monkeypatch):
+    monkeypatch.setattr(folder, "has_pypdf", lambda: False)
+    scan = read_folder(papers)
+    assert not scan.candidates
+    assert "genius-search[pdf]" in scan.problems[0].reason
