@@ -24,7 +24,6 @@ from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS
 from genius_search.index.store import ItemArrays, StoredEmbeddings
 from genius_search.model import Genius
-from genius_search.nn.health import Health, examine
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
 from genius_search.training.features import count_lines, embed_pool, embed_queries
@@ -50,13 +49,10 @@ class EvaluationResult(NamedTuple):
 
     rows: list[ResultRow]
     about: dict[str, Any]
-    health: Health | None = None
-    """Of the IDs of all candidates that were searched."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result for scripts."""
-        health = {} if self.health is None else {"health": asdict(self.health)}
-        return {**self.about, **to_json(self.rows), **health}
+        return {**self.about, **to_json(self.rows)}
 
     def write(self, folder: Path) -> EvaluationResult:
         """Write ``results.json``; return the result."""
@@ -137,22 +133,6 @@ class EvaluationPools:
             )
         return PoolCandidates(features, arrays, rows)
 
-    def health(self) -> Health:
-        """Return the health of the IDs of all candidates, each item once."""
-        if not isinstance(self._model, Genius):
-            raise TypeError("an encoder gives no IDs")
-        pools = [*self._own.values(), *([] if self._union is None else [self._union])]
-        encoded = [(features, arrays) for features, arrays in pools if arrays is not None]
-        codebooks = self._model.codebooks
-        _, first = np.unique(np.concatenate([features.ids for features, _ in encoded]), return_index=True)
-        return examine(
-            np.concatenate([arrays.codes[:, : len(codebooks.sizes)] for _, arrays in encoded])[first],
-            np.concatenate([features.modality for features, _ in encoded])[first].astype(np.int64),
-            np.concatenate([arrays.code_cosine for _, arrays in encoded])[first].astype(np.float32),
-            sizes=codebooks.sizes,
-            has_modality_level=codebooks.has_modality_level,
-        )
-
 
 def evaluate(
     data: MBeir,
@@ -172,7 +152,7 @@ def evaluate(
     config = checked(config)
     names = {field.name for field in fields(SearchConfig)} & {field.name for field in fields(config)}
     settings = SearchConfig(**{name: getattr(config, name) for name in names})
-    results, pools = evaluate_pools(
+    rows = evaluate_pools(
         data,
         model,
         config,
@@ -182,7 +162,7 @@ def evaluate(
         progress=progress,
     )
     about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
-    return EvaluationResult(results, about, pools.health()).write(folder)
+    return EvaluationResult(rows, about).write(folder)
 
 
 def evaluate_pools(
@@ -195,7 +175,7 @@ def evaluate_pools(
     evaluation: Path,
     with_codes: bool = True,
     progress: Progress,
-) -> tuple[list[ResultRow], EvaluationPools]:
+) -> list[ResultRow]:
     """Answer each row's queries from each pool, write the runs to ``folder``, and measure them.
 
     Parameters
@@ -239,7 +219,7 @@ def evaluate_pools(
                 results += lines
                 done += 1
                 progress.advance(done, {})
-    return results, pools
+    return results
 
 
 def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
@@ -332,7 +312,6 @@ class Evaluate(DeviceOptions, JsonOption):
             model = Genius.open(self.model, device=self.device, download=self.download)
             folder = self.out or self.model / "evaluation"
             result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
-            progress.say(f"IDs of the candidates: {result.health.verdict if result.health else 'unknown'}")
         result.print(as_json=self.json)
 
 

@@ -46,9 +46,6 @@ class EvaluationConfig:
     """Re-ranking: stop decoding once the beams cover at most this many IDs, and rank them all;
     0 decodes all levels."""
 
-    shortlist: Natural = 0
-    """Re-ranking by embeddings: compare only this many hits, the best by codes; 0 compares all."""
-
     density_weight: NonNegative = SearchConfig.density_weight
     """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
     exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""

@@ -140,9 +140,7 @@ def evaluate_dense(
         found = [list(search_pool(kind, queries, pool)) for kind in kinds]
         return map(list, zip(*found, strict=True))
 
-    results, _ = evaluate_pools(
-        data, encoder, config, answer, folder, evaluation=evaluation, progress=progress
-    )
+    results = evaluate_pools(data, encoder, config, answer, folder, evaluation=evaluation, progress=progress)
     about = {
         "encoder": {"spec": encoder.spec, "fingerprint": encoder.fingerprint},
         "data": data.name,

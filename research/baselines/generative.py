@@ -294,7 +294,7 @@ def evaluate_baseline(
             touched = sum(found.touched for found in rankings) / max(1, len(rankings))
             yield [MethodHits(rival.kind, hits, table.nbytes / len(pool), touched)]
 
-    rows, _ = evaluate_pools(
+    rows = evaluate_pools(
         data, model, config, answer, folder, evaluation=evaluation, with_codes=False, progress=progress
     )
     about = {

@@ -357,9 +357,6 @@ class ExactDecoder:
         ]
         return torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, self.sizes[level])
 
-    def logits(self, hidden: torch.Tensor, level: int) -> torch.Tensor:
-        return self.log_probabilities(hidden, level, "level")
-
     def drawn(self, query: int, prefix: Id) -> np.ndarray:
         """Log-probabilities of all codes after a prefix."""
         key = (query, *prefix)

@@ -9,7 +9,6 @@ import torch
 from genius_search.config import SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
-from genius_search.nn.spread import Spread
 from genius_search.progress import Silent
 from genius_search.recipe import GeneratorConfig
 from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
@@ -136,19 +135,3 @@ def test_nor_does_a_generator_with_a_guide(pool, is_compiled):
     before = pool.search(pool.queries, None, decoder, fast)
     for other in (pool.queries * np.float32(7), unit(pool.queries + 2 * pool.constant)):
         assert_same(before, pool.search(other, None, decoder, fast))
-
-
-def test_costs_in_absolute_units_would_depend_on_it(pool):
-    """Without spreads the same searches differ, so the tests above can fail."""
-    plain = Spread(np.ones((1, len(pool.quantizer.tables()[0]))), np.zeros((1, 3)))
-    pool.ranker, measured = CodeRanker(pool.quantizer.tables(), plain), pool.ranker
-    try:
-        router = GeometricDecoder([*map(torch.from_numpy, pool.quantizer.tables())], plain)
-        before, after = (
-            pool.search(queries, None, router, None)
-            for queries in (pool.queries, unit(pool.queries + 3 * pool.constant))
-        )
-    finally:
-        pool.ranker = measured
-    kept = np.mean([len(one & other) / len(one) for one, other in zip(before, after, strict=True)])
-    assert kept < SAME

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,11 +100,3 @@ def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_pa
     with pytest.raises(UsageError, match=named):
         evaluate(evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_health_of_the_global_pool_comes_with_the_rows(evaluated):
-    health = evaluated.result.health
-    assert health.candidates == 1_000
-    assert health.purity == 1.0
-    assert len(health.used) == evaluated.model.num_levels
-    assert math.isfinite(health.reconstruction)

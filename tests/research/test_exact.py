@@ -4,7 +4,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genius_search.errors import BadData
 from research import exact
 from research.exact import exact_search
 
@@ -38,12 +37,3 @@ def test_the_nearest_items_are_a_brute_forces_and_each_block_is_asked_for_once(
     assert found.scores.tolist() == [sorted(row, reverse=True)[:k] for row in scores.tolist()]
     assert np.array_equal(np.take_along_axis(scores, found.items, 1), found.scores)
     assert all(len(set(items)) == len(items) for items in found.items.tolist())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", [0, 1])
-def test_vectors_that_no_order_can_place_are_refused(where, value):
-    both = torch.ones(2, 3), torch.ones(5, 3)
-    both[where][1, 1] = value
-    with pytest.raises(BadData, match="NaN or infinity"):
-        exact_search(both[0], lambda rows: both[1][rows], 5, k=2, device=CPU)

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -37,31 +36,6 @@ def other_task(row: ResultRow, headline: float) -> ResultRow:
         task_id=3,
         measures={**row.measures, "R@5": headline},
     )
-
-
-def test_json_rows_begin_with_the_promised_keys():
-    row: dict[str, Any] = json.loads(json.dumps(to_json([ROW])))["rows"][0]
-    assert list(row)[:5] == ["dataset", "task", "pool", "method", "queries"]
-    assert row == {
-        "dataset": "catalogue",
-        "task": "text -> image",
-        "pool": "global",
-        "method": "exact-fused",
-        "queries": 500,
-        "R@1": 0.6,
-        "R@5": 0.8,
-        "R@10": 0.9,
-        "recall@5": 0.5,
-        "MRR": 0.7,
-        "task_id": 0,
-        "name": "catalogue_task0",
-        "headline": "R@5",
-        "pool_size": 12_000,
-        "bytes_per_item": 3072,
-        "candidates_touched": 12_000,
-        "of_exact": 1.0,
-        "published": [],
-    }
 
 
 def cirr(**changes: Any) -> ResultRow:

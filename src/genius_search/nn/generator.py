@@ -144,14 +144,6 @@ class Attention(nn.Module):
         return heads
 
 
-class BlockOutput(NamedTuple):
-    """What a block makes of some tokens."""
-
-    hidden: Float[Tensor, "rows tokens width"]
-    past: KeysValues
-    """Keys and values of all tokens so far."""
-
-
 class Block(nn.Module):
     """Self-attention, cross-attention to the prefixes and feed-forward, each pre-normed and residual."""
 
@@ -172,8 +164,11 @@ class Block(nn.Module):
         prefixes: KeysValues,
         bias: Tensor,
         past: KeysValues | None,
-    ) -> BlockOutput:
-        """Read tokens after the past ones; each query's ``prefixes`` serve as many adjacent rows."""
+    ) -> tuple[Float[Tensor, "rows tokens width"], KeysValues]:
+        """Read tokens after the past ones; return their vectors, and keys and values of all tokens so far.
+
+        Each query's ``prefixes`` serve as many adjacent rows.
+        """
         normed = self.self_norm(hidden)
         present = self.self_attention.keys_values(normed)
         if past is not None:
@@ -183,7 +178,7 @@ class Block(nn.Module):
         by_query = self.cross_norm(hidden).view(count, hidden.numel() // max(1, count * width), width)
         hidden = hidden + self.dropout(self.cross_attention(by_query, prefixes, None).view_as(hidden))
         inner = self.dropout(torch.relu(self.wi(self.feedforward_norm(hidden))))
-        return BlockOutput(hidden + self.dropout(self.wo(inner)), present)
+        return hidden + self.dropout(self.wo(inner)), present
 
 
 class GeneratorState(NamedTuple):

@@ -120,19 +120,9 @@ class Quantizer(nn.Module):
         return self.config.level0 != "none"
 
     @property
-    def device(self) -> torch.device:
-        """Device of the codebooks."""
-        return self.books[0].embed.device
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         """Number of codes at each level."""
         return tuple(len(book.embed) for book in self.books)
-
-    @property
-    def num_levels(self) -> int:
-        """Codes in an ID, the modality code included."""
-        return len(self.codebooks)
 
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
         """Return the code vectors of each level."""
@@ -161,7 +151,7 @@ class Quantizer(nn.Module):
             vectors = vectors + code_vectors
             residual = residual - code_vectors
         # Deviation 4: one identity for the sum of the levels; the authors' library gave one per level.
-        identities = 1 if self.config.gradient == "once" else self.num_levels
+        identities = 1 if self.config.gradient == "once" else len(self.books)
         through = embeddings * identities
         return Quantized(
             codes=torch.stack(codes, dim=1),

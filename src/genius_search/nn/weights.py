@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -54,21 +54,14 @@ def load_weights(file: Path, make: Callable[[], Network]) -> Network:
 def write_weights(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write named tensors, copying those that share memory or are not contiguous.
-
-    The file gets the permissions of the umask; safetensors alone would restrict it to its owner.
-    """
+    """Write named tensors; those that are parts of larger ones are copied."""
     from genius_search.writing import translate_full_disk  # noqa: PLC0415  reading needs none of it
 
-    path.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode & 0o777
-    pieces = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    end = 0
-    for name, tensor in sorted(pieces.items(), key=lambda piece: piece[1].data_ptr()):
-        if tensor.data_ptr() < end:
-            pieces[name] = tensor.clone()
-        end = max(end, tensor.data_ptr() + tensor.nbytes)
+    packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    pieces = {
+        name: tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+        for name, tensor in packed.items()
+    }
+    body = save(pieces, metadata=None if metadata is None else dict(metadata))
     with translate_full_disk(path.parent):
-        save_file(pieces, path, metadata=None if metadata is None else dict(metadata))
-    path.chmod(mode)
+        path.write_bytes(body)

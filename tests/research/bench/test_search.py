@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import numpy as np
 import pytest
 
-from genius_search.config import usual_search
 from genius_search.errors import BadData, UsageError
-from genius_search.model import Genius
 from genius_search.nn.spread import normalize
 from genius_search.progress import Silent
-from research.bench.coded import ALL, Ours, encode, fit
+from research.bench.coded import Ours, encode, fit
 from research.bench.given import Given, invent, nearest_cosines, read_given, share_found
 from research.bench.rivals import EXACT, builders
 from research.bench.settings import SearchSettings
@@ -70,18 +67,6 @@ def test_filters_let_through_what_they_allow_and_nothing_else(given, built):
         found = rival.find(given.queries, effort, rival.limit(allowed))
         assert allowed[found[found >= 0]].all(), rival.name
         assert share_found(truth, found, 10) >= 0.4, rival.name
-
-
-def test_ranking_all_items_by_codes_finds_the_nearest_code_vectors(given, quantizer):
-    ours = Ours(encode(quantizer, given))
-    config = dataclasses.replace(usual_search(ITEMS), candidates=ALL, density_weight=0.0)
-    found = ours.method(config, ours.quick)(given.queries)
-    codes = encode(quantizer, given).arrays.codes[:, : len(quantizer.sizes)]
-    vectors = sum(table[codes[:, level]] for level, table in enumerate(ours.ranker.tables()))
-    costs = quantizer.config.norm_weight * np.square(vectors).sum(axis=1) / 2
-    scores = given.queries @ vectors.T - costs
-    tenth = np.sort(scores, axis=1)[:, -10]
-    assert (np.take_along_axis(scores, found, 1).min(axis=1) >= tenth - 0.01).all()  # half norms are rounded
 
 
 def test_all_ways_of_our_search_find_the_same(given, quantizer):
@@ -153,14 +138,3 @@ def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
             read()
     with pytest.raises(UsageError, match="give these with --query-vectors"):
         read(query_vectors=None)
-
-
-def test_codebooks_of_a_model_leave_fused_embeddings_as_they_are(trained, tmp_path):
-    model = Genius.open(trained.model)
-    items = normalize(np.random.default_rng(0).standard_normal((20, model.dim)).astype(np.float32))
-    given = Given(items, np.zeros(20, dtype=np.int8), items[:2], real=20)
-    arrays = encode(model.codebooks, given).arrays
-    assert np.allclose(arrays.embeddings, items, atol=1e-3)
-    np.save(tmp_path / "items.npy", items)
-    with pytest.raises(UsageError, match="leave --model out"):
-        read_given(tmp_path / "items.npy", SearchSettings(), model, tmp_path, progress=Silent())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from genius_search.nn import density
-from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, shapes_of_weights
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.spread import (
     DENSITY_STEPS,
@@ -15,9 +14,7 @@ from genius_search.nn.spread import (
     decode_densities,
     decode_half_norms,
     normalize,
-    sum_codes,
 )
-from genius_search.recipe import QuantizerConfig
 
 DIM = 5
 SIZES = (3, 9, 7)
@@ -139,26 +136,3 @@ def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     assert np.array_equal(alone, together[:100])
     backwards = columns_of(codes[::-1])
     assert np.array_equal(backwards[::-1], together)
-
-
-@pytest.mark.parametrize("level0", ["assigned", "learned", "none"])
-@pytest.mark.parametrize("sampled", [False, True])
-def test_an_encoded_item_comes_with_norm_and_density_of_its_id(level0, sampled):
-    config = QuantizerConfig(levels=2, codebook_size=6, level0=level0)
-    random = np.random.default_rng(0)
-    weights = {
-        name: random.standard_normal(shape, dtype=np.float32) / 4
-        for name, shape in shapes_of_weights(8, config).items()
-    }
-    sizes = (6, 6) if level0 == "none" else (3, 6, 6)
-    sample = np.unique(drawn_codes(8, 30, sizes), axis=0) if sampled else None
-    if sampled:
-        weights[POOL_SAMPLE] = sample
-    embeddings = normalize(random.standard_normal((20, 8), dtype=np.float32))
-    found = Codebooks(8, config, weights).encode_items(embeddings, np.zeros(20, np.int8))
-    tables = Codebooks(8, config, weights).tables()
-    measurer = NormAndDensity(tables, has_modality_level=level0 != "none", sample=sample)
-    expected = np.concatenate([found.codes, measurer.columns(found.codes)], axis=1)
-    assert np.array_equal(found.columns, expected)
-    cosines = [cosine(*pair) for pair in zip(embeddings, sum_codes(tables, found.codes), strict=True)]
-    np.testing.assert_allclose(found.code_cosine, cosines, atol=1e-5)

@@ -102,17 +102,6 @@ def test_search_says_what_training_learned() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_several_codes_at_once_are_what_they_are_one_by_one() -> None:
-    generator = drawn()
-    decoder = GuidedDecoder(generator)
-    queries, codes = asked(4)
-    at_once = decoder.advance(decoder.start(queries), codes[:, :3])
-    first = decoder.advance(decoder.start(queries), codes[:, :1])
-    then = decoder.advance(first.state, codes[:, 1:3])
-    one_by_one = torch.cat([first.hidden, then.hidden], dim=1)
-    torch.testing.assert_close(at_once.hidden, one_by_one, rtol=1e-5, atol=1e-5)
-
-
 def test_distances_of_different_levels_are_not_compared() -> None:
     generator = drawn()
     decoder = GuidedDecoder(generator)

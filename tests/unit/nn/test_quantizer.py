@@ -91,9 +91,9 @@ def test_the_quantization_loss_pulls_embeddings_and_not_codebooks():
     # Every residual is the embedding minus constants, so the gradient is the sum over levels.
     left = [
         quantized.residuals[level] - quantizer.tables()[level][quantized.codes[:, level]]
-        for level in range(quantizer.num_levels)
+        for level in range(len(quantizer.sizes))
     ]
-    expected = 2 * torch.stack(left).sum(dim=0) / (4 * DIM * quantizer.num_levels)
+    expected = 2 * torch.stack(left).sum(dim=0) / (4 * DIM * len(quantizer.sizes))
     torch.testing.assert_close(vectors.grad, expected, rtol=1e-5, atol=1e-6)
     assert not any(table.requires_grad for table in quantizer.tables())
 
@@ -184,7 +184,6 @@ def test_a_classified_level_0_is_what_the_classifier_says():
 def test_each_kind_of_level_0_says_what_it_knows(level0, sizes, known):
     quantizer = make(level0=level0)
     assert quantizer.sizes == sizes
-    assert quantizer.num_levels == len(sizes)
     assert quantizer.has_modality_level == (level0 != "none")
     assert quantizer.in_numpy().level0_modality.tolist() == known
 

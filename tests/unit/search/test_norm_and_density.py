@@ -126,16 +126,3 @@ def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known
     found = whole.items + 40 * whole.segments
     np.testing.assert_allclose(whole.scores, expected[found], atol=1e-6)
     assert found.tolist() == np.argsort(-expected, kind="stable").tolist()
-
-
-def test_an_id_without_marks_is_left_as_it_is(tables, codes, embeddings, queries):
-    table = built(codes.numpy())
-    for evidence, rerank in (
-        (Evidence(CodeRanker(tables)), "codes"),
-        (Evidence(CodeRanker(tables), [lambda items: embeddings[torch.from_numpy(items)]]), "embeddings"),
-    ):
-        one, other = (
-            all_ranked(table, queries[0], evidence, rerank=rerank, density_weight=density_weight)
-            for density_weight in (0.0, 5.0)
-        )
-        assert one.scores.tolist() == other.scores.tolist()
