@@ -30,7 +30,6 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = get_args(Attribute)
 Split = Literal["train", "val", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 FactKind = Literal["price", "origin", "material", "weight", "maker"]
-FACT_KINDS: Final[tuple[FactKind, ...]] = get_args(FactKind)
 
 SHAPES: Final[tuple[tuple[str, list[str]], ...]] = tuple(WORDS["shapes"].items())
 """Pictographs and their nouns; the first noun is the name."""

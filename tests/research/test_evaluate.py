@@ -3,17 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 
-from genius_search.data.features import Features
-from genius_search.data.mbeir import MBeir, read_candidates, read_qrels
+from genius_search.data.mbeir import MBeir, read_qrels
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
-from genius_search.records import TASKS, candidate_number, task_name
+from genius_search.records import TASKS, task_name
 from research.evaluate import EvaluationResult, evaluate
-from research.methods import DEPTH
 from research.results import ResultRow
 from research.runs import measure_run, read_run
 from research.settings import METHODS, EvaluationConfig
@@ -50,29 +47,6 @@ def test_every_task_has_a_row_for_each_pool_and_method(evaluated):
     assert sorted(found) == sorted(expected)
     assert {row.task for row in evaluated.result.rows} == {task_name(task) for task in TASKS}
     assert {row.queries for row in evaluated.result.rows} == {QUERIES}
-
-
-@pytest.mark.parametrize("pool", ["local", "global"])
-def test_exact_search_over_fused_embeddings_equals_a_brute_force(evaluated, pool):
-    data, model = evaluated.data, evaluated.model
-    row = data.rows("test")[0]
-    candidates = Features.open(evaluated.folder / "candidates" / "features")
-    queries = Features.open(next(evaluated.folder.glob(f"queries-*/{row.name}")))
-    files = data.global_pool("test") if pool == "global" else [row.local_pool]
-    numbers = [candidate_number(one.did) for file in files for one in read_candidates(file)]
-    place = {number: row for row, number in enumerate(candidates.ids.tolist())}
-    stored = model.embed(candidates.gather(np.array([place[number] for number in numbers])))
-    asked = model.embed(queries.gather(np.arange(len(queries))))
-    scores = asked @ stored.T
-    order = np.argsort(-scores, axis=1)[:, :DEPTH]
-    run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.exact-fused.trec")
-    for number, best, values in zip(queries.ids.tolist(), order, scores, strict=True):
-        hits = run[f"{number // 500_000}:{number % 500_000}"]
-        assert len(hits) == DEPTH
-        # Embeddings are kept in 16 bits.
-        np.testing.assert_allclose([hit.score for hit in hits], values[best], atol=1e-3)
-        sure = {numbers[one] for one in best.tolist() if values[one] > values[best[-1]] + 2e-3}
-        assert sure <= {candidate_number(hit.did) for hit in hits}
 
 
 def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):

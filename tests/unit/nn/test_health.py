@@ -42,13 +42,6 @@ def test_collapsed_codebooks_are_named_with_their_level():
     assert not any("level 2" in problem or "level 0" in problem for problem in health.problems)
 
 
-def test_the_first_level_is_examined_when_it_is_no_modality_level():
-    health = look([[0, b] for b in range(8)], [0] * 8, sizes=(16, 8), modality_level=False)
-    assert health.purity is None
-    assert health.level0_modality == ()
-    assert any("level 0 uses 1 of 16 codes" in problem for problem in health.problems)
-
-
 def test_collisions_are_counted_by_candidate_and_named():
     codes = [*all_ids(), [0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 3, 3]]
     health = look(codes)

@@ -154,24 +154,6 @@ def test_dead_codes_move_to_current_residuals_and_count_anew():
     assert revived == total
 
 
-def test_a_shared_codebook_is_one_codebook_at_all_semantic_levels():
-    quantizer = make(shared_codebook=True)
-    modality, *semantic = quantizer.codebooks
-    assert all(book is semantic[0] for book in semantic)
-    assert modality is not semantic[0]
-    assert quantizer.sizes == (3, 7, 7, 7)
-    quantizer.follow(quantizer.quantize(embeddings(20)), generator=seeded(0))
-    assert torch.equal(quantizer.tables()[1], quantizer.tables()[3])
-
-
-def test_a_classified_level_0_is_what_the_classifier_says():
-    quantizer = make(level0="classifier")
-    vectors = embeddings(20)
-    quantized = quantizer.quantize(vectors)
-    assert torch.equal(quantized.codes[:, 0], quantizer.classify(vectors).argmax(dim=1))
-    assert len(quantized.codes[:, 0].unique()) > 1
-
-
 @pytest.mark.parametrize(
     ("level0", "sizes", "known"),
     [
