@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -23,7 +23,7 @@ from genius_search.artifact import (
     recover,
 )
 from genius_search.config import SearchConfig
-from genius_search.encoders.base import Encoder, load_encoder
+from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import EncodedItems, StoredQuantizer
 from genius_search.nn.packed import KIND as GENERATOR
@@ -155,7 +155,9 @@ class Genius:
         self.fingerprint = fingerprint
 
     @staticmethod
-    def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Genius:
+    def open(
+        folder: str | Path, *, device: str = "cpu", download: bool = False, with_encoder: bool = True
+    ) -> Genius:
         """Open a finished model by its folder, or by its name on the Hugging Face hub.
 
         What was pulled before is opened without the network; `genius pull` updates it.
@@ -166,6 +168,8 @@ class Genius:
             Where it runs.
         download
             Whether the model, and the weights of its encoder, may be downloaded if they are not here.
+        with_encoder
+            Open the encoder now, rather than when something is encoded.
 
         Raises
         ------
@@ -186,20 +190,27 @@ class Genius:
 
             usable(device)
         file = read_model_file(folder)
-        encoder = load_encoder(file.encoder.spec_in(folder), download=download, device=device)
         quantizer = StoredQuantizer(folder / "quantizer")
         generator = None
         if file.generator is not None:
             generator = open_artifact(folder / "generator", kind=GENERATOR)
-        found = {"encoder": encoder.fingerprint, "quantizer": quantizer.manifest.fingerprint}
-        if generator is not None:
-            found["generator"] = generator.fingerprint
-        for part, fingerprint in found.items():
+
+        def check(part: str, fingerprint: str) -> None:
             if file.parts[part].fingerprint != fingerprint:
                 raise ArtifactMismatch(
                     f"{folder}: the {part} is not the one this model was finished with (a later training was "
                     "interrupted, or the file changed); run `genius fit` again"
                 )
+
+        def open_encoder() -> Encoder:
+            opened = load_encoder(file.encoder.spec_in(folder), download=download, device=device)
+            check("encoder", opened.fingerprint)
+            return opened
+
+        encoder = open_encoder() if with_encoder else cast("Encoder", LateEncoder(open_encoder))
+        check("quantizer", quantizer.manifest.fingerprint)
+        if generator is not None:
+            check("generator", generator.fingerprint)
         return Genius(
             folder, encoder, quantizer, generator, file.instructions, file.fingerprint, device=device
         )

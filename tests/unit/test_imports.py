@@ -72,3 +72,9 @@ def test_opening_and_searching_from_python(index):
 def test_the_command_search(index):
     code = f"from genius_search.cli import main; assert main(['search', {str(index)!r}, 'red anchor']) == 0"
     check(loaded_by(code))
+
+
+def test_following_folders_in_which_nothing_is_new_opens_no_encoder(index):
+    (index.parent / "pool" / "0.txt").touch()
+    code = f"from genius_search.cli import main; assert main(['index', 'sync', {str(index)!r}]) == 0"
+    assert not {"torch", "model2vec"} & set(loaded_by(code).packages)

@@ -156,7 +156,7 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
                 self._add_to_cluster(progress)
                 return
             progress.say(f"reading {self.pool or self.vectors}")
-            index = self.open_index()
+            index = self.open_index(with_encoder=False)
             added = index.add(
                 self.pool,
                 vectors=read_vectors(self.vectors),
@@ -215,7 +215,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
                     "FOLDER` adds what is new or has changed, `genius index delete` removes items"
                 )
             progress.say(f"reading {self.folder or 'all folders of the index'}")
-            index = self.open_index()
+            index = self.open_index(with_encoder=False)
             done = index.sync(
                 self.folder,
                 delete_missing=self.delete_missing,

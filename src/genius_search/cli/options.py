@@ -90,11 +90,17 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
     model: OptionalFolder = None
     """Folder of the model; needed only if it was moved."""
 
-    def open_index(self) -> Index:
+    def open_index(self, *, with_encoder: bool = True) -> Index:
         """Open the index with its model."""
         from genius_search.index.index import Index
 
-        return Index.open(self.index, model=self.model, device=self.device, download=self.download)
+        return Index.open(
+            self.index,
+            model=self.model,
+            device=self.device,
+            download=self.download,
+            with_encoder=with_encoder,
+        )
 
 
 @command

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
+    Any,
     Final,
     Literal,
     NamedTuple,
@@ -139,6 +141,24 @@ class Encoder(Protocol):
     def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
         """Return the features of texts."""
         ...
+
+
+class LateEncoder:
+    """An encoder that is opened when something is encoded: opening one may take longer than a change does."""
+
+    def __init__(self, opened: Callable[[], Encoder]) -> None:
+        self._open = cache(opened)
+
+    def image_features(self, images: Sequence[ImageInput]) -> AnyArray:
+        """Return the features of images."""
+        return self._open().image_features(images)
+
+    def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
+        """Return the features of texts."""
+        return self._open().text_features(texts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._open(), name)
 
 
 def reads_images(encoder: Encoder) -> bool:

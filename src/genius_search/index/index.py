@@ -9,7 +9,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -229,6 +230,7 @@ class Index:
         model: str | Path | Genius | None = None,
         device: str = "cpu",
         download: bool = False,
+        with_encoder: bool = True,
     ) -> Index:
         """Open an index by its folder, or by its name on the Hugging Face hub, where it is a data set.
 
@@ -239,6 +241,8 @@ class Index:
         device, download
             Where the model runs; whether the index, the model and its encoder may be downloaded if they are
             not here.
+        with_encoder
+            Open the encoder now, rather than when something is encoded.
 
         Raises
         ------
@@ -258,9 +262,10 @@ class Index:
                 folder = find_or_pull(folder, repo_type="dataset", download=download)
                 check_images(folder)
         manifest = read_manifest(folder)
-        opened = model or _open_named(folder, manifest.locate_model(folder), device, download=download)
+        open_model = partial(Genius.open, device=device, download=download, with_encoder=with_encoder)
+        opened = model or _open_named(folder, manifest.locate_model(folder), open_model)
         if not isinstance(opened, Genius):
-            opened = Genius.open(opened, device=device, download=download)
+            opened = open_model(opened)
         if opened.fingerprint != manifest.model_fingerprint:
             raise ArtifactMismatch(
                 f"{folder} was made with another model than {opened.folder} (fingerprint "
@@ -809,13 +814,13 @@ def _check_model(snapshot: Snapshot, model: Genius) -> None:
     snapshot.fit(model.codebooks, model.unchecked)
 
 
-def _open_named(folder: Path, named: str, device: str, *, download: bool) -> Genius:
+def _open_named(folder: Path, named: str, open_model: Callable[[str], Genius]) -> Genius:
     """Open the model that an index names."""
     remedy = "say where it is with `model=FOLDER`"
     if not named:
         raise ArtifactMissing(f"{folder} does not say where its model is; {remedy}")
     try:
-        return Genius.open(named, device=device, download=download)
+        return open_model(named)
     except (ArtifactMissing, NetworkNeeded) as error:
         raise type(error)(f"the model of {folder}: {error}; or {remedy}") from None
 

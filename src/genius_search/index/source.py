@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -156,11 +157,14 @@ class SavedFeatures:
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         self._folder, self._encoder = folder, encoder
-        kind = fingerprint_of([encoder.fingerprint, ROW.names])
-        self._place = folder / WORK / f"features-{kind[:12]}"
         self._shards: list[Shard] = []
         self._contents: list[str | None] = []
         """Of the items of the shards that are not saved yet."""
+
+    @cached_property
+    def _place(self) -> Path:
+        kind = fingerprint_of([self._encoder.fingerprint, ROW.names])
+        return self._folder / WORK / f"features-{kind[:12]}"
 
     def encode(
         self, items: Iterable[Item], complete: Callable[[Item], Item], expected: int, progress: Progress
