@@ -431,12 +431,16 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
         print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
             return suggestion.spec, True
-    words = ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
+    words = ""
+    if only_texts:
+        words = ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
+    elif has_wordllama() and any(item.text for item in pool.items()):
+        words = f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions alone"
     raise NetworkNeeded(
         f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
         "machine. Add --download to fetch it, or name one: --encoder FOLDER (of ONNX graphs), text:FOLDER or "
         "onnx:Xenova/clip-vit-base-patch32 (610 MB, licence MIT, English), or a trained --model"
-        f"{words if only_texts else ''}"
+        f"{words}"
     )
 
 
