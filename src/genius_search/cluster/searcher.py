@@ -36,7 +36,7 @@ from genius_search.index.pool import (
     picture_bytes,
     read_new_item,
 )
-from genius_search.index.query import SearchResult, interleave, merge
+from genius_search.index.query import interleave, merge, numbered
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
 from genius_search.index.store import CLUSTER, Root
@@ -234,9 +234,7 @@ class Searcher:
         answers = zip(asked, *self._ask_all("search", asked, config), strict=True)
         merged = iter([self._merge(request, found) for request, *found in answers])
         return [
-            Hits(
-                interleave([next(merged) for _ in several], request.k + request.offset).hits[request.offset :]
-            )
+            Hits(interleave([next(merged) for _ in several], request.k + request.offset)[request.offset :])
             for request, several in zip(requests, alternatives, strict=True)
         ]
 
@@ -312,7 +310,7 @@ class Searcher:
             part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
         return dataclasses.replace(part, image=_read(part.image))
 
-    def _merge(self, request: SearchRequest, found: Sequence[Hits]) -> SearchResult:
+    def _merge(self, request: SearchRequest, found: Sequence[Hits]) -> list[SearchHit]:
         """Merge the hits of all shards by score; of several modalities as an index does."""
         is_open = request.modality is None and not request.instruction
         by_modality = self._splits_modalities and is_open and bool(request.query)
@@ -324,13 +322,11 @@ class Searcher:
                 # What a shard puts before better scores, for its words, counts like the best behind it.
                 best[group] = max(best.get(group, -math.inf), hit.score)
                 groups[group].append((best[group], hit))
-        results = []
+        parts = []
         for scored in groups.values():
             scored.sort(key=lambda one: (-one[0], one[1].rank))
-            first = [hit for _, hit in scored[: request.k]]
-            ranked = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(first, start=1)]
-            results.append(SearchResult(ranked, len(scored)))
-        return merge(results, request.k) if results else SearchResult([], 0)
+            parts.append((numbered([hit for _, hit in scored[: request.k]]), 0))
+        return merge(parts, request.k)
 
 
 def _read(image: Any) -> Any:

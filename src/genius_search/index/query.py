@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -117,6 +117,26 @@ class Bulk(NamedTuple):
     """By which a query is scaled: to the power of −½ of its product with itself by this matrix."""
 
 
+class Scored(NamedTuple):
+    """A hit that is not read yet."""
+
+    rank: int
+    score: float
+    probability: float | None
+    standard_score: float | None
+    segment: int
+    item: int
+    """Row of the item in the segment."""
+    found: int
+    """The same row, or that of its best passage."""
+    row: int
+    """Row of its ID in the segment's table."""
+    log_probabilities: Float32[np.ndarray, " levels"]
+
+
+AnyHit = TypeVar("AnyHit", SearchHit, Scored)
+
+
 class SearchResult(NamedTuple):
     """The result of one request."""
 
@@ -124,8 +144,6 @@ class SearchResult(NamedTuple):
     """Best first."""
     touched: int
     """Number of items under all beams."""
-    num_first: int = 0
-    """Hits that come first because of their words."""
 
 
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
@@ -191,13 +209,14 @@ class SnapshotSearcher:
                 ]
             alternatives += request.alternatives()
         results = self.search_encoded(self.encode(alternatives))
-        if len(alternatives) > len(requests):
-            in_turn = iter(results)
-            several = [[next(in_turn) for _ in request.alternatives()] for request in requests]
-            results = [
-                interleave(own, one.k + one.offset) for own, one in zip(several, requests, strict=True)
-            ]
-        return [Hits(result.hits[one.offset :]) for result, one in zip(results, requests, strict=True)]
+        if len(alternatives) == len(requests):
+            return [Hits(result.hits[one.offset :]) for result, one in zip(results, requests, strict=True)]
+        in_turn = iter(results)
+        several = [[next(in_turn).hits for _ in request.alternatives()] for request in requests]
+        return [
+            Hits(interleave(own, one.k + one.offset)[one.offset :])
+            for own, one in zip(several, requests, strict=True)
+        ]
 
     def encode(self, requests: Sequence[SearchRequest]) -> list[EncodedQuery]:
         """Encode requests without alternatives, with all images in one batch and all texts in another.
@@ -351,14 +370,13 @@ class SnapshotSearcher:
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
             if any(map(attrgetter("raised"), queries)):
                 found = self._add_raised(queries, found)
-            own = iter(found)
             results = []
-            for _, group in groupby(queries, key=attrgetter("number")):
+            pairs = zip(queries, found, strict=True)
+            for _, group in groupby(pairs, key=lambda pair: pair[0].number):
                 several = [*group]
-                parts = []
-                for query in several:
-                    parts.append(self._make_hits(query, next(own), is_part=len(several) > 1))
-                results.append(merge(parts, query.k))
+                parts = [self._score(query, own, is_part=len(several) > 1) for query, own in several]
+                hits = self._read(merge(parts, several[0][0].k))
+                results.append(SearchResult(hits, sum(own.ranking.touched for _, own in several)))
             return results
 
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Found]:
@@ -451,7 +469,8 @@ class SnapshotSearcher:
         ranking = Ranking._make([*map(np.concatenate, columns), own.ranking.touched])
         return Found(ranking, np.concatenate([own.log_probabilities, more.log_probabilities]))
 
-    def _make_hits(self, query: EncodedQuery, own: Found, *, is_part: bool) -> SearchResult:
+    def _score(self, query: EncodedQuery, own: Found, *, is_part: bool) -> tuple[list[Scored], int]:
+        """Return the hits of a query, best first, and how many of them come first because of their words."""
         ranking, log_probabilities = own
         scores = ranking.scores
         weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
@@ -473,38 +492,56 @@ class SnapshotSearcher:
         if self._calibration is not None and query.has_probability:
             probabilities = [*self._calibration.probabilities(ranking.scores).tolist()]
         standard = self._standardize(query, scores) if is_part else [None] * len(scores)
-        hits = []
         order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
-        segments, rows = ranking.segments[order], ranking.rows[order]
-        found = self.snapshot.items(segments, np.array([places[at][1] for at in order], dtype=np.int64))
-        for rank, (item, number, row, place) in enumerate(
-            zip(found, segments.tolist(), rows.tolist(), order.tolist(), strict=True), start=1
-        ):
-            segment = self.snapshot.segments[number]
-            codes = segment.table.ids[row, : self._num_levels]
-            passage, behind = None, int(ranking.items[place]) - segment.num_items
+        columns = (scores[order], ranking.segments[order], ranking.items[order], ranking.rows[order])
+        hits = [
+            # A calibration knows scores of vectors alone.
+            Scored(
+                rank,
+                score,
+                None if is_first[place] else probabilities[place],
+                standard[place],
+                segment,
+                places[place][1],
+                found,
+                row,
+                log_probabilities[place],
+            )
+            for rank, (place, score, segment, found, row) in enumerate(
+                zip(order.tolist(), *(column.tolist() for column in columns), strict=True), start=1
+            )
+        ]
+        return hits, int(is_first[order].sum())
+
+    def _read(self, hits: Sequence[Scored]) -> list[SearchHit]:
+        """Read the items of hits, and number them."""
+        places = np.array([(hit.segment, hit.item) for hit in hits], dtype=np.int64).reshape(-1, 2)
+        read = []
+        for rank, (hit, item) in enumerate(zip(hits, self.snapshot.items(*places.T), strict=True), start=1):
+            segment = self.snapshot.segments[hit.segment]
+            codes = segment.table.ids[hit.row, : self._num_levels]
+            passage, behind = None, hit.found - segment.num_items
             if behind >= 0 and item.text is not None:
                 _, start, end = segment.passages[behind].tolist()
                 passage = item.text[start:end]
-            decoded = log_probabilities[place].tolist() if self._decodes else ()
-            hits.append(
+            decoded = hit.log_probabilities.tolist() if self._decodes else ()
+            read.append(
                 SearchHit(
                     rank=rank,
                     id=item.id,
-                    score=float(scores[place]),
+                    score=hit.score,
                     modality=item.modality,
                     text=item.text,
                     image=item.image,
                     fields=item.fields,
                     codes=tuple(codes.tolist()),
                     log_probabilities=tuple(one for one in decoded if not math.isnan(one)),
-                    # A calibration knows scores of vectors alone.
-                    probability=None if is_first[place] else probabilities[place],
+                    probability=hit.probability,
                     passage=passage,
-                    standard_score=standard[place],
+                    standard_score=hit.standard_score,
                 )
             )
-        return SearchResult(hits, ranking.touched, int(is_first[order].sum()))
+        return read
 
     def _standardize(self, query: EncodedQuery, scores: Float[np.ndarray, " hits"]) -> Sequence[float | None]:
         """Return by how many standard deviations scores exceed those of a sample of the query's modality.
@@ -663,49 +700,42 @@ def split_words(text: str) -> list[str]:
     return [*words.values()]
 
 
-def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
-    """Merge the hits of several modalities into one list of ``k``.
+def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
+    """Merge the hits of several modalities into one list of ``k``; they keep their ranks.
 
-    Those come first that are the first of their modality because of their words. The others are ordered by
-    probability if the index is calibrated, otherwise by how far they stand out from the items of their
-    modality. Where that is not known, the first hit of each modality comes first, then the second of each.
+    With the hits of each part comes how many are the first of their modality because of their words: those
+    come first. The others are ordered by probability if the index is calibrated, otherwise by how far they
+    stand out from the items of their modality. Where that is not known, the first hit of each modality comes
+    first, then the second of each.
     """
-    if len(results) == 1:
-        return results[0]
-    hits: list[SearchHit] = []
-    first: set[int] = set()
-    for result in results:
-        hits += result.hits
-        first.update(map(id, result.hits[: result.num_first]))
+    if len(parts) == 1:
+        return parts[0][0]
+    hits = [hit for own, _ in parts for hit in own]
+    first = {id(hit) for own, num_first in parts for hit in own[:num_first]}
     known = ""
     for name in ("standard_score", "probability"):
         if None not in map(attrgetter(name), hits):
             known = name
 
-    def order(hit: SearchHit) -> tuple[bool, float, int, float]:
+    def order(hit: AnyHit) -> tuple[bool, float, int, float]:
         return id(hit) not in first, -getattr(hit, known) if known else 0.0, hit.rank, -hit.score
 
-    return _number(sorted(hits, key=order)[:k], results)
+    return sorted(hits, key=order)[:k]
 
 
-def interleave(results: Sequence[SearchResult], k: int) -> SearchResult:
+def interleave(alternatives: Sequence[Sequence[SearchHit]], k: int) -> list[SearchHit]:
     """Merge the hits of alternatives into one list of ``k``: the first of each, then the second of each.
 
     An item that several find has the best of its places.
     """
-    if len(results) == 1:
-        return results[0]
     best: dict[str, SearchHit] = {}
-    for hits in zip_longest(*(result.hits for result in results)):
+    for hits in zip_longest(*alternatives):
         for hit in hits:
             if hit is not None:
                 best.setdefault(hit.id, hit)
-    return _number([*best.values()][:k], results)
+    return numbered([*best.values()][:k])
 
 
-def _number(hits: Sequence[SearchHit], results: Sequence[SearchResult]) -> SearchResult:
-    """Return merged hits, numbered from 1."""
-    ranked = []
-    for rank, hit in enumerate(hits, start=1):
-        ranked.append(dataclasses.replace(hit, rank=rank))
-    return SearchResult(ranked, sum(map(attrgetter("touched"), results)))
+def numbered(hits: Sequence[SearchHit]) -> list[SearchHit]:
+    """Return hits with ranks from 1."""
+    return [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(hits, start=1)]

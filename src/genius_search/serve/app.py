@@ -34,7 +34,7 @@ from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index
 from genius_search.serve import schemas
-from genius_search.serve.describe import describe_index, describe_settings, show, some_items
+from genius_search.serve.describe import describe_index, describe_settings, show, some_items, written
 from genius_search.serve.guard import Guard
 from genius_search.serve.schemas import (
     JSON_BYTES,
@@ -206,7 +206,7 @@ async def search(request: Request) -> Response:
         for hit in hits:
             fields = {key: hit.fields[key] for key in body.fields or () if key in hit.fields}
             chosen = hit if body.fields is None else dataclasses.replace(hit, fields=fields)
-            shown.append(to_json(show(chosen, name)))
+            shown.append(written(show(chosen, name)))
             size += len(shown[-1])
             if size > ANSWER_BYTES:
                 raise Problem(
@@ -228,7 +228,7 @@ async def search(request: Request) -> Response:
 
 
 @router.post("/v1/explain", openapi_extra=takes(schemas.ExplainBody))
-async def explain(request: Request) -> dict[str, Any]:
+async def explain(request: Request) -> Response:
     """Follow the ID of an item level by level: the rank of each code, and its alternatives.
 
     The fields are those of `genius_search.index.explain.Explanation`.
@@ -237,13 +237,14 @@ async def explain(request: Request) -> dict[str, Any]:
     served = find_index(request, body.index)
     deadline = request.state.began + body.deadline_ms / 1000
 
-    def work() -> dict[str, Any]:
+    def work() -> bytes:
         query, config = search_request(body, pictures, deadline), search_config(served.index, body)
         explanation = served.index.explain_request(body.id, query, config=config)
-        return cast("dict[str, Any]", show(explanation, served.name))
+        head = {"request_id": request.state.request_id, "index": served.name}
+        return written(head | show(explanation, served.name))
 
     explained = await get_service(request).slow.run(work, deadline=deadline)
-    return {"request_id": request.state.request_id, "index": served.name, **explained}
+    return Response(explained, media_type="application/json")
 
 
 @router.post("/v1/feedback", status_code=204, openapi_extra=takes(schemas.ExplainBody))
@@ -280,19 +281,21 @@ async def forget(
 
 
 @router.get("/v1/items/examples")
-def get_examples(served: NamedIndex) -> dict[str, Any]:
+def get_examples(served: NamedIndex) -> Response:
     """Return some of the items, as an impression of the index."""
-    return {"items": show(some_items(served.index.snapshot), served.name)}
+    items = {"items": show(some_items(served.index.snapshot), served.name)}
+    return Response(written(items), media_type="application/json")
 
 
 @router.get("/v1/items", response_model=schemas.Item)
-def get_item(served: NamedIndex, item_id: IdQuery) -> dict[str, Any]:
+def get_item(served: NamedIndex, item_id: IdQuery) -> Response:
     """Return an item with its fields and codes."""
     snapshot = served.index.snapshot
     location = snapshot.locate(item_id)
     item = snapshot.item_at(location)
     codes = snapshot.id_at(location)[: served.index.model.num_levels].tolist()
-    return {**show(item, served.name), "fields": show(item.fields, served.name), "codes": codes}
+    item_with_codes = show(item, served.name) | {"fields": item.fields, "codes": codes}
+    return Response(written(item_with_codes), media_type="application/json")
 
 
 def picture_of(request: Request, served: Served, item_id: str) -> pathlib.Path:
@@ -420,9 +423,9 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
         docs_url=None,  # their scripts would come from other sites
         redoc_url=None,
         lifespan=limit_look_ups,
+        routes=router.routes,
     )
     app.state.service = service
-    app.include_router(router)
     page = StaticFiles(directory=PAGE)
     app.mount("/assets", GZipMiddleware(page))
 

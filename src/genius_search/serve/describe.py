@@ -9,6 +9,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import numpy as np
+from pydantic_core import PydanticSerializationError, to_json
 
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import reads_images
@@ -27,19 +28,19 @@ _UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 
 def show(value: Any, index: str) -> Any:
-    """Return what a result of the Python API contains as JSON; pictures of items have addresses here."""
+    """Return what a result of the Python API contains, for :func:`written`; pictures have addresses here."""
     match value:
         case SearchHit() | Item():
             names = ("id", "modality", "text") if isinstance(value, Item) else _names(value)
             query = urlencode({"index": index, "id": value.id, "size": THUMBNAIL})
             address = None if value.image is None else f"/v1/items/picture?{query}"
-            return clean_json({name: getattr(value, name) for name in names} | {"image": address})
+            return {name: getattr(value, name) for name in names} | {"image": address}
         case tuple() | list():
             return [show(inner, index) for inner in value]
         case _ if dataclasses.is_dataclass(value):
             return {name: show(getattr(value, name), index) for name in _names(value)}
         case _:
-            return clean_json(value)
+            return value
 
 
 def some_items(snapshot: Snapshot) -> list[Item]:
@@ -52,10 +53,13 @@ def some_items(snapshot: Snapshot) -> list[Item]:
     return snapshot.items(segments[chosen], rows[chosen])
 
 
-def clean_json(value: Any) -> Any:
-    """Make a stored value valid JSON: finite numbers and valid Unicode."""
-    written = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    return json.loads(written, parse_constant=lambda _: None)
+def written(value: Any) -> bytes:
+    """Write stored values as JSON: finite numbers and valid Unicode."""
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:  # half a character (a lone surrogate), which somebody else has stored
+        valid = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        return to_json(json.loads(valid), inf_nan_mode="null")
 
 
 def _names(value: Any) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -24,6 +26,9 @@ UNREAD_SECONDS: Final = 20
 CONNECTIONS: Final = 8_192
 BACKLOG: Final = 2_048
 """Connections that the system accepts before the server does."""
+ALLOCATOR: Final = {-3: 128 << 10, -8: 2}
+"""Options of glibc's ``mallopt``: larger blocks go back to the system as soon as they are free
+(``M_MMAP_THRESHOLD``, which otherwise grows), and threads share two heaps (``M_ARENA_MAX``)."""
 DRAIN_SECONDS: Final = 30
 """Longest time that the end of the process waits for accepted requests."""
 
@@ -79,6 +84,9 @@ def serve(app: Any, bound: socket.socket) -> NoReturn:
             asyncio.get_running_loop().add_signal_handler(number, end)
         await server.serve()
 
+    with contextlib.suppress(OSError, AttributeError):  # there is another C library
+        for option, value in ALLOCATOR.items():
+            ctypes.CDLL("libc.so.6").mallopt(option, value)
     asyncio.run(run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

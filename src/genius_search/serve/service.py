@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,9 @@ class Threads(ThreadPoolExecutor):
             raise DeadlinePassed(
                 "no answer within the time allowed; allow more, or try again when the service is less busy"
             ) from None
+        except (GeniusError, Problem) as error:
+            # Its traceback leads to what the thread had in memory, which would stay until the answer is read.
+            raise error.with_traceback(None) from None
         finally:
             self._num_waiting -= 1
 
@@ -125,6 +129,7 @@ class Service:
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for what is loaded on first use."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads for a few texts take longer than the texts
         for index in self.indexes.values():
             with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
                 index.search("a first search", k=1)
@@ -258,16 +263,13 @@ def decode(data: bytes) -> Image.Image:
     """
     if len(data) > schemas.PICTURE_BYTES:
         raise Problem(413, f"image: it has more than {schemas.PICTURE_BYTES:,} bytes; send a smaller one")
-    try:
-        return open_image(
-            data,
-            name="image",
-            formats=SAFE_FORMATS,
-            max_pixels=schemas.PICTURE_PIXELS,
-            shortest_side=SHORTEST_SIDE,
-        )
-    except BadImage as error:  # its traceback leads back to it, and would keep the picture in memory
-        raise error.with_traceback(None) from None
+    return open_image(
+        data,
+        name="image",
+        formats=SAFE_FORMATS,
+        max_pixels=schemas.PICTURE_PIXELS,
+        shortest_side=SHORTEST_SIDE,
+    )
 
 
 def _find_picture(pictures: Mapping[str, memoryview], name: str) -> bytes:

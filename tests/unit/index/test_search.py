@@ -16,7 +16,7 @@ from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.index.query import SearchResult, merge
+from genius_search.index.query import merge
 from genius_search.index.request import SearchRequest
 from genius_search.records import Modality
 
@@ -265,7 +265,6 @@ def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(mo
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),
         )
     ]
-    merged = merge([SearchResult(hits, 7) for hits in lists], 3)
-    assert [hit.probability for hit in merged.hits] == [0.9, 0.8, 0.5]
-    assert [hit.rank for hit in merged.hits] == [1, 2, 3]
-    assert merged.touched == 14
+    merged = merge([(hits, 0) for hits in lists], 3)
+    assert [hit.probability for hit in merged] == [0.9, 0.8, 0.5]
+    assert [hit.rank for hit in merged] == [1, 2, 1]
