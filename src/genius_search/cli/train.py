@@ -153,10 +153,10 @@ class Fit(DeviceOptions, WaitOption):
 
 @command
 class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
-    """Calibrate an index with queries whose answers are known, so that hits have the probability of being right.
+    """Calibrate an index with queries of known answers, so that hits have the probability of being right.
 
-    The queries are those for which the index has learned what was chosen, or a data set's whose candidates are
-    the items of the index, with their ids. First the weight of
+    The queries are those for which the index has learned what was chosen, or a data set's whose candidates
+    are the items of the index, with their ids. First the weight of
     densities (density_weight) is chosen that finds the most answers, and stored as the index's default.
     A search can then say that it has no good match. Half of the queries are used to fit, the other half to
     measure. Calibrate again when the index has grown much.

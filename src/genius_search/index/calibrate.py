@@ -181,7 +181,7 @@ def _labelled(index: Index, data: MBeir, split: str) -> Iterator[tuple[SearchReq
 
 
 def _chosen(index: Index) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
-    """Yield the queries for which the index has learned what was chosen, at most so many, with these items."""
+    """Yield the queries for which the index has learned what was chosen, so many at most, with the items."""
     answers: dict[str | tuple[float, ...], list[str]] = defaultdict(list)
     for choice in index.choices():
         answers[choice["text"] if "text" in choice else tuple(choice["vector"])].append(choice["chosen"])

@@ -2,7 +2,7 @@
 
 The log is an index of its own in the folder ``learned`` of an index: its items are queries' vectors, and each
 names the item that was chosen. So a choice is found, stored and deleted as an item is, and survives a crash.
-The vectors are the encoder's features, so that the log stays when codebooks or fusion of the index are fitted anew.
+The vectors are the encoder's features, so that the log stays when codebooks or fusion are fitted anew.
 
 An item gains at most :data:`WEIGHT` spreads of the query's products, times exp((c − 1) / :data:`TEMPERATURE`)
 with c the cosine of the query and the nearest one for which the item was chosen (``docs/lab/log.md``, "Logged

@@ -92,7 +92,7 @@ class EncodedQuery(NamedTuple):
     beam: int | None = None
     """Beam width instead of the configured one."""
     feature: Float32[np.ndarray, " dim"] = np.zeros(0, np.float32)
-    """The query as the encoder has it, by which choices are compared; training a fusion does not change it."""
+    """The query as the encoder has it, by which choices are compared; training fusion does not change it."""
     rare: RareWords | None = None
     gains: Mapping[Place, float] = MappingProxyType({})
     """What items gain because they were chosen for similar queries, in spreads."""
