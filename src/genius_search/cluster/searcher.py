@@ -39,7 +39,7 @@ from genius_search.index.pool import (
 from genius_search.index.query import interleave, merge, numbered
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
-from genius_search.index.store import CLUSTER, Root
+from genius_search.index.store import CLUSTER, Root, refuse_links
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
@@ -193,6 +193,7 @@ class Searcher:
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
         """Open all shards of a cluster in this process; parameters and errors as of :meth:`Index.open`."""
         folder = Path(folder)
+        refuse_links(folder)
         model = Genius.open(model_of(folder), device=device, download=download)
         shards = range(read_cluster(folder).shards)
         return Searcher([Shard(shard_folder(folder, number), model).begin for number in shards])

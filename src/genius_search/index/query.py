@@ -124,11 +124,9 @@ class Scored(NamedTuple):
     score: float
     probability: float | None
     standard_score: float | None
-    segment: int
-    item: int
-    """Row of the item in the segment."""
+    place: Place
     found: int
-    """The same row, or that of its best passage."""
+    """The row of the item, or that of its best passage."""
     row: int
     """Row of its ID in the segment's table."""
     log_probabilities: Float32[np.ndarray, " levels"]
@@ -493,32 +491,26 @@ class SnapshotSearcher:
             probabilities = [*self._calibration.probabilities(ranking.scores).tolist()]
         standard = self._standardize(query, scores) if is_part else [None] * len(scores)
         order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
-        columns = (scores[order], ranking.segments[order], ranking.items[order], ranking.rows[order])
-        hits = [
+        hits = map(
+            Scored,
+            range(1, len(order) + 1),
+            scores[order].tolist(),
             # A calibration knows scores of vectors alone.
-            Scored(
-                rank,
-                score,
-                None if is_first[place] else probabilities[place],
-                standard[place],
-                segment,
-                places[place][1],
-                found,
-                row,
-                log_probabilities[place],
-            )
-            for rank, (place, score, segment, found, row) in enumerate(
-                zip(order.tolist(), *(column.tolist() for column in columns), strict=True), start=1
-            )
-        ]
-        return hits, int(is_first[order].sum())
+            [None if is_first[place] else probabilities[place] for place in order],
+            [standard[place] for place in order],
+            [places[place] for place in order],
+            ranking.items[order].tolist(),
+            ranking.rows[order].tolist(),
+            log_probabilities[order],
+        )
+        return [*hits], int(is_first[order].sum())
 
     def _read(self, hits: Sequence[Scored]) -> list[SearchHit]:
         """Read the items of hits, and number them."""
-        places = np.array([(hit.segment, hit.item) for hit in hits], dtype=np.int64).reshape(-1, 2)
+        places = np.array([hit.place for hit in hits], dtype=np.int64).reshape(-1, 2)
         read = []
         for rank, (hit, item) in enumerate(zip(hits, self.snapshot.items(*places.T), strict=True), start=1):
-            segment = self.snapshot.segments[hit.segment]
+            segment = self.snapshot.segments[hit.place[0]]
             codes = segment.table.ids[hit.row, : self._num_levels]
             passage, behind = None, hit.found - segment.num_items
             if behind >= 0 and item.text is not None:

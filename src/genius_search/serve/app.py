@@ -84,16 +84,23 @@ def get_service(request: Request) -> Service:
     return cast("Service", request.app.state.service)
 
 
-def find_index(request: Request, name: str | None) -> Served:
+async def find_index(
+    request: Request,
+    index: Annotated[schemas.IndexName | None, Query(description="Required if there are several.")] = None,
+) -> Served:
     """Return an index by its name, or the only one; raise :class:`Problem` if none is meant."""
     indexes = get_service(request).indexes
     known = ", ".join(list(indexes)[:20])
-    if name is None and len(indexes) > 1:
+    if index is None and len(indexes) > 1:
         raise Problem(422, f"index: required here; it is one of {known}")
-    if name is not None and name not in indexes:
-        raise Problem(404, f"there is no index {name[:80]!r}; there is {known}")
-    name = name or next(iter(indexes))
+    if index is not None and index not in indexes:
+        raise Problem(404, f"there is no index {index[:80]!r}; there is {known}")
+    name = index or next(iter(indexes))
     return Served(name, indexes[name])
+
+
+NamedIndex = Annotated[Served, Depends(find_index)]
+IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
 
 
 async def read_body(request: Request, kind: type[Body]) -> tuple[Body, Mapping[str, memoryview]]:
@@ -156,18 +163,6 @@ def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
     return parts
 
 
-async def named_index(
-    request: Request,
-    index: Annotated[schemas.IndexName | None, Query(description="Required if there are several.")] = None,
-) -> Served:
-    """Return the index that the query part of an address names."""
-    return find_index(request, index)
-
-
-NamedIndex = Annotated[Served, Depends(named_index)]
-IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
-
-
 def takes(kind: type[RequestBody]) -> dict[str, Any]:
     """Document the body of a route."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
@@ -193,8 +188,8 @@ router = APIRouter(responses=ERRORS)
 async def search(request: Request) -> Response:
     """Find the best items for a query."""
     body, pictures = await read_body(request, schemas.SearchBody)
-    served, began = find_index(request, body.index), request.state.began
-    index, name = served.index, served.name
+    served, began = await find_index(request, body.index), request.state.began
+    name, index = served.name, served.index
     deadline = began + body.deadline_ms / 1000
 
     def work() -> bytes:
@@ -234,7 +229,7 @@ async def explain(request: Request) -> Response:
     The fields are those of `genius_search.index.explain.Explanation`.
     """
     body, pictures = await read_body(request, schemas.ExplainBody)
-    served = find_index(request, body.index)
+    served = await find_index(request, body.index)
     deadline = request.state.began + body.deadline_ms / 1000
 
     def work() -> bytes:
@@ -261,7 +256,8 @@ async def learn(request: Request) -> None:
         choice = {"chosen": body.id, **{name: getattr(query, name) for name in names}}
         return index.learn_many([choice], wait_seconds=PATIENCE_SECONDS)
 
-    if await get_service(request).change(find_index(request, body.index).name, work):
+    served = await find_index(request, body.index)
+    if await get_service(request).change(served.name, work):
         raise Problem(404, f"the index has no item {body.id[:80]!r}")
 
 

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -141,13 +141,21 @@ class ExplainBody(SearchBody):
     id: ItemId
 
 
+def _whole_characters(fields: object) -> object:
+    """Raise an error for half a character (a lone surrogate), as pydantic does for every other text."""
+    json.dumps(fields, ensure_ascii=False).encode()
+    return fields
+
+
 class NewItem(RequestBody):
     """An item to add. It needs a text, an image, or both."""
 
     id: ItemId | None = Field(None, description="Left out: derived from the contents.")
     text: Text | None = None
     image: Picture | None = None
-    fields: dict[str, JsonValue] | None = Field(None, description="Fields to filter by.")
+    fields: Annotated[dict[str, JsonValue] | None, AfterValidator(_whole_characters)] = Field(
+        None, description="Fields to filter by."
+    )
 
 
 class NewItems(RequestBody):

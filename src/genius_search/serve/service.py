@@ -36,12 +36,8 @@ from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
 
 Result = TypeVar("Result")
 
-SEARCH_THREADS: Final = 2
-"""For searches by words alone."""
-PICTURE_THREADS: Final = 2
-"""For searches with pictures, and for pictures that are added. More would keep more memory."""
-SLOW_THREADS: Final = 2
-"""For searches with conditions and for explanations, which can take as long as their deadline."""
+THREADS: Final = 2
+"""Of each kind; more would keep more memory."""
 MAX_WAITING: Final = 256
 """Requests that wait for the threads of a kind."""
 MAX_DEAD_SHARE: Final = 0.2
@@ -120,9 +116,12 @@ class Service:
         self.roots = [root.resolve() for root in roots]
         self.parsers = Threads(1)
         """More would not be faster, but keep Python from the searches."""
-        self._searches = Threads(SEARCH_THREADS)
-        self._pictures = Threads(PICTURE_THREADS)
-        self.slow = Threads(SLOW_THREADS)
+        self._searches = Threads(THREADS)
+        """For searches by words alone."""
+        self._pictures = Threads(THREADS)
+        """For searches with pictures, and for pictures that are added."""
+        self.slow = Threads(THREADS)
+        """For searches with conditions and for explanations, which can take as long as their deadline."""
         self._writers = {name: Threads(1) for name in self.indexes}
         for index in self.indexes.values():
             index.watch()
