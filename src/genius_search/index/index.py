@@ -782,7 +782,7 @@ class Index:
                 f"{log.folder} has queries of {log.model.dim} numbers, and the index has {model.dim}; it is "
                 "not the log of this index, and may be removed"
             )
-        return Choices(log, snapshot)
+        return Choices(log, snapshot) if len(log) else None
 
     def _model_for(self, snapshot: Snapshot) -> Genius:
         """Return the model of the state that a writer is going to change."""
