@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
-from genius_search.encoders.base import Encoder, ImageInput, TextInput, load_encoder, reads_images
+from genius_search.encoders.base import ImageInput, TextInput, load_encoder, reads_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.spread import normalize
@@ -45,18 +45,14 @@ class FrozenPair:
         for spec in (image, text):
             if spec.startswith(f"{KIND}:"):
                 raise UsageError(f"{spec} cannot be inside adapters; give an encoder such as clip: or text:")
-        self.image, self.text = (
-            load_encoder(spec, download=download, device=device) for spec in (image, text)
-        )
-        if not reads_images(self.image):
+        self.encoders = {
+            part: load_encoder(spec, download=download, device=device)
+            for part, spec in zip(PARTS, (image, text), strict=True)
+        }
+        if not reads_images(self.encoders["image"]):
             raise UsageError(f"{image} reads texts only; the first encoder of adapters: must read images")
         self.spec = f"{KIND}:{image},{text}"
-        self.needs_pixels = self.image.needs_pixels
-
-    @property
-    def encoders(self) -> dict[str, Encoder]:
-        """The two encoders, by part."""
-        return {"image": self.image, "text": self.text}
+        self.needs_pixels = self.encoders["image"].needs_pixels
 
     @cached_property
     def fingerprint(self) -> str:
@@ -65,11 +61,11 @@ class FrozenPair:
 
     def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items image_dim"]:
         """Return the features of images, of the first encoder's width."""
-        return as_array(self.image.image_features(images))
+        return as_array(self.encoders["image"].image_features(images))
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items text_dim"]:
         """Return the features of texts, of the second encoder's width."""
-        return as_array(self.text.text_features(texts))
+        return as_array(self.encoders["text"].text_features(texts))
 
 
 class Adapter(NamedTuple):
@@ -130,8 +126,8 @@ class AdapterEncoder:
         self.spec = f"{KIND}:{folder}"
         self.needs_pixels = self.pair.needs_pixels
         for name in ("max_tokens", "num_tokens"):  # which tell whether a text is cut
-            if hasattr(self.pair.text, name):
-                setattr(self, name, getattr(self.pair.text, name))
+            if hasattr(self.pair.encoders["text"], name):
+                setattr(self, name, getattr(self.pair.encoders["text"], name))
         self._weights = folder / WEIGHTS_FILE
         arrays = read_arrays(self._weights)
         try:

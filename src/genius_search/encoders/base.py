@@ -15,7 +15,6 @@ from typing import (
     NamedTuple,
     NoReturn,
     Protocol,
-    TypeGuard,
     runtime_checkable,
 )
 
@@ -176,14 +175,6 @@ class JointEncoder(Encoder, Protocol):
     def joint_features(self, items: Sequence[JointInput]) -> AnyArray:
         """Return one unnormalised vector for each image and text together."""
         ...
-
-
-def is_joint(encoder: Encoder) -> TypeGuard[JointEncoder]:
-    """Return whether an encoder gives one joint vector for image and text.
-
-    Unlike ``isinstance``, this does not access the encoder's fingerprint, which is slow to compute.
-    """
-    return hasattr(encoder, "joint_features")
 
 
 def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:  # noqa: C901, PLR0911  a kind each

@@ -246,7 +246,7 @@ def train_adapters(
 
         def write(writer: ArtifactWriter) -> None:
             write_weights(writer.path / WEIGHTS_FILE, step.best.state_dict())
-            specs = {part: getattr(pair, part).spec for part in PARTS}
+            specs = {part: encoder.spec for part, encoder in pair.encoders.items()}
             (writer.path / CONFIG_FILE).write_text(json.dumps(specs, indent=2) + "\n")
             writer.finish()
 

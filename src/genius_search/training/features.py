@@ -40,7 +40,6 @@ from genius_search.encoders.base import (
     ItemKey,
     JointInput,
     TextInput,
-    is_joint,
     reads_images,
 )
 from genius_search.errors import BadData, BadImage
@@ -126,7 +125,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
         return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
 
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
-    if is_joint(encoder):
+    if hasattr(encoder, "joint_features"):
         image, image_places = np.zeros((0, encoder.dim), np.float16), [ABSENT] * len(rows)
         text, text_places = encode(
             [(row.image, row.text or "") if has_pixels else row.key for row in rows],

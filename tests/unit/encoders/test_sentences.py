@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.encoders.base import Encoder, ItemKey, JointInput, TextInput, is_joint, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey, JointInput, TextInput, load_encoder
 from genius_search.encoders.pretrained import JointPretrainedEncoder, PretrainedEncoder
 from genius_search.errors import ArtifactMismatch
 
@@ -112,8 +112,7 @@ class Together:
 
 def test_image_and_text_go_together_where_the_model_can(tmp_path, pictures):
     encoder = JointPretrainedEncoder("st:x", tmp_path, Together())
-    assert is_joint(encoder)
-    assert not is_joint(PretrainedEncoder("st:x", tmp_path, Together()))
+    assert not hasattr(PretrainedEncoder("st:x", tmp_path, Together()), "joint_features")
     query, candidate = ItemKey("query", "9:1"), ItemKey("candidate", "9:1")
     items = [
         JointInput(pictures[0], "red", query, has_image=True),

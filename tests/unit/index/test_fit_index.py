@@ -13,6 +13,7 @@ from genius_search.cli import main
 from genius_search.config import FusionConfig
 from genius_search.data.mbeir import write_json_lines
 from genius_search.errors import BadData, UsageError
+from genius_search.index import fit
 from genius_search.index.index import Index
 from genius_search.recipe import preset
 
@@ -71,6 +72,31 @@ def data(tmp_path_factory):
         ),
     )
     return root
+
+
+def test_pairs_are_of_the_right_items_in_every_segment(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    words = [f"{one}{two}" for one in ("sun", "rain", "snow", "fire", "wind") for two in "bcdfghklmn"]
+    items = [{"id": str(n), "text": " ".join(random.choice(words, 12))} for n in range(120)]
+    index, _ = Index.create(tmp_path / "i", pool=items[:100], encoder="text:wordllama")
+    index.add_items([*items[100:], {"id": "long", "text": " ".join(random.choice(words, 900))}])
+    assert (len(index.snapshot.segments), index.info().passages > 1) == (2, True)
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(line(text=item["text"], id=item["id"]) for item in items))
+
+    class Seen(Exception):
+        pass
+
+    def look(pairs, *_):
+        batch = pairs.draw(0, 100, seed=0)
+        asked = pairs.queries.gather(batch.query_rows).total()
+        meant = pairs.candidates.gather(batch.candidate_rows).total()
+        assert (np.vecdot(asked, meant) / np.linalg.norm(asked, axis=1)).min() > 0.9
+        raise Seen
+
+    monkeypatch.setattr(fit, "_train", look)
+    with pytest.raises(Seen):
+        index.fit(file)
 
 
 def create(data, folder):
