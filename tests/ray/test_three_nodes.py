@@ -193,8 +193,8 @@ def test_the_commands_search_and_change_what_is_served(nodes, served, tmp_path):
     assert "1 item added" in run("index", "add", served, tmp_path / "new")[1]
     status, output = run("search", served, "text 1", "-k", "200")
     assert (status, "new.txt" in output) == (0, True)
-    assert "1 item deleted" in run("index", "delete", served, "new.txt")[1]
-    assert run("index", "delete", served, "new.txt")[0] == 3
+    assert "1 item deleted" in run("index", "delete", served, "new/new.txt")[1]
+    assert run("index", "delete", served, "new/new.txt")[0] == 3
 
 
 def test_a_driver_without_the_token_is_refused(nodes):

@@ -9,7 +9,7 @@ import pytest
 
 from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
 from genius_search.config import SearchConfig
-from genius_search.errors import UsageError
+from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.filters import UnknownField
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem, open_pool
@@ -56,6 +56,13 @@ def test_a_cluster_finds_what_one_index_finds_where_all_items_are_ranked(searche
     merged = searcher.search_many(asked, config=ALL)
     for request, one, other in zip(asked, merged, single.search_many(asked, config=ALL), strict=True):
         assert found(one) == found(other), request
+
+
+def test_a_cluster_with_a_link_is_not_opened(changing, tmp_path):
+    (changing / "shards" / "000000").rename(tmp_path / "elsewhere")
+    (changing / "shards" / "000000").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArtifactMismatch, match="symbolic link"):
+        Searcher.open(changing)
 
 
 def test_an_item_as_a_query_is_read_where_it_lies(searcher, single):

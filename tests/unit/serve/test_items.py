@@ -110,10 +110,15 @@ def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_inde
 
 
 def test_half_a_character_is_told_by_item_and_nothing_is_stored(writable):
-    for name in (r"\ud800", r"a\udfffb", r"\ud83d"):
-        body = f'{{"items": [{{"id": "good", "text": "x"}}, {{"id": "{name}", "text": "x"}}]}}'
+    for field, item in (
+        ("id", r'"id": "a\udfffb"'),
+        ("text", r'"text": "\ud83d"'),
+        ("fields", r'"fields": {"a": ["\ud800"]}'),
+        ("fields", r'"fields": {"\ud800": 1}'),
+    ):
+        body = f'{{"items": [{{"id": "good", "text": "x"}}, {{{item}}}]}}'
         told = is_problem(writable.post("/v1/items", content=body, headers=JSON), 422)
-        assert [one["field"] for one in told["errors"]] == ["items.1.id"]
+        assert [one["field"] for one in told["errors"]] == [f"items.1.{field}"]
     is_problem(writable.get("/v1/items?id=good"), 404)
 
 
