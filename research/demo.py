@@ -16,6 +16,7 @@ from genius_search.cli.terminal import TerminalProgress, print_table, print_text
 from genius_search.config import USUAL_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
+from genius_search.index.calibrate import calibrate
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.progress import Progress
@@ -30,7 +31,7 @@ from research.settings import EvaluationConfig
 from research.synth.catalogue import draw_catalogue
 
 SEARCHES_PER_TASK: Final = 4
-SEARCHES_PRINTED: Final = 4
+SEARCHES_PRINTED: Final = 2
 HITS_SHOWN: Final = 5
 METHODS: Final = ("exact-fused", "routing+codes", "generative", "generative+codes", "generative+embeddings")
 """Exact search; what distances to codes find, ranked by codes; and what the generator finds,
@@ -112,6 +113,7 @@ def demo(
     else:
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
+        index.keep_calibration(*calibrate(index, data, split="test", progress=progress))
     candidates = items // CANDIDATE_SHARE
     result = evaluate(
         data,
@@ -177,8 +179,8 @@ small {{ opacity: .7 }}
 <h1>GENIUS found these</h1>
 <p>A model generated IDs. One item in twenty was then ranked by its ID; the query was not compared with the
 other items. Below each hit are its id and its codes; right answers are framed.</p>
-<h2>Mean of all tasks</h2><table>{line(("method", *names), "th")}{"".join(scores)}</table>
-<h2>Searches</h2>{"".join(blocks)}</html>
+{"".join(blocks)}
+<h2>Mean of all tasks</h2><table>{line(("method", *names), "th")}{"".join(scores)}</table></html>
 """
     page.write_text(text, encoding="utf-8")
 

@@ -18,7 +18,7 @@ from genius_search.cli.options import DataArgument, DeviceOptions, JsonOption, O
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import Features, look_up
-from genius_search.data.mbeir import PAPER_ROWS, EvaluationRow, MBeir, read_judgements, read_pool
+from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
 from genius_search.encoders.base import Encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS
@@ -31,6 +31,7 @@ from genius_search.writing import write_json
 from research.codes import encode_features
 from research.command import run
 from research.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
+from research.published.numbers import SIZES
 from research.results import ResultRow, print_results, to_json
 from research.runs import filter_to_pool, measure_run, write_qrels, write_run
 from research.settings import EvaluationConfig, Pool
@@ -104,7 +105,7 @@ class EvaluationPools:
             return features, encode_features(model, features, codes, embeddings=keep, progress=progress)
 
         union = data.global_pool(config.split)
-        files = list(dict.fromkeys([*union, *data.local_pools_of(config.split)]))
+        files = list(dict.fromkeys([*union, *(row.local_pool for row in data.rows(config.split))]))
         place = folder / CANDIDATES
         self._union = prepare(files, place) if "global" in config.pools else None
         own = dict.fromkeys(row.local_pool for row in rows) if self._union is None else {}
@@ -231,8 +232,10 @@ def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
             raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
+    order = [*SIZES]
     rows = data.rows(config.split, names=config.rows)
-    is_mbeir = any(row.name in PAPER_ROWS for row in rows)
+    rows.sort(key=lambda row: order.index(row.name) if row.name in order else len(order))
+    is_mbeir = any(row.name in order for row in rows)
     if config.instructions != "none" and data.instructions.file is None and is_mbeir:
         raise BadData(
             f"{data.instructions_file} is missing, and M-BEIR's queries need instructions; restore it, or "
@@ -262,11 +265,12 @@ def _evaluate_pool(
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", qrels[row.name])
     answers = answer([queries for _, queries in group], candidates)
     for (row, queries), found_by_methods in zip(group, answers, strict=True):
+        headline = 10 if row.dataset in ("fashion200k", "fashioniq") else 5
         lines: list[ResultRow] = []
         for found in found_by_methods:
             run = dict(zip(queries.qids, found.hits, strict=True))
             write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", found.method, run)
-            measures = measure_run(qrels[row.name], run, ks=KS_FASHION if row.headline_k == 10 else KS)
+            measures = measure_run(qrels[row.name], run, ks=KS_FASHION if headline == 10 else KS)
             lines.append(
                 ResultRow(
                     dataset=row.dataset,
@@ -277,7 +281,7 @@ def _evaluate_pool(
                     method=found.method,
                     queries=measures.queries,
                     pool_size=len(candidates),
-                    headline=f"R@{row.headline_k}",
+                    headline=f"R@{headline}",
                     measures=measures.means,
                     bytes_per_item=found.bytes_per_item,
                     candidates_touched=found.touched,

@@ -183,7 +183,8 @@ def group_by_code(
 def _items(data: MBeir, split: str, features: Features, groups: Sequence[Group]) -> list[list[Shown]]:
     wanted = {int(features.ids[row]) for group in groups for row in group.rows}
     found: dict[int, Shown] = {}
-    for candidate in read_pool([*data.global_pool(split), *data.local_pools_of(split)]):
+    pools = dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])
+    for candidate in read_pool(pools):
         number = candidate_number(candidate.did)
         if number in wanted:
             image = None

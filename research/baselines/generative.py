@@ -189,7 +189,7 @@ def _give_ids(
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
-    files = list(dict.fromkeys([*data.global_pool(split), *data.local_pools_of(split)]))
+    files = list(dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))]))
     place = evaluation / CANDIDATES / "features"
     pool_features = embed_pool(data, files, model.encoder, place, progress=progress)
     pool = _read_items(model, pool_features, files, with_codes=with_codes)

@@ -27,27 +27,6 @@ Record = TypeVar("Record")
 OnBad = Callable[[BadRecord], None]
 """Is called with every unusable line, which is then left out; without it, the first one is raised."""
 
-PAPER_ROWS: Final = (
-    "visualnews_task0",
-    "mscoco_task0",
-    "fashion200k_task0",
-    "webqa_task1",
-    "edis_task2",
-    "webqa_task2",
-    "visualnews_task3",
-    "mscoco_task3",
-    "fashion200k_task3",
-    "nights_task4",
-    "oven_task6",
-    "infoseek_task6",
-    "fashioniq_task7",
-    "cirr_task7",
-    "oven_task8",
-    "infoseek_task8",
-)
-"""M-BEIR's rows in the order in which the papers print them."""
-
-_HEADLINE_AT_10: Final = frozenset({"fashion200k", "fashioniq"})
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
 _RELEVANCE: Final = re.compile(r"-?[0-9]{1,9}")
 
@@ -323,8 +302,6 @@ class EvaluationRow:
     qrels: Path | None
     """Path of the qrels; None if only the queries' own positives exist."""
     local_pool: Path
-    headline_k: int
-    """Cut-off of the papers' tables: 10 for Fashion200K and FashionIQ, otherwise 5."""
 
 
 class Layout:
@@ -387,23 +364,16 @@ class MBeir(Layout):
         """Return every local pool, of all splits."""
         return _files(self.root / "cand_pool" / "local", "*_cand_pool.jsonl")
 
-    def local_pools_of(self, split: str) -> list[Path]:
-        """Return the existing local pools of a split's rows."""
-        pools = (self._local_pool(name, split) for name in self.query_files(split))
-        return list(dict.fromkeys(path for path in pools if path is not None))
-
     def global_pool(self, split: str) -> list[Path]:
         """Return a split's union pool, otherwise the local pools of its rows; for :func:`read_pool`."""
         return self._union_pool(split) or list(dict.fromkeys(row.local_pool for row in self.rows(split)))
 
     def query_files(self, split: str) -> dict[str, Path]:
-        """Return a split's query files by names of rows, in the order of the papers' tables, then others."""
-        order = {name: place for place, name in enumerate(PAPER_ROWS)}
-        files = {_row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")}
-        return dict(sorted(files.items(), key=lambda named: (order.get(named[0], len(order)), named[0])))
+        """Return a split's query files by names of rows, sorted."""
+        return {_row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")}
 
     def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
-        """Return the rows of a split (all, or those named) in the order of the papers' tables.
+        """Return the rows of a split (all, or those named), sorted by name.
 
         Raises
         ------
@@ -444,7 +414,6 @@ class MBeir(Layout):
             queries=queries,
             qrels=qrels if qrels.exists() else None,
             local_pool=pool,
-            headline_k=10 if parts["dataset"] in _HEADLINE_AT_10 else 5,
         )
 
     def image_path(self, relative: str) -> Path:

@@ -131,21 +131,20 @@ def layout(tmp_path):
     return root
 
 
-def test_rows_come_in_the_order_of_the_papers_tables(layout):
+def test_rows_come_by_name(layout):
     rows = MBeir(layout).rows("test")
-    assert [row.name for row in rows] == ["mscoco_task0", "fashion200k_task0", "mscoco_task3", "zebra_task1"]
+    assert [row.name for row in rows] == ["fashion200k_task0", "mscoco_task0", "mscoco_task3", "zebra_task1"]
     assert [row.task_id for row in rows] == [0, 0, 3, 1]
-    assert [row.headline_k for row in rows] == [5, 10, 5, 5]
-    assert [row.qrels is None for row in rows] == [False, True, True, True]
-    assert rows[0].dataset == "mscoco"
+    assert [row.qrels is None for row in rows] == [True, False, True, True]
+    assert rows[1].dataset == "mscoco"
 
 
 def test_union_files_go_before_those_of_data_sets_and_a_splits_own_pool_before_the_plain_one(layout):
     data = MBeir(layout)
     plain = lines(layout / "cand_pool/local/mbeir_mscoco_task0_cand_pool.jsonl", text_candidate("9:4"))
-    assert data.rows("test")[0].local_pool.name == "mbeir_mscoco_task0_test_cand_pool.jsonl"
-    data.rows("test")[0].local_pool.unlink()
-    assert data.rows("test")[0].local_pool == plain
+    assert data.rows("test")[1].local_pool.name == "mbeir_mscoco_task0_test_cand_pool.jsonl"
+    data.rows("test")[1].local_pool.unlink()
+    assert data.rows("test")[1].local_pool == plain
     assert data.global_pool("test") == [row.local_pool for row in data.rows("test")]
     assert [path.name for path in data.training_queries()] == ["mbeir_mscoco_train.jsonl"]
     assert data.training_pools() == data.local_pools()
