@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ WEIGHTS: Final = "model"
 """The entry that holds the weights."""
 COMPILED: Final = "_orig_mod"
 """A segment that torch.compile puts into names; it means nothing."""
+WRAPPER: Final = "module."
+"""What PyTorch's parallel wrappers put before every name."""
 _SHOWN: Final = 8
 """Names listed of each kind of problem; the rest are counted."""
 
@@ -45,6 +48,7 @@ _INERT: Final = {
 }
 _ALLOWED: Final = [
     (_Inert, "typing.Any"),
+    (_Inert, "argparse.Namespace"),
     *((_Inert, f"omegaconf.{module}.{name}") for module, names in _INERT.items() for name in names),
     *(
         (kind, f"{kind.__module__}.{kind.__name__}")
@@ -63,7 +67,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a file that ``torch.save`` wrote: weights under ``model``, or nothing but weights.
+    """Open what ``torch.save`` wrote: weights under ``model`` or ``state_dict``, or nothing but weights.
 
     Raises ArtifactMissing: there is no such file. Raises ArtifactMismatch: the file is something else,
     damaged, or asks for code to be run; nothing of it was run.
@@ -72,7 +76,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ArtifactMissing(f"no checkpoint at {path}; give a file that torch.save wrote (.pth)")
     try:
         with torch.serialization.safe_globals(list(_ALLOWED)):
-            body = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            body = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
         raise ArtifactMismatch(
             f"{path} is damaged, not what torch.save writes, or asks for code to be run; it was not executed "
@@ -80,13 +84,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
         ) from None
     if isinstance(body, Mapping) and body and all(isinstance(value, Tensor) for value in body.values()):
         body = {WEIGHTS: body}
-    weights = body.get(WEIGHTS) if isinstance(body, Mapping) else None
+    weights = body.get(WEIGHTS, body.get("state_dict")) if isinstance(body, Mapping) else None
     if not isinstance(weights, Mapping) or not all(map(_is_plain, weights.values())) or not weights:
         raise ArtifactMismatch(
-            f"{path} has no dict of plain tensors under {WEIGHTS!r}, expected weights there"
+            f"{path} has no dict of plain tensors under {WEIGHTS!r} or 'state_dict', expected weights there"
         )
+    wrapper = WRAPPER if all(name.startswith(WRAPPER) for name in weights) else ""
     tensors = {
-        ".".join(part for part in name.split(".") if part != COMPILED): value.detach()
+        ".".join(part for part in name.removeprefix(wrapper).split(".") if part != COMPILED): value.detach()
         for name, value in weights.items()
     }
     return Checkpoint(path, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_an_omegaconf_configuration_is_no_obstacle(save):
     plain = {"lr": 1e-4, "none": None, "list": [1, "x", True, {"deep": 2.5}], "link": "${lr}", "gap": "???"}
     checkpoint = open_checkpoint(save({"model": WEIGHTS, "config": omegaconf.OmegaConf.create(plain)}))
     assert checkpoint.tensors.keys() == WEIGHTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        ({"model": {f"module.{name}": tensor for name, tensor in WEIGHTS.items()}}, {}),
+        ({"state_dict": WEIGHTS}, {}),
+        ({"model": WEIGHTS}, {"_use_new_zipfile_serialization": False}),
+        ({"model": WEIGHTS, "args": argparse.Namespace(lr=1e-5)}, {}),
+    ],
+)
+def test_other_trainers_files_are_read(save, value, options):
+    assert open_checkpoint(save(value, **options)).tensors.keys() == WEIGHTS.keys()
 
 
 def test_code_in_a_file_is_refused_by_name_and_not_run(save, tmp_path):
