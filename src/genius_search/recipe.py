@@ -97,7 +97,7 @@ class QuantizerConfig(CodebookConfig):
     """Contrast queries with candidates only (paper), or in both directions (released code)."""
 
     contrastive_weight: NonNegative = 1.0
-    """Weight of L_cl."""
+    """Weight of L_cl. Without it (0) codebooks collapse, which otherwise stops the training."""
 
     quantization_weight: NonNegative = 100.0
     """Weight of L_rq, a mean over elements and levels."""
@@ -107,9 +107,6 @@ class QuantizerConfig(CodebookConfig):
 
     temperature: Positive = 0.01
     """Divides the cosines in L_cl."""
-
-    collapse: Literal["refuse", "allow"] = "refuse"
-    """Stop if all candidates get the same code, or continue (for ablations)."""
 
     training: TrainingConfig = TrainingConfig(epochs=20.0)
     """Training settings."""

@@ -114,6 +114,7 @@ class Drawn:
         self.evidence = Evidence(
             CodeRanker(self.tables, spread),
             [lambda items, own=own: torch.from_numpy(own[items]) for own in stored],
+            densities=[random.integers(0, 256, len(own)).astype(np.uint8) for own in stored],
         )
         self.wanted = [
             Wanted(

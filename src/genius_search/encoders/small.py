@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
+from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import (
     CHARACTERS_PER_TOKEN,
     ImageInput,
@@ -40,7 +41,6 @@ from genius_search.encoders.base import (
 from genius_search.encoders.batches import in_batches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
-from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.weights import load_weights, write_weights
 
 BATCH: Final = 1024
@@ -123,7 +123,7 @@ class SmallNetwork(nn.Module):
         features: Tensor = self.text_tower(total)
         return features
 
-    def towers(self, batch: FeatureTensors) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
+    def towers(self, batch: FeatureBatch) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
         """Return the features of image and of text; ``image`` holds descriptors, ``text`` token numbers.
 
         Features of a modality that an item lacks are zero.
@@ -131,13 +131,13 @@ class SmallNetwork(nn.Module):
         outputs = []
         for present, encode, content in (
             (batch.has_image, self.image, batch.image),
-            (batch.has_text, self.text, batch.text.int()),
+            (batch.has_text, self.text, batch.text.astype(np.int32)),
         ):
             features = torch.zeros(len(batch.image), self.dim, device=self.device)
-            places = present.nonzero().squeeze(1)
+            places = np.flatnonzero(present)
             if len(places):
-                encoded = encode(content[places].to(self.device)).float()
-                features = features.index_add(0, places.to(self.device), encoded)
+                encoded = encode(torch.from_numpy(content[places]).to(self.device)).float()
+                features = features.index_add(0, torch.from_numpy(places).to(self.device), encoded)
             outputs.append(features)
         return outputs[0], outputs[1]
 

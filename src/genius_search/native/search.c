@@ -50,7 +50,7 @@ typedef struct { /* a table, and the items of it that may be returned */
   const void *embeddings; /* of the items, if they are compared, as search/vectors.py stores them: [items][...] */
   const uint16_t *scales; /* of embeddings of less than 16 bits a number, in half precision */
   int64_t embedding_bytes; /* of all items */
-  const uint8_t *densities; /* of the items; NULL: those of their IDs are taken */
+  const uint8_t *densities; /* of the items; NULL: they cost nothing */
 } Part;
 
 typedef struct { /* a generator, as nn/packed.py arranges it; matrices are packed as for product() */
@@ -1182,10 +1182,7 @@ static void score_embeddings(const Model *m, const Request *request, const float
       const Part *part = w->parts + hit->part;
       float score = bits < 16 ? (float)sums[j] * step * widen(part->scales[hit->item])
                               : multiply_row(rows[j], query, m->dim, 1) * factor;
-      int64_t columns = part->table->columns;
       if (part->densities) score -= request->compared_density_step * part->densities[hit->item];
-      else if (columns > m->levels)
-        score -= request->compared_density_step * part->table->ids[hit->row * columns + m->levels + 1];
       scores[i + j] = score;
     }
   }

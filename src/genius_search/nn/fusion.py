@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from genius_search.config import FusionConfig
-from genius_search.data.features import FeatureBatch
-
-
-class FeatureTensors(NamedTuple):
-    """Features of a batch as tensors (:class:`genius_search.data.features.FeatureBatch`)."""
-
-    image: Float[Tensor, "items image_dim"]
-    text: Float[Tensor, "items text_dim"]
-    has_image: Bool[Tensor, " items"]
-    has_text: Bool[Tensor, " items"]
-
-    @staticmethod
-    def of(batch: FeatureBatch) -> FeatureTensors:
-        """Return a batch as tensors, without a copy."""
-        return FeatureTensors(*map(torch.from_numpy, batch))
 
 
 class Fusion(nn.Module):

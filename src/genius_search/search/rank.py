@@ -175,7 +175,7 @@ class Evidence:
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
     densities: Sequence[UInt8[np.ndarray, " _"]] | None = None
-    """Densities of the items of each segment. If unknown, the less exact densities of their IDs are used."""
+    """Densities of the items of each segment, which scores by fused embeddings are corrected by."""
     last_view: tuple[Sequence[object], bytes, int] | None = None
     """What the compiled search made of these and of segments, for the next query; see there."""
 
@@ -288,7 +288,7 @@ def rerank(
     if config.rerank == "embeddings":
         if is_shortened:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
-        scores = _by_embeddings(segments, ranking, as_floats(embedding) * scale, evidence, density_cost)
+        scores = _by_embeddings(ranking, as_floats(embedding) * scale, evidence, density_cost)
         ranking = ranking._replace(scores=scores)
     ranking = ranking.take(topk(ranking.scores, k))
     return ranking._replace(scores=ranking.scores / scale)
@@ -330,7 +330,6 @@ def _by_codes(
 
 
 def _by_embeddings(
-    segments: Sequence[SearchSegment],
     ranking: Ranking,
     query: Float32[np.ndarray, " dim"],
     evidence: Evidence,
@@ -342,11 +341,7 @@ def _by_embeddings(
         in_segment = np.flatnonzero(ranking.segments == number)
         items = ranking.items[in_segment]
         scores[in_segment] = as_floats(vectors(items)) @ query
-        if density_cost and not evidence.is_raw:
-            densities: Float32[np.ndarray, " items"] | float = 0.0
-            if evidence.densities is not None:
-                densities = decode_densities(evidence.densities[number][items])
-            elif evidence.codes is not None:
-                densities = evidence.codes.densities(segments[number].table.ids[ranking.rows[in_segment]])
+        if density_cost and evidence.densities is not None and not evidence.is_raw:
+            densities = decode_densities(evidence.densities[number][items])
             scores[in_segment] -= np.float32(density_cost) * densities
     return scores

@@ -15,10 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.data.features import Batch, Pairs, Shard, half
+from genius_search.data.features import Batch, FeatureBatch, Pairs, Shard, half
 from genius_search.encoders.adapters import CONFIG_FILE, PARTS, WEIGHTS_FILE, AdapterEncoder, FrozenPair
 from genius_search.nn import parallel
-from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
@@ -90,16 +89,17 @@ class AdapterNetwork(nn.Module):
         for part, encoder in pair.encoders.items():
             self.add_module(part, TrainedAdapter(encoder.dim, config, part=part))
 
-    def forward(self, items: FeatureTensors) -> Float[Tensor, "items members dim"]:
+    def forward(self, items: FeatureBatch) -> Float[Tensor, "items members dim"]:
         """Return each member's unit vectors of items: of the sum of what it makes of image and text."""
         weight = self.get_parameter("image.output")
         total = torch.zeros(len(items.image), *weight.shape[:2], device=weight.device)
         for part in PARTS:
-            rows = getattr(items, f"has_{part}").nonzero().squeeze(1)
+            rows = np.flatnonzero(getattr(items, f"has_{part}"))
             adapter = getattr(self, part)
             # Features of a modality that no item has are of width 0; gradients are then 0, on any rank.
             features = getattr(items, part)[rows].reshape(len(rows), len(adapter.mean))
-            total = total.index_add(0, rows.to(weight.device), adapter(features.to(weight.device)))
+            places, inputs = (torch.from_numpy(one).to(weight.device) for one in (rows, features))
+            total = total.index_add(0, places, adapter(inputs))
         return F.normalize(total, dim=-1)
 
 
@@ -145,7 +145,7 @@ class AdapterStep(nn.Module):
     def embed(self, pairs: Pairs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the vectors of the queries and of the candidates of a batch."""
         queries, candidates = (
-            parallel.gather(self.network(FeatureTensors.of(features.gather(parallel.own_rows(rows)))))
+            parallel.gather(self.network(features.gather(parallel.own_rows(rows))))
             for features, rows in (
                 (pairs.queries, batch.query_rows),
                 (pairs.candidates, batch.candidate_rows),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import to_json
-from genius_search.data.features import Pairs, Shard, half, read_shards
+from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import Encoder, ImageInput, TextInput, decoded_images
 from genius_search.encoders.small import (
@@ -27,7 +27,6 @@ from genius_search.encoders.small import (
     load_small,
 )
 from genius_search.nn import parallel
-from genius_search.nn.fusion import FeatureTensors
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig, EncoderConfig
@@ -149,12 +148,12 @@ class EncoderStep:
         """Return the loss of a batch."""
         config, network = self.config, self.network
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
-        queries = FeatureTensors.of(self.pairs.queries.gather(batch.query_rows))
-        candidates = FeatureTensors.of(self.pairs.candidates.gather(batch.candidate_rows))
+        queries = self.pairs.queries.gather(batch.query_rows)
+        candidates = self.pairs.candidates.gather(batch.candidate_rows)
         pictures, views = [], []
         for items in (queries, candidates):
-            image, text = network.towers(FeatureTensors(*map(parallel.own_rows, items)))
-            pictures.append(parallel.gather(image)[items.has_image.to(network.device)])
+            image, text = network.towers(FeatureBatch(*map(parallel.own_rows, items)))
+            pictures.append(parallel.gather(image)[torch.from_numpy(items.has_image).to(network.device)])
             views.append(parallel.gather(F.normalize(image + text, dim=-1)))
         contrastive = contrastive_loss(
             views[0],
@@ -239,7 +238,7 @@ def draw_phrases(
 
 
 def words_of_images(
-    queries: FeatureTensors, candidates: FeatureTensors
+    queries: FeatureBatch, candidates: FeatureBatch
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
     """Return the words that go with some image of a batch of pairs, and which go with each image.
 
@@ -252,12 +251,12 @@ def words_of_images(
         the tokens, ascending; and a row for each query with an image, then for each candidate
         with one.
     """
-    wanted, own = queries.text.long(), candidates.text.long()
+    wanted, own = (torch.from_numpy(items.text).long() for items in (queries, candidates))
     nothing = torch.full_like(wanted, PADDING)
     rows = torch.cat(
         [
-            torch.cat([own, nothing], dim=1)[queries.has_image],
-            torch.cat([own, wanted], dim=1)[candidates.has_image],
+            torch.cat([own, nothing], dim=1)[torch.from_numpy(queries.has_image)],
+            torch.cat([own, wanted], dim=1)[torch.from_numpy(candidates.has_image)],
         ]
     )
     words, places = rows.unique(return_inverse=True)

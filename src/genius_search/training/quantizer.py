@@ -178,12 +178,12 @@ class QuantizerStep:
         if (
             health.used[int(self.quantizer.has_modality_level)] == 1
             and len(self.sample) > 1
-            and self.config.collapse == "refuse"
+            and self.config.contrastive_weight
         ):
             raise TrainingFailed(
                 f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
                 "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or "
-                'raise quantizer.contrastive_weight; quantizer.collapse = "allow" goes on all the same'
+                "raise quantizer.contrastive_weight"
             )
         measures = {
             "collision_rate": health.collision_rate,

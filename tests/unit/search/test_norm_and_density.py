@@ -10,9 +10,7 @@ from torch.nn import functional as F
 from genius_search.config import SearchConfig
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.spread import decode_densities, decode_half_norms
-from genius_search.search.beam import search
-from genius_search.search.decoder import GeometricDecoder
-from genius_search.search.rank import Beams, CodeRanker, Evidence, Ranking, rank_items
+from genius_search.search.rank import Beams, CodeRanker, Evidence, rank_items
 from genius_search.search.table import IdTable, SearchSegment
 
 SIZES = (3, 6, 5)
@@ -57,16 +55,6 @@ def built(items: np.ndarray) -> IdTable:
     return IdTable.build(items, np.zeros(len(items), dtype=np.float16))
 
 
-def all_ranked(table: IdTable, query: torch.Tensor, evidence: Evidence, **settings) -> Ranking:
-    """Every item, in order."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        decoder = GeometricDecoder([torch.randn(size, DIM) for size in SIZES])
-    config = SearchConfig(beam=len(table), **settings)
-    beams = search(decoder, [SearchSegment(table)], query[None], config)
-    return rank_items([SearchSegment(table)], beams, 0, query, config=config, evidence=evidence, k=ITEMS)
-
-
 def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(tables, codes, marked, queries):
     own = marked[:, len(SIZES) :]
     vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
@@ -80,23 +68,6 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness(tabl
         ranker.scores(queries[0], marked), products - decode_half_norms(own[:, 0]), atol=1e-5
     )
     np.testing.assert_allclose(ranker.scores(queries[0], codes.short().numpy()), products, atol=1e-5)
-
-
-def test_fused_embeddings_are_corrected_by_their_ids_density_and_raw_ones_are_not(
-    tables, marked, embeddings, queries
-):
-    table, ranker = built(marked), CodeRanker(tables)
-    own = decode_densities(marked[:, len(SIZES) + 1])
-    cosines = (embeddings @ queries[0]).numpy()
-    for is_raw, density_weight, expected in (
-        (False, DENSITY_WEIGHT, cosines - DENSITY_WEIGHT * own),
-        (False, 0.0, cosines),
-        (True, DENSITY_WEIGHT, cosines),
-    ):
-        evidence = Evidence(ranker, [lambda items: embeddings[torch.from_numpy(items)]], is_raw=is_raw)
-        answer = all_ranked(table, queries[0], evidence, rerank="embeddings", density_weight=density_weight)
-        np.testing.assert_allclose(answer.scores, expected[answer.items], atol=1e-6)
-        assert answer.items.tolist() == np.argsort(-expected, kind="stable").tolist()
 
 
 def test_fused_embeddings_are_corrected_by_their_own_density_where_that_is_known(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.adapters import AdapterEncoder
 from genius_search.encoders.base import ItemKey, TextInput, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.model import Genius, save_model
-from genius_search.nn.fusion import FeatureTensors
 from genius_search.progress import Silent
 from genius_search.recipe import preset
 from genius_search.training.adapters import AdapterNetwork, train_adapters
@@ -90,8 +90,8 @@ def test_the_encoder_gives_what_was_trained_and_what_was_written(photos, tmp_pat
         weights = {name: torch.from_numpy(value) for name, value in getattr(encoder, part)._asdict().items()}
         getattr(network, part).load_state_dict(weights)
     texts = np.load(photos / "text_features.npy")[:50]
-    present = torch.ones(50, dtype=torch.bool)
-    batch = FeatureTensors(torch.zeros(50, 24), torch.from_numpy(texts), ~present, present)
+    present = np.ones(50, dtype=bool)
+    batch = FeatureBatch(np.zeros((50, 24), np.float32), texts, ~present, present)
     expected = network(batch).flatten(1).detach().numpy() / np.sqrt(ADAPTERS.members)
     np.testing.assert_allclose(encoder.text(texts), expected, atol=1e-5)
     written = torch.from_numpy(embedded.queries.gather(np.arange(50)).text)

@@ -79,7 +79,9 @@ def test_a_learned_level_0_learns_what_its_codes_stand_for(world, tmp_path):
     assert trained.manifest.facts["health"]["purity"] is not None
 
 
-def test_candidates_that_are_all_alike_stop_the_training_unless_allowed(make_features, tmp_path):
+def test_candidates_that_are_all_alike_stop_the_training_unless_nothing_contrasts_them(
+    make_features, tmp_path
+):
     vectors = np.ones((8, 16))
     nothing = [None] * 8
     ids = [10_000_000 + n for n in range(8)]
@@ -89,7 +91,7 @@ def test_candidates_that_are_all_alike_stop_the_training_unless_allowed(make_fea
     pairs = Pairs(lines, queries, candidates)
     with pytest.raises(TrainingFailed, match="codebooks collapsed"):
         train_quantizer(pairs, tmp_path / "refused", CONFIG, progress=Silent())
-    allowed = changed(collapse="allow")
+    allowed = changed(contrastive_weight=0.0)
     assert train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Silent()).codebooks.sizes == (
         3,
         8,
