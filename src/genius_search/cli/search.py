@@ -101,7 +101,7 @@ class PageOptions:
     """Number of items to skip, for later pages."""
 
     full: bool = False
-    """Print long texts to their end."""
+    """Print long texts, or the passages that were found, to their end."""
 
 
 @command
@@ -258,8 +258,8 @@ def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
     has_probability = any(hit.probability is not None for hit in hits)
     rows = []
     for hit in hits:
-        text = hit.text if full else hit.passage or hit.text
-        words = " ".join((text or "").split()) if full else shorten(text or "")
+        text = hit.passage or hit.text or ""
+        words = " ".join(text.split()) if full else shorten(text)
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
         scores = [str(hit.rank), *([f"{hit.score:.4f}"] if has_score else [])]
         if has_probability:
