@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 from PIL import Image
 
@@ -128,9 +129,13 @@ def test_a_picture_that_is_not_there_or_too_large_to_draw_is_a_problem(client, w
     for size in (0, 15, 1025, "x", 1e30):
         is_problem(client.get("/v1/items/picture", params={"id": "2:1", "size": size}), 422)
     index = writable.app.state.service.indexes["things"]
-    (index.folder.parent / "pool" / "red.png").write_bytes(b"gone")
-    body = is_problem(writable.get("/v1/items/picture", params={"id": "2:0"}), 404)
-    assert str(index.folder.parent) not in json.dumps(body)
+    pool = index.folder.parent / "pool"
+    (pool / "red.png").write_bytes(b"gone")
+    (pool / "green.png").unlink()
+    os.mkfifo(pool / "green.png")
+    for name in ("2:0", "2:1"):
+        body = is_problem(writable.get("/v1/items/picture", params={"id": name}), 404)
+        assert str(index.folder.parent) not in json.dumps(body)
 
 
 def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
