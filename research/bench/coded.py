@@ -81,10 +81,14 @@ class Ours:
     """The searches of a pool, by codes and, if its vectors are given, by stored embeddings."""
 
     def __init__(self, codes: Codes, vectors: Float32[np.ndarray, "items dim"] | None = None) -> None:
-        self.ranker = CodeRanker(codes.quantizer.tables(), codes.quantizer.spread)
+        self.ranker = CodeRanker(
+            codes.quantizer.tables(), codes.quantizer.spread, codes.quantizer.config.norm_weight
+        )
         self.quick = quick_search(self.ranker)
         self.router = GeometricDecoder(
-            [torch.from_numpy(table) for table in codes.quantizer.tables()], self.ranker.spread
+            [torch.from_numpy(table) for table in codes.quantizer.tables()],
+            self.ranker.spread,
+            self.ranker.norm_weight,
         )
         self.table = IdTable.build(codes.arrays.codes, codes.arrays.code_cosine)
         self.segments = [SearchSegment(self.table)]

@@ -174,14 +174,12 @@ USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", c
 rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
 SMALL_POOL: Final = 8_000
 """Up to so many items all are candidates: that takes at most a quarter longer than leaving some out."""
-ITEMS_PER_CANDIDATE: Final = 10
-MANY_CANDIDATES: Final = 70_000
+ITEMS_PER_CANDIDATE: Final = 4
+LARGE: Final = 500_000
+"""Larger indexes have so many items under each of 256 first codes that it pays to decode the next ones."""
+WIDE_BEAM: Final = 128
 CANDIDATES_PER_ROOT: Final = 30
-WIDE_BEAM: Final = 30
-"""Beam of a large index."""
-LARGE: Final = 25
-"""An index is large if it has more items for each candidate. With 256 codes at a level, the best ten first
-semantic codes then hold more than may be ranked."""
+"""Of a large index."""
 RANK_ALL: Final = 2
 """A query that allows at most this many times the candidates ranks all of them: to leave some out takes
 longer."""
@@ -191,19 +189,19 @@ longer."""
 def usual_search(items: int) -> SearchConfig:
     """Return the default settings of an index of so many items.
 
-    All items of a small pool are candidates. Otherwise a tenth of the items are, at most 70,000 or 30
-    times the square root of their number. With 256 codes at a level, a tenth are the items under the best
-    25 first semantic codes. They lie side by side, so ranking them takes no longer than decoding another
-    code to leave most of them out. They hold 96 to 99 % of the first five by codes for captions, drawn
-    pictures and icons, and at least 95 % of the first ten up to fifty million items (``python -m
-    research.bench``). Large indexes decode further codes, for which a wide beam costs little.
+    All items of a small pool are candidates. Otherwise a quarter of the items are. With 256 codes at a level,
+    these are the items under the best 64 first semantic codes. They lie side by side, so ranking them takes
+    little longer than decoding another code to leave most of them out. In large indexes the first two codes
+    are decoded, with wide beams, since a query unlike the items has its answers under many first codes; 30
+    times the square root of the number of items are candidates then. What this finds of a million texts, and
+    costs, is in ``docs/lab/log.md``.
     """
     if items <= SMALL_POOL:
         return dataclasses.replace(USUAL_SEARCH, candidates=max(items, USUAL_SEARCH.candidates))
-    most = max(MANY_CANDIDATES, round(CANDIDATES_PER_ROOT * math.sqrt(items)))
-    candidates = min(max(items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates), most)
-    beam = WIDE_BEAM if items > LARGE * candidates else USUAL_SEARCH.beam
-    return dataclasses.replace(USUAL_SEARCH, beam=beam, candidates=candidates)
+    if items > LARGE:
+        candidates = round(CANDIDATES_PER_ROOT * math.sqrt(items))
+        return dataclasses.replace(USUAL_SEARCH, beam=WIDE_BEAM, candidates=candidates)
+    return dataclasses.replace(USUAL_SEARCH, candidates=items // ITEMS_PER_CANDIDATE)
 
 
 def checked(config: Settings) -> Settings:

@@ -278,7 +278,8 @@ class Genius:
     @cached_property
     def ranker(self) -> CodeRanker:
         """Scores IDs by their code vectors."""
-        return CodeRanker(self.codebooks.tables(), self.codebooks.spread)
+        codebooks = self.codebooks
+        return CodeRanker(codebooks.tables(), codebooks.spread, codebooks.config.norm_weight)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -299,7 +300,7 @@ class Genius:
         from genius_search.search.decoder import GeometricDecoder
 
         tables = [torch.from_numpy(table).to(self.device) for table in self.codebooks.tables()]
-        return GeometricDecoder(tables, self.ranker.spread)
+        return GeometricDecoder(tables, self.ranker.spread, self.ranker.norm_weight)
 
     def uses_generator(self, config: SearchConfig) -> bool:
         """Return whether a search with these settings asks the generator."""

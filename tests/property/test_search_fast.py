@@ -86,7 +86,8 @@ class Drawn:
         spread = draw_spread(random, self.sizes)
         if self.is_exact:  # queries are not scaled then, which would round their sums
             spread = Spread(np.ones((1, self.sizes[0])), np.zeros((1, COLUMNS)))
-        self.decoder, self.network = GeometricDecoder(self.tables, spread), None
+        norm_weight = float(random.choice([1, 0.5]))
+        self.decoder, self.network = GeometricDecoder(self.tables, spread, norm_weight), None
         if generator is not None:
             self.network = network_of(generator, plain.DIM, self.tables, seed)
             self.decoder = self.network
@@ -112,7 +113,7 @@ class Drawn:
             ]
         stored = [np.asarray(draw((len(codes), plain.DIM)), np.float32) for codes in self.case.pool.codes]
         self.evidence = Evidence(
-            CodeRanker(self.tables, spread),
+            CodeRanker(self.tables, spread, norm_weight),
             [lambda items, own=own: torch.from_numpy(own[items]) for own in stored],
             densities=[random.integers(0, 256, len(own)).astype(np.uint8) for own in stored],
         )
@@ -342,7 +343,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
     spread = draw_spread(random, (3, 64, 64))
     constant = np.linalg.qr(random.standard_normal((dim, 2)))[0].T.astype(np.float32)
     spread.residuals = Residuals(random.random((4, dim)).astype(np.float32), constant)
-    ranker = CodeRanker(tables, spread)
+    ranker = CodeRanker(tables, spread, 0.5)
     fast = make(None, ranker)
     stored = [drawn_vectors(random, bits, (5000, dim), ranker, table) for _ in segments]
     queries = random.standard_normal((8, dim)).astype(np.float32)
@@ -357,7 +358,13 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
             wanted = [Wanted(max(k, 10), k)] * 8
             given = {"evidence": evidence, "embeddings": list(others)}
             expected = find(
-                lambda: GeometricDecoder(tables, spread), None, segments, queries, wanted, config, **given
+                lambda: GeometricDecoder(tables, spread, ranker.norm_weight),
+                None,
+                segments,
+                queries,
+                wanted,
+                config,
+                **given,
             )
             assert fast.covers(segments, config, stored)
             for own, other in zip(

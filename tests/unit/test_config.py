@@ -141,10 +141,9 @@ def test_checking_names_the_setting_that_is_out_of_range():
     ("items", "candidates", "beam"),
     [
         (10, 1000, 10),
-        (32_368, 3236, 10),
-        (1_000_000, 70_000, 10),
-        (5_000_000, 70_000, 30),
-        (100_000_000, 300_000, 30),
+        (32_368, 8092, 10),
+        (1_000_000, 30_000, 128),
+        (100_000_000, 300_000, 128),
     ],
 )
 def test_candidates_grow_with_the_items_and_then_with_their_root_and_so_does_the_beam(

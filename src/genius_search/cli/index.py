@@ -71,7 +71,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
 
     embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, optional("{1,2,4,8,16}")] = None
     """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
-    otherwise 4, and 1 from a million items on."""
+    otherwise 4, and 2 from a million items on."""
 
     levels: OptionalInt = None
     """Codes in an ID, without a model: bytes of an item. More rank closer to exact search. Default: 12."""

@@ -62,7 +62,7 @@ from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks
 CHUNK: Final = 4096
 """Items whose IDs are computed together."""
 MANY_ITEMS: Final = 1_000_000
-"""Number of items from which embeddings have one bit a number by default."""
+"""Number of items from which embeddings have two bits a number by default."""
 LEFTOVERS: Final = frozenset(
     {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
@@ -451,7 +451,7 @@ def first_manifest(
     kind = embeddings or ("none" if fitted_to is None else "fused")
     usual: EmbeddingBits = 16
     if fitted_to is not None and kind != "raw":
-        usual = 4 if fitted_to < MANY_ITEMS else 1
+        usual = 4 if fitted_to < MANY_ITEMS else 2
     return IndexManifest(
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,

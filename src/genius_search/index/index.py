@@ -172,7 +172,7 @@ class Index:
             ``none`` with a model, and ``fused`` with an encoder.
         embedding_bits
             Bits of each number of an embedding: 16; or 8, 4, 2 or 1 of what the codes leave unexplained, for
-            fused embeddings only. By default 16 with a model and for raw embeddings; with an encoder 4, and 1
+            fused embeddings only. By default 16 with a model and for raw embeddings; with an encoder 4, and 2
             from a million items on.
         levels
             Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,

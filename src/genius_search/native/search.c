@@ -79,10 +79,11 @@ typedef struct {
   const uint8_t *bytes; /* the same in 8 bits plus 128, to be multiplied with their steps; packed for multiply_block() */
   const float *steps;   /* [codes] */
   const float *coarsest, *longest; /* largest step and largest norm of each level */
-  const float *halves;  /* half squared norms: [levels][CODES] */
-  const float *gram;    /* inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
+  const float *halves;  /* weighted half squared norms: [levels][CODES] */
+  const float *gram;    /* weighted inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
   const float *residual_weights; /* of each dimension, with 1, 2, 4 and 8 bits: [4][dim] */
   const float *constant;         /* those directions: [num_constant][dim] */
+  float norm_weight;             /* that weight */
 } Model;
 
 typedef struct { /* one query's */
@@ -359,7 +360,8 @@ static float standardize_query(const Model *m, const Request *request, const flo
   return factor;
 }
 
-/* Score every code of a level after a prefix by the nearness of the query: r·e − |e|²/2 with the residual r. */
+/* Score every code of a level after a prefix by the nearness of the query: r·e − w|e|²/2 with r = q − w times the vectors
+   of the prefix, and the weight w of norms. */
 static int score_nearness(const Model *m, Work *w, int64_t level, const uint8_t *codes, const float *query,
                           float *scores) {
   const float *halves = m->halves + level * CODES, *products = (float *)w->products.at + level * CODES;
@@ -378,7 +380,7 @@ static int score_nearness(const Model *m, Work *w, int64_t level, const uint8_t 
   const float *vectors = m->vectors;
   memcpy(residual, query, (size_t)m->dim * sizeof(float));
   for (int64_t l = 0; l < level; vectors += m->sizes[l] * m->dim, l++)
-    add_scaled(residual, -1, vectors + codes[l] * m->dim, m->dim);
+    add_scaled(residual, -m->norm_weight, vectors + codes[l] * m->dim, m->dim);
   multiply_rows(vectors, m->sizes[level], m->dim, residual, scores);
   for (int64_t c = 0; c < m->sizes[level]; c++) scores[c] -= halves[c];
   return 1;
@@ -611,14 +613,17 @@ static void sort_keys(uint64_t *keys, int64_t n, int64_t needed) {
    budget. Only what may be chosen is sorted. Returns the number of IDs below. */
 static int64_t choose(Work *w, const Request *request, int64_t budget) {
   const Child *children = w->children.at;
-  int64_t possible = 0, below = 0, chosen = 0, sorted = 0;
-  if (!reserve(&w->keys, w->num_children, sizeof(uint64_t))) return NO_MEMORY;
+  int64_t possible = 0, below = 0, chosen = 0, sorted = 0, all = 1;
+  if (!reserve(&w->keys, w->num_children + 1, sizeof(uint64_t))) return NO_MEMORY;
   uint64_t *keys = w->keys.at;
   for (int64_t i = 0; i < w->num_children; i++) {
     keys[possible] = make_key(children[i].total, i);
     possible += children[i].total > -INFINITY;
+    all += children[i].count;
   }
-  for (int64_t more = request->width; sorted < possible; more = sorted) { /* twice as many each time */
+  keys[possible] = make_key(-INFINITY, 0); /* after the worst */
+  int64_t enough = budget * w->num_children / all; /* if all have as many IDs */
+  for (int64_t more = enough > request->width ? enough : request->width; sorted < possible; more = 1 + sorted / 4) {
     sort_keys(keys + sorted, possible - sorted, more);
     for (sorted = sorted + more < possible ? sorted + more : possible; chosen < sorted; chosen++) {
       int64_t count = children[(uint32_t)keys[chosen]].count;
@@ -631,6 +636,16 @@ done:
   return below;
 }
 
+/* Return a score that a child must reach to be chosen, whatever other children are found: that of the best left out. */
+static float find_floor(Work *w, const Request *request, int64_t budget) {
+  if (choose(w, request, budget) < 0) return -INFINITY;
+  uint32_t bits = (uint32_t)(((uint64_t *)w->keys.at)[w->num_keys] >> 32);
+  float score;
+  bits = bits >> 31 ? bits : ~bits & 0x7fffffff;
+  memcpy(&score, &bits, sizeof score);
+  return score;
+}
+
 static inline void add_child(Work *w, int64_t row, int64_t code, int64_t count, float total, const int32_t *span,
                              int64_t num_parts) {
   int64_t n = w->num_children++;
@@ -641,18 +656,25 @@ static inline void add_child(Work *w, int64_t row, int64_t code, int64_t count, 
 }
 
 /* List the codes that continue each row of the frontier: by row, then by code; only those with allowed IDs.
-   ``scores`` [rows][CODES] may be NULL. */
-static int list_children(const Model *m, int64_t level, const Request *request, const float *scores, Work *w) {
+   ``scores`` [rows][CODES] may be NULL; with them, and one part, children may be missing that choose() would not take. */
+static int list_children(const Model *m, int64_t level, const Request *request, const float *scores, int64_t budget, Work *w) {
   int64_t num_parts = w->num_parts, span = num_parts * 2;
   w->num_children = 0;
   if (!reserve(&w->buckets, CODES * span, sizeof(int32_t))) return NO_MEMORY;
   int32_t *found = w->buckets.at; /* [CODES][parts][2] */
+  float lowest = -INFINITY;
+  int64_t enough = num_parts == 1 ? 4 * CODES : INT64_MAX; /* children after which the first floor is found */
   for (int64_t r = 0; r < w->rows; r++) {
     const int32_t *ranges = (int32_t *)w->ranges.at + r * span;
     const float *own_scores = scores ? scores + r * CODES : NULL;
     float total = ((float *)w->total.at)[r];
     int64_t counts[CODES];
     uint64_t seen[CODES / 64] = {0};
+    if (lowest > -INFINITY) {
+      int good = 0;
+      for (int c = 0; c < CODES; c++) good |= total + own_scores[c] >= lowest;
+      if (!good) continue;
+    }
     if (!reserve(&w->children, w->num_children + CODES, sizeof(Child))) return NO_MEMORY;
     if (!reserve(&w->spans, (w->num_children + CODES) * span, sizeof(int32_t))) return NO_MEMORY;
     for (int64_t p = 0; p < num_parts; p++) {
@@ -667,7 +689,7 @@ static int list_children(const Model *m, int64_t level, const Request *request, 
         int64_t end = branch < last && table->starts[branch] < high ? table->starts[branch] : high;
         if (end <= low || code >= m->sizes[level] || listed++ >= CODES) return DAMAGED;
         float gained = own_scores ? total + own_scores[code] : 0;
-        int64_t below = count_rows(part, low, end);
+        int64_t below = gained < lowest ? 0 : count_rows(part, low, end);
         if (below && (level || request->level0[code >> 3] >> (code & 7) & 1)) {
           int32_t both[2] = {(int32_t)low, (int32_t)end};
           if (num_parts == 1) add_child(w, r, code, below, gained, both, 1);
@@ -687,6 +709,10 @@ static int list_children(const Model *m, int64_t level, const Request *request, 
         low = end;
         code = branch < table->num_start_codes ? table->start_codes[branch] : table->ids[low * table->columns + level];
       }
+    }
+    if (scores && w->num_children > enough) {
+      lowest = find_floor(w, request, budget);
+      enough = 2 * w->num_children;
     }
     for (int code = 0; num_parts > 1 && code < CODES; code++)
       if (seen[code >> 6] >> (code & 63) & 1)
@@ -744,7 +770,7 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
     ((int32_t *)w->ranges.at)[2 * p + 1] = (int32_t)parts[p].table->rows;
   }
   if (!reserve(&w->logits, CODES, sizeof(float))) return NO_MEMORY;
-  int status = list_children(m, 0, request, NULL, w);
+  int status = list_children(m, 0, request, NULL, budget, w);
   if (status < 0) return status;
   Child *children = w->children.at;
   w->below = 0;
@@ -759,7 +785,7 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
     if (!score_codes(m, w, level, query)) return NO_MEMORY;
     const float *scores = w->logits.at;
     for (int64_t i = 0; !level && i < w->num_children; i++) children[i].total = scores[children[i].code];
-    status = level ? list_children(m, level, request, scores, w) : 1;
+    status = level ? list_children(m, level, request, scores, budget, w) : 1;
     if (status < 0) return status;
     w->below = choose(w, request, budget);
     if (w->below < 0 || !extend(m, w, num_parts, level)) return NO_MEMORY;
@@ -885,13 +911,16 @@ static float multiply_roughly(const Model *m, Work *w, int64_t first_level, cons
 typedef struct { /* what a scan of the IDs under the beams needs of a query */
   const Request *request;
   const float *tables; /* rough products of the levels that are scanned; NULL: IDs are kept as they are */
-  int64_t shared, levels; /* codes that all IDs under a beam share; all codes */
+  int64_t shared, levels; /* codes whose products are in the base of a beam; all codes */
   float margin;
   Limit best; /* by rough scores */
   Work *work;
   int64_t columns; /* columns of a part's IDs that bytes are for; 0: none */
   float step, sum; /* a rough score, without what the beam shares, is at most sum + step * the sum of its bytes */
   uint8_t bytes[COLUMNS][CODES];
+  int64_t part, count; /* of the rows that wait until they are a block; they have one base */
+  float base;
+  int32_t rows[BLOCK], beams[BLOCK];
 } Scan;
 
 /* Blocks of BLOCK IDs: a processor that looks up bytes in registers drops most that are not among the best. */
@@ -988,40 +1017,54 @@ static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part 
   return 1;
 }
 
-/* Scan some rows, in ascending order; there is room for BLOCK of them. */
-static inline __attribute__((always_inline)) int scan_block(Scan *scan, const Part *part, float base, int64_t number,
-                                                             int32_t *rows, int64_t count, int64_t beam, const int n) {
+/* Scan the rows that wait. */
+static inline __attribute__((always_inline)) int scan_block(Scan *scan, const int n) {
+  const Part *part = scan->work->parts + scan->part;
+  int64_t count = scan->count;
   uint64_t good = count < BLOCK ? (1ull << count) - 1 : ~0ull;
 #ifdef __AVX512VBMI__
   const Table *table = part->table;
+  int32_t last = 0;
+  for (int64_t i = 0; i < count; i++) last = scan->rows[i] > last ? scan->rows[i] : last;
   if (scan->columns == table->columns - scan->shared && count > 2 * FEW &&
-      (rows[count - 1] + 1) * table->columns + COLUMNS <= table->rows * table->columns) { /* nothing behind is read */
-    for (int64_t i = count; i < BLOCK; i++) rows[i] = rows[0];
-    good &= find_good(scan, table->ids + scan->shared, table->columns, rows, scan->best.limit - scan->margin - base, n + 2);
+      (last + 1) * table->columns + COLUMNS <= table->rows * table->columns) { /* nothing behind is read */
+    for (int64_t i = count; i < BLOCK; i++) scan->rows[i] = last;
+    good &= find_good(scan, table->ids + scan->shared, table->columns, scan->rows,
+                      scan->best.limit - scan->margin - scan->base, n + 2);
   }
 #endif
-  for (; good; good &= good - 1)
-    if (scan_id(scan, part, base, number, rows[__builtin_ctzll(good)], beam, n) < 0) return NO_MEMORY;
+  scan->count = 0;
+  for (; good; good &= good - 1) {
+    int i = __builtin_ctzll(good);
+    if (scan_id(scan, part, scan->base, scan->part, scan->rows[i], scan->beams[i], n) < 0) return NO_MEMORY;
+  }
   return 1;
 }
 
-/* Scan the IDs of a part under a beam, and count their items. */
+/* Scan the IDs of a part under a beam, or leave some waiting for more; count their items. */
 static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t number, int64_t beam, float base,
                                                              const int n) {
   Work *w = scan->work;
   const Part *part = w->parts + number;
   const int32_t *range = (int32_t *)w->ranges.at + (beam * w->num_parts + number) * 2;
-  int64_t low = range[0], high = range[1], count = 0;
-  int32_t rows[BLOCK];
+  int64_t low = range[0], high = range[1];
   if (low >= high) return 1;
+  if (scan->count && (scan->part != number || scan->base != base) && scan_block(scan, n) < 0) return NO_MEMORY;
+  scan->part = number;
+  scan->base = base;
   if (!part->words) {
     int64_t items = count_items(part, low, high);
     if (items < 0) return DAMAGED;
     w->touched += items;
-    for (int64_t first = low; first < high; first += BLOCK) {
-      int64_t size = high - first < BLOCK ? high - first : BLOCK;
-      for (int i = 0; i < BLOCK; i++) rows[i] = (int32_t)first + i;
-      if (scan_block(scan, part, base, number, rows, size, beam, n) < 0) return NO_MEMORY;
+    while (low < high) {
+      int64_t size = high - low < BLOCK - scan->count ? high - low : BLOCK - scan->count;
+      for (int64_t i = 0; i < size; i++) {
+        scan->rows[scan->count + i] = (int32_t)(low + i);
+        scan->beams[scan->count + i] = (int32_t)beam;
+      }
+      scan->count += size;
+      low += size;
+      if (scan->count == BLOCK && scan_block(scan, n) < 0) return NO_MEMORY;
     }
     return 1;
   }
@@ -1040,13 +1083,12 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
       }
     }
     for (; bits; bits &= bits - 1) {
-      rows[count++] = (int32_t)(first + __builtin_ctzll(bits));
-      if (count < BLOCK) continue;
-      if (scan_block(scan, part, base, number, rows, count, beam, n) < 0) return NO_MEMORY;
-      count = 0;
+      scan->rows[scan->count] = (int32_t)(first + __builtin_ctzll(bits));
+      scan->beams[scan->count] = (int32_t)beam;
+      if (++scan->count == BLOCK && scan_block(scan, n) < 0) return NO_MEMORY;
     }
   }
-  return count ? scan_block(scan, part, base, number, rows, count, beam, n) : 1;
+  return 1;
 }
 
 /* Mark the codes of an ID after those that all IDs under its beam share. */
@@ -1235,12 +1277,42 @@ static int compare(const Model *m, const Request *request, const float *query, c
   return 1;
 }
 
+/* Scan the IDs under all beams, whose scores by the codes that they share become the beams' totals. */
+static inline __attribute__((always_inline)) int scan_beams(Scan *scan, const int n) {
+  enum { AHEAD = 16, LINE = 64 };
+  Work *w = scan->work;
+  const float *products = w->products.at;
+  const int32_t *ranges = w->ranges.at;
+  for (int64_t b = 0; b < w->rows; b++) {
+    const uint8_t *own = (uint8_t *)w->codes.at + b * scan->levels;
+    float base = 0, whole;
+    for (int64_t l = 0; l < scan->shared && scan->request->k; l++) base += products[l * CODES + own[l]];
+    whole = base;
+    for (int64_t l = scan->shared; l < w->shared && scan->request->k; l++) whole += products[l * CODES + own[l]];
+    ((float *)w->total.at)[b] = whole;
+    for (int64_t p = 0; p < w->num_parts; p++) {
+      if (b + AHEAD < w->rows) {
+        const Table *table = w->parts[p].table;
+        const int32_t *next = ranges + ((b + AHEAD) * w->num_parts + p) * 2;
+        int64_t size = next[1] - next[0] < BLOCK ? next[1] - next[0] : BLOCK;
+        __builtin_prefetch(table->bucket_starts + next[0]);
+        __builtin_prefetch(table->bucket_starts + next[1]);
+        for (int64_t byte = 0; byte < size * table->columns; byte += LINE)
+          __builtin_prefetch(table->ids + next[0] * table->columns + byte);
+      }
+      int status = scan_range(scan, p, b, base, n);
+      if (status < 0) return status;
+    }
+  }
+  return scan->count ? scan_block(scan, n) : 1;
+}
+
 /* Rank what lies under the beams by codes: all IDs by rounded products, then the best by exact ones. */
 static int rank(const Model *m, const Request *request, int64_t decoded, const float *query, Work *w) {
   int64_t levels = m->levels, shared = decoded ? decoded : 1, codes = 0;
   w->num_kept = 0;
   if (!reserve(&w->best, SOME + 2 * request->k, sizeof(float))) return NO_MEMORY;
-  Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}};
+  Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}, 0, 0, 0, {0}, {0}};
   for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
   int needs_products = request->k || (request->compared_k && request->compared_bits < 16);
   w->shared = shared;
@@ -1248,30 +1320,28 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   if (needs_products && !decoded) multiply_level(m, w, 0, query);
   if (w->is_rough) w->margin = multiply_roughly(m, w, shared, query);
   if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
+    int64_t ranges = w->rows * w->num_parts;
     scan.margin = w->margin = multiply_roughly(m, w, shared, query);
     w->is_rough = 1;
-    scan.tables = (float *)w->rough.at + shared * CODES;
+    if (w->below < BLOCK * ranges) { /* blocks are of the IDs under several beams */
+      memcpy((float *)w->rough.at + CODES, (float *)w->products.at + CODES, (size_t)(shared - 1) * CODES * sizeof(float));
+      scan.shared = 1;
+    }
+    scan.tables = (float *)w->rough.at + scan.shared * CODES;
 #ifdef __AVX512VBMI__
-    if (levels - shared + 2 <= COLUMNS && w->below > 2 * FEW * w->rows * w->num_parts) make_bytes(&scan, levels - shared);
+    if (levels - scan.shared + 2 <= COLUMNS && (scan.shared < shared || w->below > 2 * FEW * ranges))
+      make_bytes(&scan, levels - scan.shared);
 #endif
   }
   const float *products = w->products.at;
-  for (int64_t b = 0; b < w->rows; b++) {
-    const uint8_t *own = (uint8_t *)w->codes.at + b * levels;
-    float base = 0;
-    for (int64_t l = 0; l < shared && request->k; l++) base += products[l * CODES + own[l]];
-    ((float *)w->total.at)[b] = base;
-    for (int64_t p = 0; p < w->num_parts; p++) {
-      int status;
-      switch (levels - shared) { /* the compiler unrolls the sums for the usual numbers of levels */
-#define CASE(n) case n: status = scan_range(&scan, p, b, base, n); break;
-        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+  int status;
+  switch (levels - scan.shared) { /* the compiler unrolls the sums for the usual numbers of levels */
+#define CASE(n) case n: status = scan_beams(&scan, n); break;
+    CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
-        default: status = scan_range(&scan, p, b, base, (int)(levels - shared));
-      }
-      if (status < 0) return status;
-    }
+    default: status = scan_beams(&scan, (int)(levels - scan.shared));
   }
+  if (status < 0) return status;
   raise(&scan.best);
   float above = scan.best.limit - scan.margin, up_to = INFINITY;
   Leaf *kept = w->kept.at;
@@ -1287,7 +1357,7 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   }
   int64_t limit_of_hits = request->k ? w->num_hits + request->k : INT64_MAX;
   for (int64_t i = 0; i < w->num_kept; i++) {
-    int status = 1;
+    status = 1;
     if (!request->k || kept[i].score > up_to) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
     else if (!(kept[i].score < above)) status = mark_codes(m, w, kept[i].part, kept[i].row, shared);
     if (status < 0) return status;

@@ -69,7 +69,8 @@ class GeometricState(NamedTuple):
 
     level: int
     residuals: Float[Tensor, "rows dim"]
-    """The query's embedding minus the vectors of the codes read; one row per query before the first token."""
+    """The query's embedding minus the weighted vectors of the codes read; one row per query before the first
+    token."""
 
     def select(
         self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]
@@ -83,10 +84,10 @@ class GeometricState(NamedTuple):
 class GeometricDecoder:
     """Decoder without a network that prefers the IDs whose vectors are nearest to the query.
 
-    With the residual r, a code with the vector e scores r·e − |e|²/2. Over the levels this adds up to
-    (|q|² − |q − v|²) / 2, where v is the vector of the prefix, so prefixes are ranked by distance, as in
-    quantization. The query is scaled first (:mod:`genius_search.nn.spread`). Beam search uses these scores in
-    place of log-probabilities; they are not normalised.
+    A prefix whose code vectors sum up to v scores q·v − w|v|²/2: with w = 1 prefixes are ranked by
+    distance, as in quantization. So a code with the vector e adds (q − wv)·e − w|e|²/2. The query is scaled
+    first (:mod:`genius_search.nn.spread`). Beam search uses these scores in place of log-probabilities; they
+    are not normalised.
 
     The vectors are copied, so construct a new decoder after further training.
 
@@ -96,16 +97,21 @@ class GeometricDecoder:
         the code vectors of each level.
     spread
         by which queries are scaled; if absent, they are not.
+    norm_weight
+        the weight w of half norms.
     """
 
-    def __init__(self, tables: list[Float[Tensor, "_ dim"]], spread: Spread | None = None) -> None:
+    def __init__(
+        self, tables: list[Float[Tensor, "_ dim"]], spread: Spread | None = None, norm_weight: float = 1.0
+    ) -> None:
         self._spread = spread or Spread.none(len(tables[0]))
         self.sizes: tuple[int, ...] = tuple(len(table) for table in tables)
-        self._vectors = torch.cat([table.detach().float() for table in tables])
+        vectors = torch.cat([table.detach().float() for table in tables])
+        self._vectors = norm_weight * vectors
         self._offsets = torch.tensor([0, *accumulate(self.sizes)][:-1], device=self.device)
-        levels = self._vectors.split(self.sizes)
+        levels = vectors.split(self.sizes)
         self._columns = tuple(level.t().contiguous() for level in levels)
-        self._costs = tuple(level.square().sum(dim=1) / -2 for level in levels)
+        self._costs = tuple(level.square().sum(dim=1) * (norm_weight / -2) for level in levels)
 
     @property
     def device(self) -> torch.device:

@@ -174,6 +174,7 @@ class _Model(ctypes.Structure):
         *_fields(ctypes.c_int64, "levels dim gram_levels first_level num_constant"),
         *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps coarsest longest halves gram"),
         *_fields(ctypes.c_void_p, "residual_weights constant"),
+        ("norm_weight", ctypes.c_float),
     )
 
 
@@ -209,7 +210,8 @@ class CompiledSearch:
         tables = ranker.tables()
         self._num_levels, self._dim = len(tables), tables[0].shape[1]
         residuals = ranker.spread.residuals or Residuals.plain(self._dim)
-        self._arrays = _pack_tables(tables)
+        norm_weight = ranker.norm_weight if generator is None else 1.0  # as its guide was trained
+        self._arrays = _pack_tables(tables, norm_weight)
         self._arrays |= {
             "residual_weights": np.ascontiguousarray(residuals.weights),
             "constant": np.ascontiguousarray(residuals.constant),
@@ -220,6 +222,7 @@ class CompiledSearch:
             gram_levels=self._arrays["gram"].shape[1],
             first_level=self._spread.level,
             num_constant=len(residuals.constant),
+            norm_weight=norm_weight,
             **_pointers(self._arrays),
         )
         self._packed = generator
@@ -364,14 +367,14 @@ def _pack_bytes(rounded: Float32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, 
     return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).ravel()
 
 
-def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np.ndarray]:
+def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: float) -> dict[str, np.ndarray]:
     """Return the arrays of the library's model, as it describes them."""
     vectors = np.concatenate(tables)
     sizes = [len(table) for table in tables]
     wide = [np.pad(table, ((0, CODES - len(table)), (0, 0))) for table in tables]
     levels = sum(total <= GRAM_CODES for total in accumulate(sizes))
     first = vectors[: sum(sizes[:levels])]
-    gram = [first @ table.T for table in wide[:levels]]
+    gram = [norm_weight * (first @ table.T) for table in wide[:levels]]
     starts = [0, *accumulate(sizes[:-1])]
     steps = np.abs(vectors).max(axis=1) / np.float32(LARGEST_BYTE)
     rounded = np.rint(vectors / np.where(steps > 0, steps, 1)[:, None])
@@ -382,7 +385,7 @@ def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]]) -> dict[str, np
         "steps": steps,
         "coarsest": np.maximum.reduceat(steps, starts),
         "longest": np.maximum.reduceat(np.linalg.norm(vectors, axis=1), starts),
-        "halves": np.stack([np.square(table).sum(axis=1) / 2 for table in wide]),
+        "halves": np.stack([np.square(table).sum(axis=1) * (norm_weight / 2) for table in wide]),
         "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
     }
 

@@ -55,9 +55,14 @@ class CodeRanker:
         the code vectors of each level.
     spread
         by which queries are scaled; if absent, they are not.
+    norm_weight
+        the weight of half norms where prefixes are chosen. Of IDs, weighted ones are stored.
     """
 
-    def __init__(self, tables: Sequence[AnyArray], spread: Spread | None = None) -> None:
+    def __init__(
+        self, tables: Sequence[AnyArray], spread: Spread | None = None, norm_weight: float = 1.0
+    ) -> None:
+        self.norm_weight = norm_weight
         self._tables = [as_floats(table) for table in tables]
         self.spread = spread or Spread.none(len(tables[0]))
 

@@ -187,7 +187,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_opened(pool, tmp
     assert not (tmp_path / "i").exists()
 
 
-def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
+def test_large_indexes_store_two_bits_a_number_and_raw_embeddings_sixteen(
     pool, clip_folder, tmp_path, monkeypatch
 ):
     encoder = f"clip:{clip_folder}"
@@ -195,7 +195,7 @@ def test_large_indexes_store_one_bit_a_number_and_raw_embeddings_sixteen(
     assert index.info().embeddings == "raw, 16 bits a number"
     monkeypatch.setattr(build, "MANY_ITEMS", 2)
     index, _ = Index.create(tmp_path / "large", pool=pool, encoder=encoder)
-    assert index.info().embeddings == "fused, 1 bit a number"
+    assert index.info().embeddings == "fused, 2 bits a number"
     index.refit()  # reads embeddings by the code vectors before
     vectors = index.snapshot.evidence(index.model.ranker).embeddings[0](np.arange(3))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=0.2)

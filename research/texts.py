@@ -1,0 +1,105 @@
+"""``python -m research.texts``: vectors of real texts and of queries, for the benchmark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import faiss
+import numpy as np
+import tyro
+from jaxtyping import Float16, Float32
+
+from genius_search.cli.options import OptionalFile, command
+from genius_search.cli.terminal import print_text
+from genius_search.encoders.base import ItemKey, TextInput, load_encoder
+from genius_search.errors import BadData
+from research.command import run
+
+FEWEST_WORDS: Final = 3
+"""Shorter texts are left out."""
+BATCH: Final = 16_384
+SAMPLE: Final = 500
+"""Items whose neighbours are described."""
+NEIGHBOURS: Final = 100
+
+
+@command
+class Texts:
+    """Encode distinct texts, and queries with answers, as arrays for `python -m research.bench`."""
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """Text files with a text in each line."""
+
+    queries: OptionalFile = None
+    """A file with a query, a tab, and its right texts with tabs between them in each line. Queries leave the
+    pool, right texts join it."""
+
+    encoder: str = "text:wordllama"
+    """The encoder of all texts."""
+
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder of items.npy, and of queries.npy and answers.npy."""
+
+    def run(self) -> None:
+        """Encode, and say how near the items are to one another."""
+        asked = [] if self.queries is None else [line.split("\t") for line in _lines([self.queries])]
+        pool = dict.fromkeys(line for line in _lines(self.files) if len(line.split()) >= FEWEST_WORDS)
+        pool |= dict.fromkeys(text for _, *right in asked for text in right)
+        for query, *_ in asked:
+            pool.pop(query, None)
+        place = {text: row for row, text in enumerate(pool)}
+        if not place:
+            raise BadData(f"no file has a text of {FEWEST_WORDS} words; give files with a text in each line")
+        self.out.mkdir(parents=True, exist_ok=True)
+        items = self._encode(list(place))
+        np.save(self.out / "items.npy", items)
+        if asked:
+            right = [[place[text] for text in own if text in place] for _, *own in asked]
+            answers = np.full((len(asked), max(map(len, right))), -1)
+            for row, own in zip(answers, right, strict=True):
+                row[: len(own)] = own
+            np.save(self.out / "answers.npy", answers)
+            np.save(self.out / "queries.npy", self._encode([query for query, *_ in asked]))
+        print_text(
+            f"{len(items):,} texts, {len(asked):,} queries; {describe_neighbours(items.astype(np.float32))}"
+        )
+
+    def _encode(self, texts: Sequence[str]) -> Float16[np.ndarray, "texts dim"]:
+        encoder = load_encoder(self.encoder)
+        batches = []
+        for start in range(0, len(texts), BATCH):
+            own = [TextInput(text, ItemKey("candidate", "")) for text in texts[start : start + BATCH]]
+            batches.append(np.asarray(encoder.text_features(own), dtype=np.float16))
+        return np.concatenate(batches)
+
+
+def _lines(files: Sequence[Path]) -> Iterator[str]:
+    for file in files:
+        yield from file.read_text().splitlines()
+
+
+def describe_neighbours(items: Float32[np.ndarray, "items dim"]) -> str:
+    """Describe the distances from items to others: of the 1st and 10th, and their dimension.
+
+    The local intrinsic dimension is the maximum-likelihood one of the hundred nearest (Levina and Bickel).
+    """
+    drawn = items[np.random.default_rng(0).permutation(len(items))[:SAMPLE]]
+    cosines = faiss.knn(drawn, items, NEIGHBOURS + 1, metric=faiss.METRIC_INNER_PRODUCT)[0][:, 1:]
+    distances = np.sqrt((2 - 2 * cosines).clip(min=1e-6))
+    dimensions = -1 / np.log(distances[:, :-1] / distances[:, -1:]).mean(axis=1)
+    near, further = (float(np.median(distances[:, place])) for place in (0, 9))
+    return (
+        f"medians: distance to the nearest {near:.2f}, to the tenth {further:.2f}, local intrinsic dimension "
+        f"{np.median(dimensions):.1f}"
+    )
+
+
+main = partial(run, Texts, "texts")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
