@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, open_artifact
+from genius_search.errors import UsageError
 from genius_search.nn.packed import EPSILON, KIND, NUM_BUCKETS, NUM_SPECIAL, WEIGHTS, bucket
 from genius_search.nn.stored import settings_of
 from genius_search.nn.weights import load_weights, write_weights
@@ -328,12 +329,20 @@ class Generator(nn.Module):
         scaled: Float[Tensor, "batch dim"],
     ) -> Float[Tensor, "batch levels"]:
         """Return the guided logit of each code of IDs, not normalised over the level; see :meth:`loss`."""
-        assert self.guide is not None
+        guide = self.required_guide()
         hidden = self.forward(queries, codes)
         logits = (hidden * self._output_rows(codes + torch.tensor(self.offsets, device=codes.device))).sum(
             dim=2
         )
-        return self.guide.score_paths(logits, scaled, codes)
+        return guide.score_paths(logits, scaled, codes)
+
+    def required_guide(self) -> Guide:
+        """Return the guide; raise :class:`UsageError` without one."""
+        if self.guide is None:
+            raise UsageError(
+                "this generator has no guide, which scores of whole IDs need: set guide to geometry"
+            )
+        return self.guide
 
     def _output_rows(self, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
         if self.head is not None:

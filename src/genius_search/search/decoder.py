@@ -171,8 +171,7 @@ class GuidedDecoder:
     @torch.no_grad()
     def __init__(self, generator: Generator, spread: Spread | None = None) -> None:
         self._generator = generator
-        assert generator.guide is not None
-        self._guide = generator.guide
+        self._guide = generator.required_guide()
         self._geometry = GeometricDecoder(self._guide.tables(), spread)
         self.sizes: tuple[int, ...] = generator.sizes
         self.device: torch.device = generator.device

@@ -137,8 +137,7 @@ def contrast(
     every = torch.arange(len(codes), device=codes.device)
     own = parallel.own_rows(every)[:CONTRASTED_QUERIES]
     is_answer = false_negatives[own] | (own[:, None] == every)
-    assert generator.guide is not None
-    vectors = generator.guide.vectors_of(codes)
+    vectors = generator.required_guide().vectors_of(codes)
     nearness = scaled[own] @ vectors.T - vectors.square().sum(dim=1) / 2
     others = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
     rows = torch.cat([own[:, None], others], dim=1)
