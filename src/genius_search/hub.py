@@ -183,23 +183,21 @@ def translate_errors(name: str) -> Iterator[None]:
     """Turn the errors of huggingface_hub about a repository into ours."""
     from huggingface_hub import errors
 
-    login = "`hf auth login`, or set HF_TOKEN"
+    refused = ArtifactMissing(
+        f"the hub has no repository {name} that you may use: check the spelling; if it is private or has "
+        "terms to accept, `hf auth login`, or set HF_TOKEN"
+    )
     try:
         yield
     except errors.HFValidationError as error:
         raise UsageError(f"{name!r} is not a repository's name; give owner/name ({error})") from None
-    except errors.LocalTokenNotFoundError:
-        raise UsageError(f"{name} needs a token: {login}") from None
     except errors.RevisionNotFoundError:
         raise ArtifactMissing(f"{name} has no such revision; give a branch, a tag or a commit") from None
-    except errors.RepositoryNotFoundError:
-        raise ArtifactMissing(
-            f"the hub has no repository {name}: check the spelling; if it is private or has terms to accept, "
-            f"{login}"
-        ) from None
+    except (errors.RepositoryNotFoundError, errors.LocalTokenNotFoundError):
+        raise refused from None
     except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
-            raise ArtifactMissing(f"the hub does not permit this with {name}: {login}") from None
+            raise refused from None
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise NetworkNeeded(
             f"{name} is not on this machine, and the hub cannot be used ({reason}). Connect and run the same "

@@ -419,7 +419,7 @@ def save_model(
         The target holds something, the encoder only looks features up, or the licence is invalid.
     """
     from genius_search import hub
-    from genius_search.writing import copy_artifact, new_folder, write_json
+    from genius_search.writing import copy_artifact, new_folder
 
     model = read_model_file(source)
     target = target.expanduser()
@@ -457,9 +457,5 @@ def save_model(
         elif encoder.is_dir():
             hub.copy_checkpoint(encoder, folder / "encoder")
         model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})}).write(folder)
-        about = {"model_type": "genius", "fingerprint": model.fingerprint, "encoder": spec}
-        write_json(
-            folder / "config.json", about | {part: manifest.config for part, manifest in parts.items()}
-        )
         (folder / "README.md").write_text(card, encoding="utf-8")
     return target

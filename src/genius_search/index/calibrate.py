@@ -46,7 +46,7 @@ LIKELY: Final = 0.5
 """A hit that is more likely wrong than right is never called a good match."""
 SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
-STEPS: Final = 100
+STEPS: Final = 30
 BATCH: Final = 32
 
 
@@ -220,11 +220,8 @@ def fit(
             likely = expit(design @ found)
             slope = design.T @ (weight * (likely - is_right)) + shrinkage * found
             bend = (design.T * (weight * likely * (1 - likely))) @ design + np.diag(shrinkage)
-            step = np.linalg.solve(bend, slope)
-            found -= step
-            if np.abs(step).max() < 1e-9:
-                break
-        if not used or found[1:].min() >= 0:
+            found -= np.linalg.solve(bend, slope)
+        if found[1:].min(initial=0) >= 0:
             break
         used.pop(int(found[1:].argmin()))
     weights = np.zeros(numbers.shape[1])

@@ -52,10 +52,9 @@ def edit(path, change):
 def test_a_saved_model_is_complete_and_holds_nothing_else(trained, saved):
     assert Genius.open(saved).fingerprint == Genius.open(trained.model).fingerprint
     found = {entry.name for entry in saved.iterdir()}
-    assert found == {"README.md", "config.json", "model.json", "encoder", "quantizer", "generator"}
+    assert found == {"README.md", "model.json", "encoder", "quantizer", "generator"}
     assert not [file for file in saved.rglob("*") if file.suffix in (".pt", ".pkl", ".pth", ".bin")]
-    config = json.loads((saved / "config.json").read_text())
-    assert (config["model_type"], config["encoder"]) == ("genius", "small:./encoder")
+    assert json.loads((saved / "model.json").read_text())["encoder"]["spec"] == "small:./encoder"
     card = (saved / "README.md").read_text()
     assert card.startswith("---\nlicense: unknown\n")
     assert 'Genius.open("me/model", download=True)' in card
