@@ -183,7 +183,9 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
 
 def suggest_refit(index: Index, progress: TerminalProgress) -> None:
     """Say how to fit the codebooks of an index that has grown."""
-    if index.has_outgrown:
+    from genius_search.index.fit import has_outgrown
+
+    if has_outgrown(*index.current()):
         progress.say(
             "the index has grown by more than a half since its codebooks were fitted; "
             f"`genius index refit {shlex.quote(str(index.folder))}` fits them anew"

@@ -30,7 +30,6 @@ from genius_search.errors import BadData, UsageError
 from genius_search.index.build import add_pool, first_manifest, fit_model
 from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool, stamp_of
-from genius_search.index.segment_writer import check_bits
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import feature_rows
 from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, Root, StoredEmbeddings
@@ -38,7 +37,6 @@ from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.records import Modality
-from genius_search.search.vectors import EmbeddingBits
 from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.features import embed
 from genius_search.writing import sync_tree, write_json
@@ -65,7 +63,6 @@ class Settings(NamedTuple):
     """Instead of a model: codebooks are fitted to a sample of the pool."""
     shards: int = 2
     embeddings: StoredEmbeddings | None = None
-    embedding_bits: EmbeddingBits | None = None
     device: str = "cpu"
     download: bool = False
 
@@ -86,7 +83,6 @@ def build_cluster(
         There is nothing to index in the pool, or in a shard.
     """
     folder = folder.resolve()
-    check_bits(settings.embedding_bits, settings.embeddings)
     if (settings.model is None) is (settings.encoder is None):
         raise UsageError("give either a model, or the encoder of a cluster that needs no training")
     if not 1 <= settings.shards <= MAX_SHARDS:
@@ -205,7 +201,7 @@ def _prepare_model(folder: Path, settings: Settings, rows: int, progress: Progre
         else:
             model = _fit_model(folder, settings, rows, progress)
         fitted_to = None if settings.model is not None else rows
-        manifest = first_manifest(model, settings.embeddings, settings.embedding_bits, fitted_to=fitted_to)
+        manifest = first_manifest(model, settings.embeddings, None, fitted_to=fitted_to)
         write_json(place, manifest.model_dump(mode="json"))
     return IndexManifest.model_validate_json(place.read_bytes())
 

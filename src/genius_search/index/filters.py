@@ -369,18 +369,10 @@ def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) ->
     ------
     DeadlinePassed
         It took until the deadline, on the clock of :func:`time.monotonic`.
-    UsageError
-        The filter has ``match``, and this SQLite or the one that wrote the store lacks full-text search.
     """
     mask = np.ones(store.num_rows, dtype=bool)
     look_up = partial(store.mask, deadline=deadline)
     if wanted.match is not None:
-        if not store.has_full_text:
-            raise UsageError(
-                "this index has no full-text search: this Python's SQLite, or the one that wrote the index, "
-                "lacks FTS5; give a condition such as text~leather instead, or use a Python whose SQLite has "
-                "FTS5"
-            )
         mask &= look_up("words WHERE words MATCH ?", [wanted.full_text_query()], row="rowid")
     for condition in wanted.conditions:
         if not mask.any():

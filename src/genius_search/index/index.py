@@ -557,13 +557,6 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    @property
-    def has_outgrown(self) -> bool:
-        """Whether the index has grown by more than a half since its codebooks were fitted to it."""
-        from genius_search.index.fit import has_outgrown
-
-        return has_outgrown(*self.current())
-
     def verify(self) -> Verified:
         """Compare every file with its checksum.
 

@@ -141,8 +141,8 @@ class ItemStore:
                 raise ArtifactMismatch(
                     f"{self._path} defines the {kind} {name!r} in a way that no index does; do not use it"
                 )
-        if not {ITEMS, MODALITIES} <= {sql for _, _, sql in found}:
-            raise ArtifactMismatch(f"{self._path} is damaged: it has no table of items")
+        if missing := {ITEMS, MODALITIES, FULL_TEXT[0], FIELDS} - {sql for _, _, sql in found}:
+            raise ArtifactMismatch(f"{self._path} is damaged: it lacks {sorted(missing)}")
 
     @cached_property
     def num_rows(self) -> int:
@@ -240,7 +240,7 @@ class ItemStore:
     def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int] | None]:
         """Return the rows of items whose text has a word, or whose ``name`` it is, for each of several words.
 
-        It is None for a word that more than ``most`` have. Without full-text search there are no rows.
+        It is None for a word that more than ``most`` have.
 
         Parameters
         ----------
@@ -249,7 +249,7 @@ class ItemStore:
         """
         name = self.field_names.get(NAME)
         found: list[set[int] | None] = [set() for _ in words]
-        if not words or not self.has_full_text:
+        if not words:
             return found
         phrases = [f'"{word}"' for word in words]
         listed = self._query(ROWS_OF_WORDS, [json.dumps(phrases), most])  # one statement for all words
@@ -264,15 +264,6 @@ class ItemStore:
             elif rows:
                 own.update(map(int, rows.split(",")))
         return found
-
-    @cached_property
-    def has_full_text(self) -> bool:
-        """Whether this SQLite and the one that wrote the store have full-text search."""
-        try:
-            self._query("SELECT 1 FROM words LIMIT 0")
-        except sqlite3.OperationalError:
-            return False
-        return True
 
     def _connect(self) -> Connection:
         database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)

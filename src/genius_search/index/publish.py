@@ -10,7 +10,7 @@ from genius_search import hub
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import DELETED, OWN_MODEL, PICTURES, SEGMENTS
+from genius_search.index.store import DELETED, OWN_MODEL, PICTURES, SEGMENTS, read_manifest
 from genius_search.index.writer import one_writer
 from genius_search.model import save_model
 from genius_search.writing import new_folder
@@ -49,7 +49,7 @@ def save_index(
     target = target.expanduser()
     if target.exists() and any(target.iterdir()):
         raise UsageError(f"{target} is there already; choose another place")
-    state = Snapshot.open(source)
+    read_manifest(source)  # a lock would make the folder
     with new_folder(target) as folder, one_writer(source) as writer:
         state = writer.snapshot
         if model is None and state.manifest.has_own_model:

@@ -204,9 +204,7 @@ def _with_passages(
 def alive_batches(segments: Sequence[Segment]) -> Iterator[Batch]:
     """Yield the items that are not deleted as they are stored, what was added last first."""
     for segment in reversed(segments):
-        entries = alive_entries([segment])
-        for rows, arrays in _stored_arrays(segment, segment.with_passages(segment.alive_rows())):
-            yield [*itertools.islice(entries, len(rows))], arrays
+        yield from _stored(segment, alive_entries([segment]), segment.with_passages(segment.alive_rows()))
 
 
 def stored_batches(
@@ -214,31 +212,26 @@ def stored_batches(
 ) -> Iterator[Batch]:
     """Yield items with the IDs, embeddings and passages that are stored at some places, one for each."""
     for number, segment in enumerate(segments):
-        own = [
-            (item, place.row) for item, place in zip(items, places, strict=True) if place.segment == number
-        ]
-        own_rows = np.array([row for _, row in own], dtype=np.int64)
-        entries = _with_passages(segment, (item for item, _ in own), own_rows)
-        for rows, arrays in _stored_arrays(segment, segment.with_passages(own_rows)):
-            yield [*itertools.islice(entries, len(rows))], arrays
+        own = [at for at, place in enumerate(places) if place.segment == number]
+        rows = np.array([places[at].row for at in own], dtype=np.int64)
+        entries = _with_passages(segment, (items[at] for at in own), rows)
+        yield from _stored(segment, entries, segment.with_passages(rows))
 
 
-def _stored_arrays(
-    segment: Segment, chosen: Int64[np.ndarray, " rows"]
-) -> Iterator[tuple[Int64[np.ndarray, " rows"], ItemArrays]]:
-    """Yield some rows of a segment, and what is stored there."""
+def _stored(
+    segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, " rows"]
+) -> Iterator[Batch]:
+    """Yield items and passages with what is stored in some rows of a segment, one for each."""
     table_rows = segment.table.rows_of_items
     values, scales = segment.embeddings or (None, None)
-    for start in range(0, len(chosen), ROWS_AT_ONCE):
-        rows = chosen[start : start + ROWS_AT_ONCE]
-        yield (
-            rows,
-            ItemArrays(
-                segment.table.ids[table_rows[rows]],
-                segment.code_cosine[rows],
-                *(None if array is None else array[rows] for array in (values, segment.densities, scales)),
-            ),
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        arrays = ItemArrays(
+            segment.table.ids[table_rows[some]],
+            segment.code_cosine[some],
+            *(None if array is None else array[some] for array in (values, segment.densities, scales)),
         )
+        yield [*itertools.islice(entries, len(some))], arrays
 
 
 def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:
@@ -307,17 +300,15 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
                 query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
                 twice = database.execute(query).fetchone()[0]
                 raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
-            try:
-                for statement in FULL_TEXT:
-                    database.execute(statement)
-            except sqlite3.OperationalError as error:  # without full text everything but match works
-                if "no such module" not in str(error):
-                    raise
+            for statement in FULL_TEXT:
+                database.execute(statement)
             _index_fields(database)
             return int(database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities").fetchone()[0])
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
+        if "no such module" in str(error):
+            raise UsageError("this Python's SQLite lacks FTS5; use a Python whose SQLite has it") from None
         raise
 
 

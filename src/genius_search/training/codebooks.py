@@ -36,7 +36,7 @@ from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
-from genius_search.writing import ArtifactWriter, translate_full_disk
+from genius_search.writing import ArtifactWriter
 
 LEVELS: Final = 12
 MAX_LEVELS: Final = 128
@@ -301,9 +301,8 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
 
 def write_quantizer(writer: ArtifactWriter, codebooks: Codebooks, health: Health | None) -> StoredQuantizer:
     """Write the folder of a quantizer; ``health`` is None if its IDs were not examined yet."""
-    with translate_full_disk(writer.path):
-        arrays = {name: np.ascontiguousarray(weight) for name, weight in codebooks.weights.items()}
-        (writer.path / WEIGHTS).write_bytes(save(arrays))
+    arrays = {name: np.ascontiguousarray(weight) for name, weight in codebooks.weights.items()}
+    (writer.path / WEIGHTS).write_bytes(save(arrays))
     facts = {
         "dim": codebooks.dim,
         "health": None if health is None else dataclasses.asdict(health),

@@ -82,7 +82,6 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
         ({"encoder": "small"}, UsageError, "either a model"),
         ({"shards": 0}, UsageError, "--shards"),
         ({"shards": 64}, UsageError, "too few"),
-        ({"embedding_bits": 4, "embeddings": "raw"}, UsageError, "bits"),
         ({"pool": "/nowhere.jsonl"}, BadData, "nowhere"),
     ],
 )

@@ -13,6 +13,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import build, source
+from genius_search.index.fit import has_outgrown
 from genius_search.index.index import Index
 from genius_search.index.pool import open_pool
 from genius_search.training.features import encode_shard
@@ -145,12 +146,12 @@ def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_fold
     (tmp_path / "more").mkdir()
     for number in range(20):
         (tmp_path / "more" / f"{number} more.txt").write_text("red " * number + "green")
-    assert not index.has_outgrown
+    assert not has_outgrown(*index.current())
     index.add(tmp_path / "more")
     index.delete("note 0.txt")
-    assert index.has_outgrown
+    assert has_outgrown(*index.current())
     index.refit()
-    assert not index.has_outgrown
+    assert not has_outgrown(*index.current())
     assert index.verify().items == 18 + 20 - 1
     for handle in (index, reader, Index.open(tmp_path / "i")):
         hits = handle.search(
@@ -218,7 +219,7 @@ def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(trained, po
     with pytest.raises(UsageError, match="embeddings"):
         Index.open(tmp_path / "i").refit()
     foreign, _ = Index.create(tmp_path / "trained", pool=pool, model=trained.model)
-    assert not foreign.has_outgrown
+    assert not has_outgrown(*foreign.current())
     with pytest.raises(UsageError, match="trained model"):
         foreign.refit()
 

@@ -93,14 +93,10 @@ def test_filters_and_deleted_items_count(index):
     assert "note 105.txt" not in ids(index.search("part ax-1054", k=45))
 
 
-def test_a_generators_order_and_an_index_without_full_text_search_are_searched_too(index, monkeypatch):
+def test_a_generators_order_is_searched_too(index):
     assert (
         index.search("kerlin", modality="text", config=SearchConfig(rerank="codes"))[0].id == "note 100.txt"
     )
-    plain = index.search("img_2031", hybrid=False)
-    for segment in index.snapshot.segments:
-        monkeypatch.setattr(segment.items, "has_full_text", False)
-    assert index.search("img_2031") == plain
 
 
 def test_codes_put_items_first_and_counts_do_not(index):
