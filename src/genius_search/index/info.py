@@ -41,8 +41,6 @@ class Verified(NamedTuple):
     """Without deleted ones."""
     deleted: int
     """Deleted items that still take up space."""
-    files: int
-    bytes: int
 
 
 def verify(folder: Path, opened: Snapshot | None = None, *, with_pictures: bool = True) -> Verified:
@@ -64,19 +62,14 @@ def verify(folder: Path, opened: Snapshot | None = None, *, with_pictures: bool 
 def _verify(
     folder: Path, opened: Snapshot | None, manifest: IndexManifest, *, with_pictures: bool
 ) -> Verified:
-    files = [folder / CURRENT]  # reading it compares it with its own checksum
-    try:
+    try:  # reading the manifest has compared it with its own checksum
         for entry in manifest.segments:
-            place = folder / SEGMENTS / entry.name
             with with_hint():
-                check_files(place, entry.files, verify=True)
-            files += [place / name for name in entry.files]
-            files += [folder / DELETED / entry.deleted] if entry.deleted else []
-        snapshot = Snapshot.load(folder, manifest)  # which verifies the lists of deleted items
+                check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
+        snapshot = Snapshot.load(folder, manifest)
         if (folder / LEARNED / CURRENT).exists():
             verify(folder / LEARNED)
-            files += [path for path in (folder / LEARNED).rglob("*") if path.is_file()]
-        files += _verify_model(folder, snapshot)
+        _verify_model(folder, snapshot)
     except ArtifactError as error:
         if opened is not None and opened.manifest == read_manifest(folder):
             opened.damage, opened.needs_check = str(error), True
@@ -86,33 +79,25 @@ def _verify(
             raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
         if file_fingerprint(picture) != picture.name:
             raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
-        files.append(picture)
-    alive = snapshot.num_alive
-    return Verified(
-        segments=len(snapshot.segments),
-        items=alive,
-        deleted=sum(len(segment.dead) for segment in snapshot.segments),
-        files=len(files),
-        bytes=sum(file.stat().st_size for file in files),
-    )
+    deleted = sum(len(segment.dead) for segment in snapshot.segments)
+    return Verified(len(snapshot.segments), snapshot.num_alive, deleted)
 
 
-def _verify_model(index: Path, snapshot: Snapshot) -> list[Path]:
-    """Compare an index with its model, if that is a folder here; return the files of one inside the index."""
+def _verify_model(index: Path, snapshot: Snapshot) -> None:
+    """Compare an index with its model, if that is a folder here."""
     manifest = snapshot.manifest
     folder = Path(manifest.locate_model(index))
     if not manifest.has_own_model and not (manifest.model and (folder / MODEL_FILE).exists()):
-        return []
+        return
     model = read_model_file(folder)
     if model.fingerprint_of_parts() != manifest.model_fingerprint:
         if not manifest.has_own_model:  # it is opened with another folder, which is compared then
-            return []
+            return
         raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
     for name in model.parts.keys() - {"encoder"}:
         if open_artifact(folder / name, kind=name, verify=True).fingerprint != model.parts[name].fingerprint:
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
     snapshot.fit(StoredQuantizer(folder / "quantizer").codebooks, {})
-    return [path for path in folder.rglob("*") if path.is_file()] if manifest.has_own_model else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,14 +76,7 @@ def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, mon
 def test_verify_reports_what_it_read(index, capsys):
     run(capsys, "index", "delete", index, "1:1")
     found = run_json(capsys, "index", "info", index, "--verify")
-    files = [file for file in index.rglob("*") if file.is_file() and not file.name.startswith(".")]
-    assert found == {
-        "segments": 1,
-        "items": 7,
-        "deleted": 1,
-        "files": len(files),
-        "bytes": sum(file.stat().st_size for file in files),
-    }
+    assert found == {"segments": 1, "items": 7, "deleted": 1}
 
 
 def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):

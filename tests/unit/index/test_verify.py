@@ -71,8 +71,7 @@ def refused(index: Path, file: Path, how: type[ArtifactError] = ArtifactMismatch
 
 
 def test_a_whole_index_is_found_whole(index):
-    size = sum(file.stat().st_size for file in files(index))
-    assert verify(index) == Verified(segments=2, items=77, deleted=3, files=len(files(index)), bytes=size)
+    assert verify(index) == Verified(segments=2, items=77, deleted=3)
 
 
 def test_a_flipped_bit_in_any_file_is_found(index):
