@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,6 @@ FULL_BYTES: Final = 1 << 20
 """A disk with less room than this is full."""
 LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
-_PLAN: Final = "plan.json"
 
 
 def sync(*paths: Path) -> None:
@@ -179,26 +179,21 @@ class ArtifactWriter:
         self.kind = kind
         self.config = config
         self.inputs = inputs
-        self.path = folder.parent / f".{folder.name}.partial"
-        """Folder to write to until the artifact is finished."""
         plan = {"format": FORMAT, "kind": kind, "config": dict(config), "inputs": dict(inputs)}
         self.plan_fingerprint = fingerprint_of(plan)
+        self.path = folder.parent / f".{folder.name}.{self.plan_fingerprint[:12]}.partial"
+        """Folder to write to until the artifact is finished."""
         if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
             raise UsageError(
                 f"{folder} holds something that genius did not make; move it away, or choose another place"
             )
         make_folder(folder.parent)
         self._release = weakref.finalize(self, release, acquire(folder))
-        plan_file = self.path / _PLAN
-        try:
-            is_same = json.loads(plan_file.read_text())["fingerprint"] == self.plan_fingerprint
-        except (OSError, ValueError, KeyError):
-            is_same = False
-        if self.path.exists() and not is_same:
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not is_same:
-            write_json(plan_file, {"fingerprint": self.plan_fingerprint})
+        of_any_plan = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{12}}\.partial")
+        for path in folder.parent.iterdir():
+            if of_any_plan.fullmatch(path.name) and path != self.path:
+                shutil.rmtree(path)
+        self.path.mkdir(exist_ok=True)
 
     def finish(self, *, facts: Mapping[str, Any] | None = None) -> Manifest:
         """Write the manifest, put the folder in its place, and remove checkpoints.
@@ -210,7 +205,7 @@ class ArtifactWriter:
         facts
             anything a reader needs beside the files.
         """
-        scratch = {f"{name}{end}" for name in (_PLAN, CHECKPOINT) for end in ("", ".tmp")}
+        scratch = {CHECKPOINT, f"{CHECKPOINT}.tmp"}
         files = {path.relative_to(self.path): path for path in sorted(self.path.rglob("*")) if path.is_file()}
         sync_tree(self.path)
         body = {
