@@ -218,9 +218,7 @@ def stored_batches(
         yield from _stored(segment, entries, segment.with_passages(rows))
 
 
-def _stored(
-    segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, " rows"]
-) -> Iterator[Batch]:
+def _stored(segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, " rows"]) -> Iterator[Batch]:
     """Yield items and passages with what is stored in some rows of a segment, one for each."""
     table_rows = segment.table.rows_of_items
     values, scales = segment.embeddings or (None, None)
