@@ -16,7 +16,6 @@ from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissin
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
-    DELETED,
     LEARNED,
     REMEDY,
     SEGMENTS,
