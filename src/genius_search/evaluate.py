@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchConfig, led_by_generator
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
@@ -254,7 +254,7 @@ def methods_of(index: Index) -> dict[str, SearchConfig]:
     )
     found = {"search": usual, "exact": exact}
     if index.model.has_generator and usual.router == "geometry":
-        found["generator"] = dataclasses.replace(usual, router="generator")
+        found["generator"] = led_by_generator(usual)
     return found
 
 

@@ -199,10 +199,11 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
 
     def _settings(self, index: Index) -> SearchConfig:
         """Return the settings of the index, changed by the file and the flags."""
-        from genius_search.config import checked
+        from genius_search.config import checked, led_by_generator
 
         given = {name: value for name, value in self._given().items() if value is not None}
-        usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)
+        usual = led_by_generator(index.settings) if self.router == "generator" else index.settings
+        usual = usual if self.config is None else read_search_toml(self.config, usual)
         config = checked(dataclasses.replace(usual, **given))
         if self.router == "generator" and not index.model.has_generator:
             raise UsageError(
@@ -287,8 +288,11 @@ class Explain(QueryOptions, OpenIndexOptions, JsonOption):
     """What the search is led by; default: the index's own setting."""
 
     def run(self) -> None:
+        from genius_search.config import led_by_generator
+
         index = self.open_index()
         config = dataclasses.replace(index.settings, router=self.router or index.settings.router)
+        config = led_by_generator(config) if self.router == "generator" else config
         found = index.explain(self.item, **self.query(), beam=self.beam, config=config)
         if self.json:
             print_json(_plain(dataclasses.asdict(found)))

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 
 from PIL import Image, PngImagePlugin
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchConfig, led_by_generator
 from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.index import Index
@@ -189,9 +189,8 @@ class Service:
 def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     """Return the settings of an index, overridden by those of a request."""
     given = {name: getattr(body, name) for name in ("rerank", "router", "candidates")}
-    config = dataclasses.replace(
-        index.settings, **{name: value for name, value in given.items() if value is not None}
-    )
+    usual = led_by_generator(index.settings) if body.router == "generator" else index.settings
+    config = dataclasses.replace(usual, **{name: value for name, value in given.items() if value is not None})
     if body.router == "generator" and not index.model.has_generator:
         raise Problem(422, "router: this index has no generator; leave router out")
     return config
