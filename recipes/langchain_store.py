@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from genius_search import Index
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
+
+from genius_search import Index
 
 METADATA = "metadata"
 """The field with all metadata as JSON. Each entry is also a field of its own, to filter by."""

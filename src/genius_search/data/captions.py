@@ -12,6 +12,7 @@ import codecs
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -34,6 +35,10 @@ FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "pat
 TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
 """Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
+_NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
+"""What programs write into a cell without a value."""
+_EDITED: Final = re.compile(r"-(edited|bearbeitet|modifié|modificato|editad[oa]|bewerkt|redigeret|編集済み)")
+"""What Google Takeout adds to the name of a photo that was changed; it has the side-car of the other."""
 _TAKEOUT: Final = "supplemental-metadata"
 _TAKEOUT_LENGTH: Final = 46
 """Characters at which Google Takeout cuts the name of a side-car, without its ending."""
@@ -50,10 +55,8 @@ def side_cars(files: Iterable[Path]) -> dict[Path, list[Path]]:
     for path in files:
         if is_image_file(path) or path.suffix.lower() in HEIF_SUFFIXES:
             found[path] = []
-            stem, count = _split_count(path.stem)
-            takeout = path.with_name((stem + path.suffix)[:_TAKEOUT_LENGTH] + count)
-            for called in {path, path.with_suffix(""), takeout}:
-                names.setdefault(key(called).lower(), []).append(path)
+            for called in _names(path) | _names(_original(path)):
+                names.setdefault(called, []).append(path)
     for path in files:
         if path.suffix.lower() in SIDE_CARS:
             whole = path.with_suffix("")
@@ -63,13 +66,25 @@ def side_cars(files: Iterable[Path]) -> dict[Path, list[Path]]:
                 photo, _, rest = name.rpartition(".")
                 if photo and _TAKEOUT.startswith(rest):
                     owners = names.get(key(path.with_name(photo + count)).lower(), [])
-            same_name = [one for one in owners if one.name == whole.name]
+            same_name = [one for one in owners if whole.name in (one.name, _original(one).name)]
             same_case = [one for one in owners if one.name.startswith(whole.name)]
             for owner in same_name or same_case or owners:
                 found[owner].append(path)
     for beside in found.values():
         beside.sort(key=lambda path: (SIDE_CARS.index(path.suffix.lower()), -len(path.name)))
     return found
+
+
+def _names(path: Path) -> set[str]:
+    """Return the keys of what a side-car of a picture may be called, without its ending."""
+    stem, count = _split_count(path.stem)
+    takeout = path.with_name((stem + path.suffix)[:_TAKEOUT_LENGTH] + count)
+    return {key(called).lower() for called in (path, path.with_suffix(""), takeout)}
+
+
+def _original(path: Path) -> Path:
+    """Return the photo that Google Takeout's ``IMG_1-edited.jpg`` is a version of, else the path."""
+    return path.with_name(_EDITED.sub("", composed(path.name)))
 
 
 def _split_count(name: str) -> tuple[str, str]:
@@ -95,11 +110,14 @@ def decode_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
         is_utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return raw.decode("utf-16" if is_utf16 else "utf-8-sig")
+        text = raw.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError:
         raise BadImage(path, "is not a UTF-8 text; save it as UTF-8") from None
     except OSError as error:
         raise BadImage(path, f"cannot be read: {error.strerror}") from None
+    if "\0" in text:
+        raise BadImage(path, "has characters of zero, as UTF-16 and UTF-32 have; save it as UTF-8")
+    return text
 
 
 def read_text(path: Path) -> str:
@@ -206,34 +224,46 @@ def read_lists(
 
 
 def _csv_rows(path: Path) -> Rows | None:
-    """Return the rows of a table, whatever is between its columns; None for a text file that is none."""
+    """Return the rows of a table, whatever is between its columns; None for a text file that is none.
+
+    A table without names of columns has file names and texts.
+    """
     file = io.StringIO(decode_text(path), newline="")
     csv.field_size_limit(MAX_TEXT_BYTES)
-    header = file.readline()
+    header, skipped = file.readline(), 1
+    if header.lower().startswith("sep="):  # as Excel reads it
+        header, skipped = file.readline(), 2
     names = {
         mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t|"
     }
     mark = next((mark for mark, columns in names.items() if _keys(columns, FILE_KEYS)), None)
     if mark is not None:
-        return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark)
+        return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark, skipped)
+    for mark, cells in names.items():
+        if len(cells) > 1 and is_image_file(Path(cells[0])):
+            lines = itertools.chain([header], file)
+            columns = (FILE_KEYS[0], TEXT_KEYS[0])
+            return _cells(csv.DictReader(lines, columns, delimiter=mark), mark, skipped - 1)
     if path.suffix.lower() == ".txt":
         return None
     raise BadImage(path, _wanted(max(names.values(), key=len)))
 
 
-def _cells(reader: csv.DictReader[str], mark: str) -> Rows:
+def _cells(reader: csv.DictReader[str], mark: str, skipped: int) -> Rows:
     for row in reader:
         if rest := row.pop(None, None):  # a text with commas and without quotes
             row[[*row][-1]] += mark + mark.join(rest)
         # A column without a name numbers the rows: pandas writes it.
-        yield reader.line_num + 1, {column: cell.strip() for column, cell in row.items() if column and cell}
+        cells = {column: (cell or "").strip() for column, cell in row.items() if column}
+        yield reader.line_num + skipped, {name: cell for name, cell in cells.items() if cell not in _NO_VALUE}
 
 
 def _parquet_rows(path: Path) -> Rows:
     try:
         from pyarrow import parquet  # noqa: PLC0415  optional
     except ImportError:
-        raise BadImage(path, "is Parquet, which needs pyarrow: pip install pyarrow") from None
+        needs = "needs the extra parquet: pip install 'genius-search[parquet]'"
+        raise BadImage(path, f"is Parquet, which {needs}") from None
     batches = parquet.ParquetFile(path).iter_batches(1024)
     for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
         yield number, {column: value for column, value in row.items() if value is not None}

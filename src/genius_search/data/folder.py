@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -68,7 +68,9 @@ class FolderScan:
     """Unusable files and lines of lists, each with the reason."""
 
 
-def read_folder(root: Path, *, captions: bool = True, exclude: Sequence[str] = ()) -> FolderScan:
+def read_folder(
+    root: Path, *, captions: bool = True, exclude: Sequence[str] = (), roots: Collection[str] = ()
+) -> FolderScan:
     """Find all images and texts in a folder and its subfolders, each folder once.
 
     Parameters
@@ -78,6 +80,8 @@ def read_folder(root: Path, *, captions: bool = True, exclude: Sequence[str] = (
     exclude
         patterns of what is left out, as in ``.gitignore``, besides :data:`NEVER_READ` and those in a file
         ``.geniusignore`` in any folder.
+    roots
+        folders that are read by themselves, so that links to what lies in them are not followed.
 
     Raises
     ------
@@ -93,11 +97,13 @@ def read_folder(root: Path, *, captions: bool = True, exclude: Sequence[str] = (
     except ValueError as error:
         raise UsageError(f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png") from None
     problems: list[Problem] = []
-    files = sorted(_walk(root, ignored, problems), key=lambda path: path.relative_to(root).as_posix())
+    files = sorted(_walk(root, ignored, problems, roots), key=lambda path: path.relative_to(root).as_posix())
     return _scan(root, files, problems, captions=captions)
 
 
-def _walk(root: Path, ignored: GitIgnoreSpec, problems: list[Problem]) -> Iterator[Path]:
+def _walk(
+    root: Path, ignored: GitIgnoreSpec, problems: list[Problem], roots: Collection[str]
+) -> Iterator[Path]:
     """Yield the files of a folder; linked folders come last, so that others keep their names."""
     waiting: list[tuple[Path, _Ignored]] = [(root, ((root, ignored),))]
     links: list[tuple[Path, _Ignored]] = []
@@ -106,7 +112,8 @@ def _walk(root: Path, ignored: GitIgnoreSpec, problems: list[Problem]) -> Iterat
         folder, specs = waiting.pop() if waiting else links.pop(0)
         try:
             status = folder.stat()
-            entries = [] if (status.st_dev, status.st_ino) in visited else sorted(folder.iterdir())
+            is_known = (status.st_dev, status.st_ino) in visited or _is_elsewhere(folder, root, roots)
+            entries = [] if is_known else sorted(folder.iterdir())
             visited.add((status.st_dev, status.st_ino))
         except OSError as error:
             problems.append(BadImage(folder, f"is a folder that cannot be read: {error.strerror}"))
@@ -123,6 +130,13 @@ def _walk(root: Path, ignored: GitIgnoreSpec, problems: list[Problem]) -> Iterat
                     (links if path.is_symlink() else waiting).append((path, specs))
                 else:
                     yield path
+
+
+def _is_elsewhere(folder: Path, root: Path, roots: Collection[str]) -> bool:
+    """Return whether a folder, reached by a link, lies in another root."""
+    if not roots or (place := folder.resolve()).is_relative_to(root):
+        return False
+    return next((str(one) for one in (place, *place.parents) if str(one) in roots), str(root)) != str(root)
 
 
 def _is_ignored(path: Path, specs: _Ignored, *, is_folder: bool) -> bool:
@@ -166,8 +180,8 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
             continue
         try:
             did, kind = _id(root, path), path.suffix.lower()
+            require_file(path)
             if is_image_file(path):
-                require_file(path)
                 known: list[Caption] = []
                 if captions:
                     known = [*read_side_cars(pictures[path], problems), listed.get(path, Caption())]

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO, TypeVar
 
@@ -55,12 +56,12 @@ class IdColumn:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield non-blank lines with their numbers, without a byte order mark.
+    """Yield non-blank lines with their numbers, without a byte order mark; those of UTF-16 in UTF-8.
 
     Raises
     ------
     BadData
-        The file cannot be opened, or is UTF-16.
+        The file cannot be opened, or is in another encoding.
     """
     if path.exists() and not path.is_file():  # a pipe or a device may never end
         raise BadData(f"{path}: is not a file; expected lines in a file")
@@ -69,10 +70,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
     with file:
-        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise BadData(f"{path}: is UTF-16; save it as UTF-8")
-        for number, raw in enumerate(file, start=1):
-            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+        lines: Iterable[bytes] = file
+        head = file.peek(4)[:4]
+        if head[2:] != b"\0\0" and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            try:
+                lines = BytesIO(file.read().decode("utf-16").encode())
+            except UnicodeDecodeError:
+                raise BadData(f"{path}: is damaged UTF-16; save it as UTF-8") from None
+        elif b"\0" in head:
+            raise BadData(f"{path}: is not UTF-8, nor UTF-16 with a byte order mark; save it as UTF-8")
+        for number, raw in enumerate(lines, start=1):
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.strip():
                 yield number, line.rstrip(b"\r\n")
 

@@ -167,7 +167,8 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
         if not os.path.exists(place):  # noqa: PTH110  False whatever the error
             left_out.append(LeftOut(-1, root.folder, "there is no such folder or file"))
             continue
-        read = partial(read_folder, exclude=root.exclude) if place.is_dir() else read_file
+        folders = [other.folder for other in roots]
+        read = partial(read_folder, exclude=root.exclude, roots=folders) if place.is_dir() else read_file
         scan = read(place, captions=root.captions)
         left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
         for candidate in scan.candidates:

@@ -1,5 +1,7 @@
+import codecs
 import json
 import os
+import sys
 
 import pytest
 from PIL import Image
@@ -157,6 +159,8 @@ LONG = "IMG_20200101_121212_a_name_that_is_longer_than_others"
         ("p.JPG", "p.JPG.supplemental-metadata.json"),
         ("p.JPG", "p.JPG.suppl.json"),
         ("p.JPG", "p.JPG..json"),
+        ("p-edited.JPG", "p.JPG.json"),
+        ("p-edited(1).JPG", "p.JPG.supplemental-metadata(1).json"),
         ("p(2).JPG", "p.JPG(2).json"),
         ("p(2).JPG", "p.JPG.supplemental-metadata(2).json"),
         (f"{LONG}.jpg", f"{LONG[:46]}.json"),
@@ -208,8 +212,9 @@ def test_what_google_takeout_knows_becomes_fields(tmp_path):
         ("metadata.csv", ",file_name,text,n\n0,p.jpg,one,1\n10,p.jpg,two,2\n", "utf-8"),
         ("metadata.csv", "file_name;text;n\np.jpg;one;1\np.jpg;two;2\n", "utf-8-sig"),
         ("captions.tsv", "image\tcaption\tn\np.jpg\tone\t1\np.jpg\ttwo\t2\n", "utf-16"),
+        ("metadata.csv", "sep=;\nfile_name;text;n\np.jpg;one;1\np.jpg;two;nan\n", "utf-8"),
         ("captions.txt", "image,caption,n\np.jpg,one,1\np.jpg,two,2\n", "utf-8"),
-        ("metadata.jsonl", '{"file_name": "p.jpg", "text": ["one", "two"], "n": "1"}', "utf-8-sig"),
+        ("metadata.jsonl", '{"file_name": "p.jpg", "text": ["one", "two"], "n": "1"}', "utf-16"),
         (
             "metadata.jsonl",
             '{"file": "p.jpg", "text": "one", "n": "1"}\n{"file": "p.jpg", "text": "two"}',
@@ -231,12 +236,19 @@ def test_all_captions_of_a_list_count(tmp_path, name, text, encoding):
     assert scan.problems == ()
 
 
+def test_a_list_in_parquet_names_the_extra_that_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "captions.parquet").write_bytes(b"PAR1")
+    assert "[parquet]" in problems_of(tmp_path)["captions.parquet"]
+
+
 def test_a_caption_with_commas_needs_no_quotes(tmp_path):
     picture(tmp_path / "p.jpg")
-    (tmp_path / "captions.txt").write_text("image,caption\np.jpg,one,two\ngone.jpg,three\n")
-    scan = read_folder(tmp_path)
-    assert [one.text for one in scan.candidates] == ["one,two"]
-    assert [(one.file.name, one.line) for one in scan.problems] == [("captions.txt", 3)]
+    for header, last in (("image,caption\n", 3), ("", 2)):
+        (tmp_path / "captions.txt").write_text(f"{header}p.jpg,one,two\ngone.jpg,three\n")
+        scan = read_folder(tmp_path)
+        assert [one.text for one in scan.candidates] == ["one,two"]
+        assert [(one.file.name, one.line) for one in scan.problems] == [("captions.txt", last)]
 
 
 def test_captions_txt_is_a_text_if_it_is_no_list(tmp_path):
@@ -303,7 +315,9 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("metadata.csv", b"text\nx\n", "has the columns text; expected file_name"),
         ("metadata.csv", b"file_name;bild\na.png;x\n", "has the columns file_name, bild; expected"),
         ("metadata.csv", b"file_name,text\nb.png,caf\xe9\n", "UTF-8"),
-        ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}'.encode("utf-16"), "UTF-16"),
+        ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}\n\n'.encode("utf-16-le"), "save it as UTF-8"),
+        ("metadata.jsonl", codecs.BOM_UTF16 + b"\0", "UTF-16"),
+        ("captions.txt", "image,caption\na.png,x\n".encode("utf-16-le"), "save it as UTF-8"),
         ("metadata.jsonl", b'{"name": "a.png"}\n' * 9, "has the columns name; expected file_name"),
         ("metadata.parquet", b"PAR1", "cannot be read"),
         ("a.xmp", b"<x", "cannot be used"),

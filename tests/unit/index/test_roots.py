@@ -138,6 +138,18 @@ def test_folders_in_and_around_a_remembered_one_add_what_is_new_only(index, note
     assert [root.folder for root in index.roots] == [str(notes), str(tmp_path)]
 
 
+def test_a_link_into_another_root_is_not_followed(index, notes, tmp_path):
+    other = write(tmp_path / "other", "c.txt", "deep/d.txt")
+    (notes / "inside").symlink_to(other / "deep")
+    assert index.sync().added == 1
+    index.add(other)
+    (notes / "circle").symlink_to(tmp_path)
+    (other / "back").symlink_to(notes)
+    index.sync()
+    found = ["a.txt", "b.txt", "other/c.txt", "other/deep/d.txt", "sub/a.txt", "sub/b.txt"]
+    assert (ids(index), index.sync().unchanged) == (found, 6)
+
+
 def test_ids_of_several_roots_never_meet(index, notes, tmp_path):
     index.add(write(tmp_path / "x" / "more", "a.txt"))
     index.add(write(tmp_path / "y" / "more", "a.txt"))
