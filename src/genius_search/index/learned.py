@@ -134,9 +134,9 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
     choices = list(choices)
     searcher = SnapshotSearcher(*index.current())
     requests, kinds, chosen, unknown = [], [], [], []
-    there = searcher.snapshot.known([_chosen(choice) for choice in choices])
+    there = searcher.snapshot.known([chosen_id(choice) for choice in choices])
     for choice in choices:
-        item_id = _chosen(choice)
+        item_id = chosen_id(choice)
         if item_id not in there:
             unknown.append(item_id)
             continue
@@ -174,7 +174,8 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
     return unknown
 
 
-def _chosen(choice: Mapping[str, Any]) -> str:
+def chosen_id(choice: Mapping[str, Any]) -> str:
+    """Return the id of a choice's item; raise :class:`UsageError` if it names none."""
     item_id = choice.get(FIELD)
     if not isinstance(item_id, str):
         raise UsageError(
