@@ -107,10 +107,8 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
         run = run_here if self.address is None else run_on_ray
         with self.connected(), TerminalProgress() as progress:
             built = build_cluster(self.out, settings, run=run, progress=progress)
-            progress.say(
-                f"{built.items:,} items in {plural(built.shards, 'shard')}, {built.left_out:,} left out, as "
-                f"{self.out / 'left-out.jsonl'} lists"
-            )
+            left_out = f", {built.left_out:,} left out: {self.out / 'left-out.jsonl'}" if built.left_out else ""
+            progress.say(f"{built.items:,} items in {plural(built.shards, 'shard')}{left_out}")
             progress.say_next("genius", "search", self.out, "what you look for")
         if self.json:
             print_json(built.model_dump())

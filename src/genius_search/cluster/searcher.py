@@ -133,11 +133,16 @@ class Shard:
 
     def begin(self, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
         """Return a call of a method, which is made when its answer is wanted (:data:`Ask`)."""
-        return partial(getattr(self, method), *arguments, **options)
+        return partial(self.call, method, *arguments, **options)
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the shard, or the one that its index has of that name."""
+        owner = self if hasattr(self, method) else self._index
+        return getattr(owner, method)(*arguments, **options)
 
     def count(self) -> int:
         """Return the number of items."""
-        return self._index.snapshot.num_alive
+        return len(self._index)
 
     def id_beginnings(self) -> set[str]:
         """Return what ids begin with, up to the first slash."""
@@ -147,47 +152,19 @@ class Shard:
         """Return whether a search without modality and instruction takes every modality by itself."""
         return self._index.model.level0_is_exact
 
-    def search(self, requests: Sequence[SearchRequest], config: SearchConfig | None) -> list[Hits]:
-        """Return the hits of each request."""
-        return self._index.search_many(requests, config=config)
-
     def field_names(self) -> set[str]:
         """Return the fields of the items here, as conditions are checked against them."""
         return set[str]().union(*(one.items.field_names for one in self._index.snapshot.segments))
 
-    def item(self, item_id: str) -> Item:
-        """Return an item; raises :class:`UnknownItem`."""
-        return self._index.get(item_id)
-
-    def add(self, items: Sequence[Item], *, has_files: bool) -> Added:
+    def add_pool(self, items: Sequence[Item], *, has_files: bool) -> Added:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
             return add_pool(writer, self._index.model, pool, progress=Silent())
 
-    def add_items(self, items: Sequence[NewItem], *, wait_seconds: float) -> list[ItemOutcome]:
-        """Add items from memory; see :meth:`Index.add_items`."""
-        return self._index.add_items(items, wait_seconds=wait_seconds)
-
-    def delete(self, item_ids: Sequence[str], *, wait_seconds: float) -> Deleted:
-        """Delete items; see :meth:`Index.delete`."""
-        return self._index.delete(item_ids, wait_seconds=wait_seconds)
-
-    def learn_many(self, choices: Sequence[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
-        """Remember choices of items that are here; see :meth:`Index.learn_many`."""
-        return self._index.learn_many(choices, wait_seconds=wait_seconds)
-
-    def forget(self, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
-        """Forget choices; see :meth:`Index.forget`."""
-        return self._index.forget(chosen=chosen, text=text, wait_seconds=wait_seconds)
-
-    def choices(self) -> list[dict[str, Any]]:
+    def all_choices(self) -> list[dict[str, Any]]:
         """Return all choices; see :meth:`Index.choices`."""
         return [*self._index.choices()]
-
-    def verify(self) -> Verified:
-        """Compare every file with its checksum; see :meth:`Index.verify`."""
-        return self._index.verify()
 
 
 class Searcher:
@@ -245,7 +222,7 @@ class Searcher:
             names = set[str]().union(*self._ask_all("field_names"))
             for one in conditions:
                 check_fields(one, names)
-        answers = zip(asked, *self._ask_all("search", asked, config), strict=True)
+        answers = zip(asked, *self._ask_all("search_many", asked, config=config), strict=True)
         merged = iter([self._merge(request, found) for request, *found in answers])
         return [
             Hits(interleave([next(merged) for _ in several], request.k + request.offset)[request.offset :])
@@ -260,7 +237,7 @@ class Searcher:
         total, items = Added(), pool.items()
         while batch := list(islice(items, BATCH)):
             own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
-            for done in self._ask_owners("add", own, has_files=pool.has_files).values():
+            for done in self._ask_owners("add_pool", own, has_files=pool.has_files).values():
                 total.added += done.added
                 total.replaced += done.replaced
                 total.unchanged += done.unchanged
@@ -302,7 +279,7 @@ class Searcher:
 
     def choices(self) -> Iterator[dict[str, Any]]:
         """Yield all choices that were learned; see :meth:`Index.choices`."""
-        for own in self._ask_all("choices"):
+        for own in self._ask_all("all_choices"):
             yield from own
 
     def verify(self) -> Verified:
@@ -342,7 +319,7 @@ class Searcher:
         """Return a part with the bytes of its picture; an item becomes its text and picture."""
         if part.id is not None:
             number = shard_of(part.id, len(self._shards))
-            item: Item = self._shards[number]("item", part.id)()
+            item: Item = self._shards[number]("get", part.id)()
             part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
         return dataclasses.replace(part, image=_read(part.image))
 

@@ -36,7 +36,9 @@ CALL_SECONDS: Final = 10.0
 """Longest wait for the answer of one copy to a search."""
 CHANGE_SECONDS: Final = 3600.0
 """Longest wait for an answer to a change."""
-CHANGES: Final = frozenset({"add", "add_items", "delete", "learn_many", "forget", "choices", "verify"})
+CHANGES: Final = frozenset(
+    {"add_pool", "add_items", "delete", "learn_many", "forget", "all_choices", "verify"}
+)
 """Methods whose answer may take so long."""
 PATIENCE_SECONDS: Final = 60.0
 """How long a call is made again, before the shard counts as gone."""
@@ -127,8 +129,8 @@ def connect_searcher(folder: Path) -> Searcher:
 
 
 def begin(name: str, handle: Any, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
-    """Begin to call a method of a deployed :class:`Shard`."""
-    call = partial(getattr(handle, method).remote, *arguments, **options)
+    """Begin to call a method of a deployed :class:`Shard`, or of its index."""
+    call = partial(handle.call.remote, method, *arguments, **options)
     seconds = CHANGE_SECONDS if method in CHANGES else CALL_SECONDS
     return partial(_collect, name, call, call(), seconds)
 
