@@ -107,7 +107,9 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
         run = run_here if self.address is None else run_on_ray
         with self.connected(), TerminalProgress() as progress:
             built = build_cluster(self.out, settings, run=run, progress=progress)
-            left_out = f", {built.left_out:,} left out: {self.out / 'left-out.jsonl'}" if built.left_out else ""
+            left_out = (
+                f", {built.left_out:,} left out: {self.out / 'left-out.jsonl'}" if built.left_out else ""
+            )
             progress.say(f"{built.items:,} items in {plural(built.shards, 'shard')}{left_out}")
             progress.say_next("genius", "search", self.out, "what you look for")
         if self.json:
