@@ -24,9 +24,12 @@ FALSE: Final = b"\0"
 NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?")
 INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 TIME: Final = re.compile(
-    r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(?:Z|[+-]\d\d:?\d\d)?)?)?)?", re.ASCII
+    r"\d{4}(-\d\d(-\d\d([Tt ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(?:[Zz]|[+-]\d\d(?::?\d\d)?)?)?)?)?",
+    re.ASCII,
 )
 """A year, month, day or time in ISO 8601, also with a blank instead of T."""
+EXIF_DAY: Final = re.compile(r"(\d{4}):(\d\d):(\d\d)(?![^T ])", re.ASCII)
+"""A day as EXIF, and so exiftool, writes it."""
 YEAR_DIGITS: Final = 4
 
 
@@ -136,14 +139,17 @@ def number_of(text: str) -> int | float | None:
 def times_of(text: str) -> Span | None:
     """Return the first and the last microsecond of a year, month, day or time in ISO 8601, else None.
 
-    They are stored as bytes in the order of time. A time without a zone counts as UTC.
+    A day may be spelled as in EXIF. They are stored as bytes in the order of time. A time without a zone counts as UTC.
 
     >>> times_of("2024-02")
     Span(low=b'T2024-02-01T00:00:00.000000', high=b'T2024-02-29T23:59:59.999999')
     """
+    if day := EXIF_DAY.match(text):
+        text = "-".join(day.groups()) + text[day.end() :]
     found = TIME.fullmatch(text)
     if found is None:
         return None
+    text = text.upper()
     month, day, hour, minute, second, fraction = found.groups()
     try:
         low = datetime.fromisoformat(text if day else f"{text}-01" if month else f"{text}-01-01")

@@ -120,6 +120,13 @@ def test_times_ranges_what_is_missing_and_lists_of_objects(tmp_path, where, rows
     assert rows_of(ItemStore(tmp_path), Filter.parse(where if isinstance(where, dict) else [where])) == rows
 
 
+def test_times_may_be_spelled_as_by_exif_and_other_programs(tmp_path):
+    times = ["2022:03:01", "2022:03:01 12:00:00+02", "2022-03-01t12:00z", "2022:03:01:12"]
+    write_items(tmp_path, [Item(one, Modality.IMAGE, source=json.dumps({"taken": one})) for one in times])
+    for where in ("taken=2022-03-01", "taken=2022:03:01"):
+        assert rows_of(ItemStore(tmp_path), Filter.parse([where])) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("said", "conditions"),
     [
