@@ -32,7 +32,7 @@ from genius_search.data.pdf import has_pypdf, read_pdf
 from genius_search.data.photo import Caption
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError
-from genius_search.records import Candidate, Modality
+from genius_search.records import Candidate, Modality, composed
 
 IGNORE_FILE: Final = ".geniusignore"
 """Patterns, as in ``.gitignore``, of what is left out of its folder."""
@@ -93,7 +93,7 @@ def read_folder(
     if not root.is_dir():
         raise BadData(f"{root}: there is no such folder")
     try:
-        ignored = GitIgnoreSpec.from_lines([*NEVER_READ.split(), *exclude])
+        ignored = GitIgnoreSpec.from_lines([*NEVER_READ.split(), *map(composed, exclude)])
     except ValueError as error:
         raise UsageError(f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png") from None
     problems: list[Problem] = []
@@ -120,7 +120,7 @@ def _walk(
             continue
         if (own := folder / IGNORE_FILE) in entries:
             try:
-                specs = (*specs, (folder, GitIgnoreSpec.from_lines(decode_text(own).splitlines())))
+                specs = (*specs, (folder, GitIgnoreSpec.from_lines(composed(decode_text(own)).splitlines())))
             except ValueError as error:
                 problems.append(BadImage(own, f"cannot be used: {getattr(error, 'reason', error)}"))
         for path in entries:
@@ -142,7 +142,8 @@ def _is_elsewhere(folder: Path, root: Path, roots: Collection[str]) -> bool:
 def _is_ignored(path: Path, specs: _Ignored, *, is_folder: bool) -> bool:
     """Return what the last pattern says that fits; those of deeper folders come last."""
     for folder, spec in reversed(specs):
-        fits = spec.check_file(path.relative_to(folder).as_posix() + "/" * is_folder).include
+        name = composed(path.relative_to(folder).as_posix()) + "/" * is_folder
+        fits = spec.check_file(name).include
         if fits is not None:
             return fits
     return False

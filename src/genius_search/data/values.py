@@ -139,13 +139,14 @@ def number_of(text: str) -> int | float | None:
 def times_of(text: str) -> Span | None:
     """Return the first and the last microsecond of a year, month, day or time in ISO 8601, else None.
 
-    A day may be spelled as in EXIF. They are stored as bytes in the order of time. A time without a zone counts as UTC.
+    A day may be spelled as in EXIF. They are stored as bytes in the order of time. A time without a zone
+    counts as UTC.
 
     >>> times_of("2024-02")
     Span(low=b'T2024-02-01T00:00:00.000000', high=b'T2024-02-29T23:59:59.999999')
     """
-    if day := EXIF_DAY.match(text):
-        text = "-".join(day.groups()) + text[day.end() :]
+    if exif := EXIF_DAY.match(text):
+        text = "-".join(exif.groups()) + text[exif.end() :]
     found = TIME.fullmatch(text)
     if found is None:
         return None

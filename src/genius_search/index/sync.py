@@ -116,15 +116,16 @@ def _choose(
         path = given.resolve()
     number = root_of(roots, path)
     inside = [one for one, root in enumerate(roots) if path in Path(root.folder).parents]
-    if number is not None:
-        return roots, [number, *inside], None if str(path) == roots[number].folder else path
-    if not os.path.exists(path):  # noqa: PTH110  False whatever the error
+    if (number is None or may_be_new) and not os.path.exists(path):  # noqa: PTH110  False whatever the error
         raise BadData(f"{given}: there is no such file or folder")
+    if number is not None:
+        within = None if str(path) == roots[number].folder else path
+        update = _more_rules(roots[number], within, captions=captions, exclude=exclude)
+        return _with_root(roots, number, update), [number, *inside], within
     moved = find_moved(roots, path, snapshot)
     if moved is not None:
         progress.say(f"{roots[moved].folder} has moved to {path}")
-        place = roots[moved].model_copy(update={"folder": str(path)})
-        return (*roots[:moved], place, *roots[moved + 1 :]), [moved, *inside], None
+        return _with_root(roots, moved, {"folder": str(path)}), [moved, *inside], None
     if may_be_new:
         taken = {name.partition("/")[0] for name in snapshot.ids()} | {root.name for root in roots}
         new = new_root(path, taken, is_first=not roots, captions=captions, exclude=exclude)
@@ -135,6 +136,21 @@ def _choose(
         return roots, inside, None
     followed = ", ".join(root.folder for root in roots) or "none"
     raise UsageError(f"{given} is in no folder that {writer.folder} follows ({followed}); add it first")
+
+
+def _more_rules(
+    root: Root, within: Path | None, *, captions: bool, exclude: Sequence[str]
+) -> dict[str, object]:
+    """Return what changes of a root if patterns, or no captions, are asked for later."""
+    more = tuple(pattern for pattern in exclude if pattern not in root.exclude)
+    if within and (more or captions < root.captions):
+        raise UsageError(f"patterns and captions are of whole folders; give them with {root.folder}")
+    return {"exclude": root.exclude + more, "captions": root.captions and captions}
+
+
+def _with_root(roots: tuple[Root, ...], number: int, update: dict[str, object]) -> tuple[Root, ...]:
+    """Return the roots, one of them changed."""
+    return (*roots[:number], roots[number].model_copy(update=update), *roots[number + 1 :])
 
 
 def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], within: Path | None) -> _Gone:
