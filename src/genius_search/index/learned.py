@@ -43,8 +43,8 @@ LEAST: Final = 0.02
 REFIT: Final = 4
 """The log's codebooks are fitted anew when it has this many times the queries they were fitted to."""
 LOOKED_THROUGH: Final = 4
-"""One in so many logged queries is compared, those with the nearest codes, for queries are like queries. Of 100,000
-noisy captions the nearest is among them for every query, and .98 of the nearest sixteen."""
+"""One in so many logged queries is compared, those with the nearest codes, for queries are like queries. Of
+100,000 noisy captions the nearest is among them for every query, and .98 of the nearest sixteen."""
 FIELD: Final = "chosen"
 QUERY: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
 """Keys of a choice's query, as of :class:`genius_search.SearchRequest`."""
