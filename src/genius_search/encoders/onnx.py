@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import ImageInput, TextInput, cut_texts, decoded_images, read_tokenizer
+from genius_search.encoders.graphs import open_graph
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.hub import known_fingerprint
 
@@ -63,7 +64,9 @@ class OnnxEncoder:
         self._tokenizer = read_tokenizer(self._settings[0])
         self._prepare_tokenizer(words)
         self._sessions: dict[str, tuple[InferenceSession, int]] = {}
-        session, place = self._session("text_model")
+        self._runs = dict.fromkeys(GRAPHS, 0)
+        self._open("text_model")
+        session, place = self._sessions["text_model"]
         self.dim = int(session.get_outputs()[place].shape[-1])
 
     def _prepare_tokenizer(self, words: dict[str, Any]) -> None:
@@ -80,28 +83,23 @@ class OnnxEncoder:
         # SigLIP was trained on texts padded to its full length, and reads the padding.
         self._tokenizer.enable_padding(pad_id=pad or 0, length=self.max_tokens if self._is_siglip else None)
 
-    def _session(self, graph: str) -> tuple[InferenceSession, int]:
-        """Open a graph when it is first needed, and find the projected features among its outputs."""
-        if graph not in self._sessions:
-            import onnxruntime  # noqa: PLC0415  takes a while
-
-            options = onnxruntime.SessionOptions()
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            options.log_severity_level = 3
-            file, providers = self._graphs[graph], ["CPUExecutionProvider"]
-            try:
-                session = onnxruntime.InferenceSession(file, options, providers=providers)
-            except Exception as error:  # noqa: BLE001  onnxruntime's errors have no common class
-                raise ArtifactMismatch(f"{file} cannot be run by onnxruntime: {error}") from None
-            names = [output.name for output in session.get_outputs()]
-            found = [name for name in names if name in ("text_embeds", "image_embeds", "pooler_output")]
-            if not found:
-                raise ArtifactMismatch(f"{file} gives {', '.join(names)}, but no features of a whole input")
-            self._sessions[graph] = session, names.index(found[0])
-        return self._sessions[graph]
+    def _open(self, graph: str, *, packed: bool = False) -> None:
+        """Open a graph, and find the projected features among its outputs."""
+        session = open_graph(self._graphs[graph], packed=packed)
+        names = [output.name for output in session.get_outputs()]
+        found = [name for name in names if name in ("text_embeds", "image_embeds", "pooler_output")]
+        if not found:
+            raise ArtifactMismatch(
+                f"{self._graphs[graph]} gives {', '.join(names)}, but no features of inputs"
+            )
+        self._sessions[graph] = session, names.index(found[0])
 
     def _run(self, graph: str, **inputs: np.ndarray) -> Float32[np.ndarray, "items dim"]:
-        session, place = self._session(graph)
+        """Return features. Weights are rearranged after the first run, since a search has only one."""
+        if graph not in self._sessions or self._runs[graph] == 1:
+            self._open(graph, packed=self._runs[graph] == 1)
+        self._runs[graph] += 1
+        session, place = self._sessions[graph]
         outputs = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})
         return np.asarray(outputs[place], dtype=np.float32)
 

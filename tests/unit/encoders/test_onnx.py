@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import numpy as np
+import onnx
 import pytest
 
 from genius_search.encoders.base import absolute_spec, is_cut, load_encoder
@@ -39,6 +40,23 @@ def test_a_folder_is_one_encoder_whatever_it_is_called(exported, monkeypatch):
     monkeypatch.chdir(exported[1].parent)
     assert absolute_spec("model") == spec
     assert load_encoder(spec).fingerprint == load_encoder("model").fingerprint
+
+
+@pytest.mark.parametrize("weights", ["inside", "beside"])
+def test_a_model_of_links_as_in_the_cache_gives_the_same_at_each_run(exported, tmp_path, weights):
+    blobs, model = tmp_path / "blobs", shutil.copytree(exported[1], tmp_path / "snapshots" / "model")
+    blobs.mkdir()
+    graph = model / "onnx" / "text_model.onnx"
+    if weights == "beside":
+        data = f"{graph.name}_data"
+        onnx.save(onnx.load(graph), graph, save_as_external_data=True, location=data, size_threshold=0)
+    for number, file in enumerate(sorted(graph.parent.iterdir())):
+        file.rename(blobs / str(number))
+        file.symlink_to(blobs / str(number))
+    encoder, texts = load_encoder(str(model)), texts_of(TEXTS)
+    expected = load_encoder(str(exported[1])).text_features(texts)
+    for _ in range(3):
+        np.testing.assert_allclose(encoder.text_features(texts), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "onnx/text_model.onnx", "preprocessor_config.json"])
