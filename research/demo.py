@@ -225,8 +225,8 @@ class Demo:
             asked = " + ".join(filter(None, (search.text, "a picture" if search.image else "")))
             print_text(f"{asked} -> {search.hits[0].text or 'a picture'} ({mark})")
         print_text(f"Open {result.page} to see them all. Then try:")
-        query = "a striped green umbrella"
-        print_text(f'  genius search {result.index_folder} "{query}" --modality image')
+        query = "a striped green umbrella on mint, in a ring"
+        print_text(f'  genius search {result.index_folder} "{query}"')
 
 
 main = partial(run, Demo, "demo")
