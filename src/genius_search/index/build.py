@@ -21,7 +21,14 @@ from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut
-from genius_search.encoders.base import Encoder, VectorEncoder, absolute_spec, is_cut, load_encoder
+from genius_search.encoders.base import (
+    Encoder,
+    VectorEncoder,
+    absolute_spec,
+    is_cut,
+    load_encoder,
+    reads_images,
+)
 from genius_search.errors import BadData, BadImage, UsageError
 from genius_search.index.items import Item
 from genius_search.index.passages import Entry, Passage, find_passages, read_entries
@@ -112,7 +119,7 @@ class Added:
     """What a dry run would change."""
     shortened: list[str] = field(default_factory=list)
     """Ids of items whose texts are longer than the encoder reads; what follows is only found by its words.
-    In an index of an encoder, this happens to captions of pictures alone: other texts have passages."""
+    An index of an encoder has passages instead, except of captions beside pictures that the encoder reads."""
 
 
 class Reused(NamedTuple):
@@ -182,12 +189,12 @@ class Changes:
         elif count := len(self.stamps) - self.stamps.count(None) - len(self.reused):
             if self.divides:
                 for item in self.new_items():
-                    if item.modality is Modality.TEXT and (
-                        found := find_passages(self.encoder, item.text or "")
-                    ):
-                        self.passages[item.id] = found
-                        count += len(found)
-            entries = read_entries(self.entries())
+                    if item.modality is Modality.TEXT or not reads_images(self.encoder):
+                        text = self.pool.with_fields(item).text or ""
+                        if found := find_passages(self.encoder, text):
+                            self.passages[item.id] = found
+                            count += len(found)
+            entries = read_entries(self.entries(), self.pool.with_fields)
             self.features, self.contents = work.encode(entries, self.pool.with_fields, count, progress)
             self.left_out += self.features.left_out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from genius_search.encoders.base import Encoder, is_cut
@@ -46,12 +46,17 @@ def find_passages(encoder: Encoder, text: str) -> list[Passage]:
         size //= 2
 
 
-def read_entries(entries: Iterable[Entry]) -> Iterator[Item]:
-    """Yield what is encoded: each item, and each passage as an item of its own."""
+def read_entries(
+    entries: Iterable[Entry], complete: Callable[[Item], Item] = lambda item: item
+) -> Iterator[Item]:
+    """Yield what is encoded: each item, and each passage as an item of its own.
+
+    ``complete`` adds to an item what is inside its file.
+    """
     for entry in entries:
         if isinstance(entry, Item):
             item = entry
             yield item
         else:
-            text = (item.text or "")[entry.start : entry.end]
+            text = (complete(item).text or "")[entry.start : entry.end]
             yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)

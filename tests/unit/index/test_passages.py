@@ -6,6 +6,7 @@ import itertools
 import json
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from genius_search.cli import main
@@ -99,6 +100,22 @@ def test_passages_follow_their_item_through_changes(index, folder):
         assert hits["book 0.txt"].passage in hits["book 0.txt"].text
     assert 0 < index.info().passages < before
     index.verify()
+
+
+def test_long_captions_beside_and_inside_photos_have_passages(tmp_path):
+    (tmp_path / "photos").mkdir()
+    exif = PIL.Image.Exif()
+    exif[0x010E] = chapters(["bread", "winter"])  # ImageDescription
+    PIL.Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "inside.jpg", exif=exif)
+    PIL.Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "beside.jpg")
+    (tmp_path / "photos" / "beside.txt").write_text(chapters(["bread", "ships"]))
+    index, added = Index.create(tmp_path / "made.index", pool=tmp_path / "photos", encoder=WORDLLAMA)
+    assert (len(index), added.shortened) == (2, [])
+    for photo, topic in (("inside.jpg", "winter"), ("beside.jpg", "ships")):
+        hit = index.search(TOPICS[topic])[0]
+        assert hit.id == photo
+        assert hit.passage in hit.text
+    assert index.sync().unchanged == 2
 
 
 def test_choices_raise_the_item(index):
