@@ -130,6 +130,7 @@ class BadRecord(BadData):
         self.file = file
         self.line = line
         self.problem = problem
+        self.reason = f"line {line}: {problem}"
 
 
 class BadImage(BadData):

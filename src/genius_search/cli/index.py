@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -455,13 +456,17 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
 def report_added(progress: TerminalProgress, added: Added, *, as_json: bool, again: bool = False) -> None:
     """Say what was added and deleted, what was left out and why, and which texts were cut.
 
-    A reason that many files share is said once; ``again``, files of other kinds are only counted.
+    A reason that many files share is said once, and of many rows of a list the first; ``again``, files of
+    other kinds are only counted.
     """
     from genius_search.data.folder import OTHER_KIND
 
     reasons: dict[str, list[str]] = {}
+    counts = Counter[str]()
     for one in added.left_out:
-        reasons.setdefault(one.reason, []).append(one.file)
+        counts[one.file] += 1
+        if counts[one.file] <= MANY:
+            reasons.setdefault(one.reason, []).append(one.file)
     for reason, files in reasons.items():
         if again and reason.startswith(OTHER_KIND):
             continue
@@ -469,15 +474,18 @@ def report_added(progress: TerminalProgress, added: Added, *, as_json: bool, aga
         for file in files[:1] if is_long else files:
             more = f" and {plural(len(files) - 1, 'other file')}" if is_long else ""
             progress.say(f"left out: {file}{more}: {reason}".replace("\n", "\\n"))
+    for file, count in counts.items():
+        if count > MANY:
+            progress.say(f"left out: {file}: {count - MANY:,} rows more, which --json lists")
     if cut := added.shortened:
         more = f" and {len(cut) - MANY:,} more" if len(cut) > MANY else ""
         progress.say(
             f"{plural(len(cut), 'text')} longer than the encoder reads, so that what follows is found by its "
             f"words only (--match): {', '.join(cut[:MANY])}{more}"
         )
-    counts = {"replaced": added.replaced, "moved": added.moved, "not encoded again": added.reused}
-    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    unreadable = f", {plural(len(added.left_out), 'file')} left out" if added.left_out else ""
+    kinds = {"replaced": added.replaced, "moved": added.moved, "not encoded again": added.reused}
+    parts = ", ".join(f"{count:,} {name}" for name, count in kinds.items() if count)
+    unreadable = f", {plural(len(counts), 'file')} left out" if counts else ""
     deleted = f", {added.deleted:,} deleted" if added.deleted else ""
     progress.say(
         f"{'would be: ' if added.changes else ''}{plural(added.added, 'item')} added"

@@ -16,7 +16,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -274,6 +275,35 @@ def _wanted(columns: Collection[str]) -> str:
     return f"has the columns {', '.join(columns)}; expected {expected}"
 
 
+def _file_name(row: Mapping[str, Any]) -> str | None:
+    return next((row[column] for column in _keys(row, FILE_KEYS) if isinstance(row[column], str)), None)
+
+
+def _finder(folder: Path, names: Iterable[str], known: Mapping[str, Path]) -> Callable[[str], Path | None]:
+    """Return what finds the picture that a list in a folder means by a name.
+
+    If no name is a path from there, the list was made elsewhere: then the ends of paths count, if they are
+    those of one picture alone.
+    """
+
+    def find(name: str) -> Path | None:
+        place = folder / name
+        return known.get(key(place)) or known.get(key(Path(str(place).replace("\\", "/"))).lower())
+
+    def find_by_end(name: str) -> Path | None:
+        end = "/" + key(Path(name.replace("\\", "/"))).lower()
+        fits = [one for own, one in below[end.rpartition("/")[2]] if own.endswith(end) or end.endswith(own)]
+        return fits[0] if len(fits) == 1 and "/../" not in end else None
+
+    if any(find(name) or os.path.isfile(folder / name) for name in names):  # noqa: PTH113  never raises
+        return find
+    below: defaultdict[str, list[tuple[str, Path]]] = defaultdict(list)
+    for one in {one for one in known.values() if one.is_relative_to(folder)}:
+        own = "/" + key(one.relative_to(folder)).lower()
+        below[own.rpartition("/")[2]].append((own, one))
+    return find_by_end
+
+
 def _read_list(
     path: Path, rows: Rows, known: Mapping[str, Path], captions: dict[Path, Caption], problems: list[Problem]
 ) -> None:
@@ -281,11 +311,10 @@ def _read_list(
     without_text: dict[str, Any] = {}
     without_name: set[Sequence[str]] = set()
     has_texts = False
-    for line, row in rows:
-        name = next((row[column] for column in _keys(row, FILE_KEYS) if isinstance(row[column], str)), None)
-        place = path.parent / (name or "")
-        as_windows = Path(str(place).replace("\\", "/"))
-        picture = known.get(key(place)) or known.get(key(as_windows).lower())
+    named = [(line, row, _file_name(row)) for line, row in rows]
+    find = _finder(path.parent, [name for _, _, name in named if name], known)
+    for line, row, name in named:
+        picture = find(name or "")
         if name is None:
             if (columns := tuple(row)) not in without_name:  # one message for all such rows
                 problems.append(BadRecord(path, line, _wanted(columns)))

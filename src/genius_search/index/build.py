@@ -201,7 +201,7 @@ class Changes:
     def require_any(self) -> None:
         """Raise :class:`BadData` if nothing in the pool can be used."""
         if not len(self.features) and not self.reused and not self.num_unchanged:
-            raise nothing_to_index(": none of the pictures can be read", self.left_out)
+            raise nothing_to_index(": the encoder can read none of the items", self.left_out)
 
     def batches(
         self, model: Genius, manifest: IndexManifest, snapshot: Snapshot, progress: Progress

@@ -185,7 +185,7 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
 
 
 def _left_out(problem: Problem) -> LeftOut:
-    return LeftOut(-1, str(problem.file), getattr(problem, "reason", str(problem)))
+    return LeftOut(-1, str(problem.file), problem.reason)
 
 
 def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
@@ -199,7 +199,8 @@ def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Ite
 
 def nothing_to_index(why: str, left_out: Sequence[LeftOut]) -> BadData:
     """Return the error of a pool in which nothing can be used, with the first reasons."""
-    reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:MAX_REASONS])
+    firsts = [*{entry.file: entry for entry in reversed(left_out)}.values()][: -MAX_REASONS - 1 : -1]
+    reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in firsts)
     more = f" (left out {plural(len(left_out), 'file')}: {reasons})" if left_out else ""
     return BadData(f"there is nothing to index{why}{more}")
 

@@ -236,6 +236,25 @@ def test_all_captions_of_a_list_count(tmp_path, name, text, encoding):
     assert scan.problems == ()
 
 
+@pytest.mark.parametrize(
+    ("names", "pictures", "texts"),
+    [
+        (["a.png", "B.png"], ["in/a.png", "in/b.png"], ["A", "B"]),
+        (["a.png", "b.png"], ["in/a.png", "in/b.png", "out/b.png"], ["A", None, None]),
+        (["C:\\in\\a.png", "/home/in/b.png"], ["in/a.png", "b.png"], ["B", "A"]),
+        (["a.png", "b.png"], ["a.png", "in/b.png"], ["A", None]),
+    ],
+)
+def test_a_list_from_elsewhere_means_the_pictures_whose_ends_fit(tmp_path, names, pictures, texts):
+    for one in pictures:
+        picture(tmp_path / one)
+    rows = [{"file_name": name, "text": text} for name, text in zip(names, "AB", strict=True)]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    scan = read_folder(tmp_path)
+    assert [one.text for one in scan.candidates] == texts
+    assert len(scan.problems) == 2 - len([text for text in texts if text])
+
+
 def test_a_list_in_parquet_names_the_extra_that_it_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "captions.parquet").write_bytes(b"PAR1")
