@@ -163,14 +163,6 @@ def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     return FolderScan(scan.root, scan.candidates, problems)
 
 
-def is_file(path: Path) -> bool:
-    """Return whether there is a file, also for a path that is too long or contains NUL."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, captions: bool) -> FolderScan:
     pictures = side_cars(files)
     listed, lists = read_lists(files, pictures, problems if captions else [])

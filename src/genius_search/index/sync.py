@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from genius_search.data.folder import IGNORE_FILE
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import Added, Change, Changes, find_changes, write_changes
 from genius_search.index.items import Item
@@ -119,13 +120,13 @@ def _choose(
     if (number is None or may_be_new) and not os.path.exists(path):  # noqa: PTH110  False whatever the error
         raise BadData(f"{given}: there is no such file or folder")
     if number is not None:
-        within = None if str(path) == roots[number].folder else path
-        update = _more_rules(roots[number], within, captions=captions, exclude=exclude)
-        return _with_root(roots, number, update), [number, *inside], within
+        _check_rules(roots[number], captions=captions, exclude=exclude)
+        return roots, [number, *inside], None if str(path) == roots[number].folder else path
     moved = find_moved(roots, path, snapshot)
     if moved is not None:
         progress.say(f"{roots[moved].folder} has moved to {path}")
-        return _with_root(roots, moved, {"folder": str(path)}), [moved, *inside], None
+        place = roots[moved].model_copy(update={"folder": str(path)})
+        return (*roots[:moved], place, *roots[moved + 1 :]), [moved, *inside], None
     if may_be_new:
         taken = {name.partition("/")[0] for name in snapshot.ids()} | {root.name for root in roots}
         new = new_root(path, taken, is_first=not roots, captions=captions, exclude=exclude)
@@ -138,19 +139,12 @@ def _choose(
     raise UsageError(f"{given} is in no folder that {writer.folder} follows ({followed}); add it first")
 
 
-def _more_rules(
-    root: Root, within: Path | None, *, captions: bool, exclude: Sequence[str]
-) -> dict[str, object]:
-    """Return what changes of a root if patterns, or no captions, are asked for later."""
-    more = tuple(pattern for pattern in exclude if pattern not in root.exclude)
-    if within and (more or captions < root.captions):
-        raise UsageError(f"patterns and captions are of whole folders; give them with {root.folder}")
-    return {"exclude": root.exclude + more, "captions": root.captions and captions}
-
-
-def _with_root(roots: tuple[Root, ...], number: int, update: dict[str, object]) -> tuple[Root, ...]:
-    """Return the roots, one of them changed."""
-    return (*roots[:number], roots[number].model_copy(update=update), *roots[number + 1 :])
+def _check_rules(root: Root, *, captions: bool, exclude: Sequence[str]) -> None:
+    if not {*exclude} <= {*root.exclude} or captions < root.captions:
+        raise UsageError(
+            f"{root.folder} is followed already, as it was asked for first; to leave out more of it, write "
+            f"patterns into {root.folder}/{IGNORE_FILE}"
+        )
 
 
 def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], within: Path | None) -> _Gone:
