@@ -113,7 +113,7 @@ def demo(
     else:
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
-        index.keep_calibration(*calibrate(index, data, split="test", progress=progress))
+        index.keep_calibration(*calibrate(index, data.root, split="test", progress=progress))
     candidates = items // CANDIDATE_SHARE
     result = evaluate(
         data,

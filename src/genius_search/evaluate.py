@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-import numpy as np
-
 from genius_search.config import SearchConfig, led_by_generator
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, UsageError, need_packages
@@ -275,11 +273,7 @@ def _encode(
 def _known(index: Index, judged: Qrels) -> dict[str, dict[str, int]]:
     """Return the right answers that are in the index, of the queries that have any."""
     wanted = list({item for answers in judged.values() for item in answers})
-    known: set[str] = set()
-    for segment in index.snapshot.segments:
-        rows = segment.items.rows_by_id(wanted)
-        dead = segment.is_dead(np.fromiter(rows.values(), dtype=np.int64, count=len(rows)))
-        known |= {item for item, gone in zip(rows, dead.tolist(), strict=True) if not gone}
+    known = index.snapshot.known(wanted)
     found = {
         qid: {item: relevance for item, relevance in answers.items() if item in known}
         for qid, answers in judged.items()

@@ -6,10 +6,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from genius_search.artifact import file_fingerprint
 from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
@@ -26,19 +26,6 @@ ENCODER_FILES: Final = (
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
 """Files that are fetched: never pickles, never programs."""
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_CITATION: Final = """## Citation
-
-```bibtex
-@inproceedings{kim2025genius,
-  title     = {{GENIUS}: A Generative Framework for Universal Multimodal Search},
-  author    = {Kim, Sungyeon and Zhu, Xinliang and Lin, Xiaofan and Bastan, Muhammet and Gray, Douglas and
-               Kwak, Suha},
-  booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
-  pages     = {19659--19669},
-  year      = {2025}
-}
-```
-"""
 
 
 def is_name(text: str) -> bool:
@@ -203,29 +190,3 @@ def translate_errors(name: str) -> Iterator[None]:
             f"{name} is not on this machine, and the hub cannot be used ({reason}). Connect and run the same "
             "again: finished files are not fetched twice; or give the folder of a copy"
         ) from error
-
-
-def card(
-    name: str,
-    text: str,
-    *,
-    head: Mapping[str, Any],
-    facts: Mapping[str, object],
-    license: str,  # noqa: A002  the hub's word
-) -> str:
-    """Return the README.md of what is published: metadata, text in Markdown, and a table of facts.
-
-    Raises :class:`UsageError` if the licence cannot be the hub's short name of one.
-    """
-    from huggingface_hub import CardData
-
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", license):
-        raise UsageError(f"the licence is {license!r}, expected its short name on the hub, such as mit")
-    tags = ["genius", "generative-retrieval", "multimodal-search"]
-    data = CardData(**{"license": license, "tags": tags, **head})
-    rows = "\n".join(f"| {fact} | {value} |" for fact, value in facts.items())
-    said = "The publisher did not say." if license == "unknown" else f"`{license}`."
-    return (
-        f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n{text}\n\n| | |\n|---|---|\n{rows}\n\n"
-        f"## Licence\n\n{said}\n\n{_CITATION}"
-    )

@@ -13,7 +13,6 @@ from jaxtyping import Float32, Integer
 from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import (
-    MANIFEST,
     FileFact,
     Manifest,
     fingerprint_of,
@@ -376,86 +375,3 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
-
-
-_USE: Final = """A GENIUS model: generative multimodal search.
-Given a text, an image or both, it finds what matches.
-
-```python
-from genius_search import Genius, Index
-
-model = Genius.open("{name}", download=True)
-index, _ = Index.create("photos.index", model=model, pool="photos/")
-for hit in index.search("a red leather bag", k=5):
-    print(hit.id, hit.score)
-```"""
-_IMPORTED: Final = """
-
-Its parts were imported from published checkpoints of GENIUS (Kim et al., CVPR 2025) and UniIR (Wei et al.,
-ECCV 2024), and not trained by the publisher. The terms of their authors apply; please cite them."""
-
-
-def save_model(
-    source: Path,
-    target: Path,
-    *,
-    name: str | None = None,
-    license: str = "unknown",  # noqa: A002  the word of every model card
-) -> Path:
-    """Save a finished model as a self-contained folder with a model card.
-
-    An encoder that is a folder on this machine is copied; one from the hub is saved by name.
-
-    Parameters
-    ----------
-    name
-        Name on the hub, ``owner/name``, for the card; by default the folder's name.
-    license
-        Short name of the weights' licence, for the card.
-
-    Raises
-    ------
-    UsageError
-        The target holds something, the encoder only looks features up, or the licence is invalid.
-    """
-    from genius_search import hub
-    from genius_search.writing import copy_artifact, new_folder
-
-    model = read_model_file(source)
-    target = target.expanduser()
-    if target.exists() and any(target.iterdir()):
-        raise UsageError(f"{target} is there already; choose another place")
-    kind, _, place = model.encoder.spec_in(source).partition(":")
-    if kind in ("precomputed", "published"):
-        raise UsageError(
-            "this model looks its features up in files, so it cannot encode anything new and cannot be "
-            "published; train one with an encoder that reads texts and pictures"
-        )
-    inside = read_json(Path(place) / "config.json").values() if kind == "adapters" else ()
-    local = [spec for spec in inside if Path(str(spec).partition(":")[2]).exists()]
-    if local:
-        raise UsageError(
-            f"this model reads with {local[0]}, which is on this machine only; publish that encoder, and "
-            "train with its name on the hub"
-        )
-    parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
-    encoder = Path(place).expanduser()
-    spec = f"{kind}:./encoder" if encoder.is_dir() else f"{kind}:{place}"
-    is_imported = any("published" in manifest.inputs for manifest in parts.values())
-    card = hub.card(
-        name or target.name,
-        _USE.format(name=name or target.name) + (_IMPORTED if is_imported else ""),
-        head={"library_name": "genius-search", "pipeline_tag": "feature-extraction"},
-        facts={"encoder": spec, "fingerprint": model.fingerprint},
-        license=license,
-    )
-    with new_folder(target) as folder:
-        for part in parts:
-            copy_artifact(source / part, folder / part)
-        if (encoder / MANIFEST).exists():
-            copy_artifact(encoder, folder / "encoder")
-        elif encoder.is_dir():
-            hub.copy_checkpoint(encoder, folder / "encoder")
-        model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})}).write(folder)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-    return target

@@ -131,7 +131,7 @@ def change(folder: Path, work: Callable[[Writer], object]) -> None:
 
 def is_compact(folder: Path) -> bool:
     entries = read_manifest(folder).segments
-    return len(entries) == 1 and not entries[0].num_deleted
+    return len(entries) == 1 and not entries[0].deleted
 
 
 def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
@@ -175,12 +175,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     with one_writer(folder):
         left = sorted(path.name for path in (folder / "segments").iterdir())
     assert left == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
-    assert sorted(path.name for path in folder.iterdir()) == [
-        ".lock",
-        "deleted",
-        "index.json",
-        "segments",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "index.json", "segments"]
     return counts
 
 

@@ -36,7 +36,6 @@ class Pull(JsonOption):
 
         from genius_search import hub
         from genius_search.index.info import verify
-        from genius_search.index.publish import check_images
         from genius_search.index.store import CURRENT, refuse_links
 
         if not sys.stderr.isatty():
@@ -46,7 +45,6 @@ class Pull(JsonOption):
         folder = hub.pull(self.name, out=self.out, revision=self.revision)
         if (folder / CURRENT).exists():
             verify(folder)
-            check_images(folder)
         if self.json:
             print_json({"name": self.name, "folder": folder})
         else:
@@ -81,9 +79,9 @@ class Push(JsonOption):
 
     def run(self) -> None:
         from genius_search import hub
-        from genius_search.index.publish import OBSOLETE, save_index
         from genius_search.index.store import CURRENT
-        from genius_search.model import MODEL_FILE, save_model
+        from genius_search.model import MODEL_FILE
+        from genius_search.publish import OBSOLETE, save
 
         is_index = (self.folder / CURRENT).exists()
         if not is_index and not (self.folder / MODEL_FILE).exists():
@@ -92,11 +90,9 @@ class Push(JsonOption):
             raise UsageError(f"{self.folder} is a model; --model names the model of an index, leave it out")
         with tempfile.TemporaryDirectory() as temporary, TerminalProgress() as progress:
             copy = Path(temporary) / "copy"
+            save(self.folder, copy, name=self.repository, license=self.license, model=self.model)
             if is_index:
-                save_index(self.folder, copy, name=self.repository, license=self.license, model=self.model)
                 progress.say("Note: the items' texts, fields and ids are published, but not their pictures")
-            else:
-                save_model(self.folder, copy, name=self.repository, license=self.license)
             for file in sorted(file for file in copy.rglob("*") if file.is_file()):
                 progress.say(f"  {file.stat().st_size / 1e6:>10,.3f} MB  {file.relative_to(copy)}")
             self._confirm()

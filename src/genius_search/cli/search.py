@@ -39,7 +39,6 @@ from genius_search.cli.terminal import (
 from genius_search.errors import UsageError, plural
 
 if TYPE_CHECKING:
-    from genius_search.config import SearchConfig
     from genius_search.index.explain import Explanation, Sibling
     from genius_search.index.hits import SearchHit
     from genius_search.index.index import Index
@@ -141,6 +140,8 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
     """Print only the path of each hit's file; of a text in an index, its id."""
 
     def run(self) -> int:
+        from genius_search.index.query import adjust_settings
+
         if self.json and self.files_only:
             raise UsageError("--json prints all of a hit; leave out --files-only")
         vectors = read_vectors(self.vector)
@@ -163,7 +164,8 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
             index = open_folder(self.index, device=self.device, download=self.download)
         else:
             index = self.open_index()
-        config = self._settings(index)
+        usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)
+        config = adjust_settings(usual, index.model, **self._given())
         hits = index.search(**options, config=config)
         settings = {
             "beam": max(config.beam, self.k + self.offset),
@@ -196,24 +198,6 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
 
     def _given(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
-
-    def _settings(self, index: Index) -> SearchConfig:
-        """Return the settings of the index, changed by the file and the flags."""
-        from genius_search.config import checked, led_by_generator
-
-        given = {name: value for name, value in self._given().items() if value is not None}
-        usual = led_by_generator(index.settings) if self.router == "generator" else index.settings
-        usual = usual if self.config is None else read_search_toml(self.config, usual)
-        config = checked(dataclasses.replace(usual, **given))
-        if self.router == "generator" and not index.model.has_generator:
-            raise UsageError(
-                f"--router generator: the model of {self.index} has no generator; `genius fit` trains one"
-            )
-        if self.router == "geometry" and index.model.uses_generator(config):
-            raise UsageError(
-                "--router geometry does without the generator, whose log-probabilities --rerank none needs"
-            )
-        return config
 
 
 @command
@@ -288,11 +272,10 @@ class Explain(QueryOptions, OpenIndexOptions, JsonOption):
     """What the search is led by; default: the index's own setting."""
 
     def run(self) -> None:
-        from genius_search.config import led_by_generator
+        from genius_search.index.query import adjust_settings
 
         index = self.open_index()
-        config = dataclasses.replace(index.settings, router=self.router or index.settings.router)
-        config = led_by_generator(config) if self.router == "generator" else config
+        config = adjust_settings(index.settings, index.model, router=self.router)
         found = index.explain(self.item, **self.query(), beam=self.beam, config=config)
         if self.json:
             print_json(_plain(dataclasses.asdict(found)))

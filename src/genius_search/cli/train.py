@@ -155,15 +155,16 @@ class Fit(DeviceOptions, WaitOption):
 class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     """Calibrate an index with queries of known answers, so that hits have the probability of being right.
 
-    The queries are those for which the index has learned what was chosen, or a data set's whose candidates
-    are the items of the index, with their ids. First the weight of
-    densities (density_weight) is chosen that finds the most answers, and stored as the index's default.
+    The queries are those for which the index has learned what was chosen, or those of a file or a data set
+    whose answers are items of the index, by their ids. First the weight of densities (density_weight) is
+    chosen that finds the most answers, and stored as the index's default.
     A search can then say that it has no good match. Half of the queries are used to fit, the other half to
     measure. Calibrate again when the index has grown much.
     """
 
     data: OptionalFolder = None
-    """Folder of a data set in M-BEIR's layout; by default the choices that the index has learned."""
+    """A data set in M-BEIR's layout, or a .jsonl file of queries as of `genius fit --index`; by default the
+    choices that the index has learned."""
 
     split: str = "val"
     """Split of the data set."""
@@ -172,14 +173,12 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     """Share of good matches that should be right; sets the threshold of a good match."""
 
     def run(self) -> None:
-        from genius_search.data.mbeir import MBeir
         from genius_search.index.calibrate import calibrate
 
-        data = None if self.data is None else MBeir(self.data)
         with TerminalProgress() as progress:
             index = self.open_index()
             fitted, hubness = calibrate(
-                index, data, split=self.split, precision=self.precision, progress=progress
+                index, self.data, split=self.split, precision=self.precision, progress=progress
             )
             index.keep_calibration(fitted, hubness, wait_seconds=self.wait)
         if self.json:

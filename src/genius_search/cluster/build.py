@@ -1,17 +1,16 @@
 """Building a cluster: plain functions over folders, run here or by Ray Data.
 
-The rows of a pool are divided among the shards by a hash of their ids, and every shard is created as an
-ordinary index. A killed build does not repeat what is finished; ``cluster.json`` is written last.
+Every shard is created as an ordinary index of the items of the pool whose ids have its hash. A killed build
+does not repeat what is finished; ``cluster.json`` is written last.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -27,19 +26,17 @@ from genius_search.cluster.searcher import (
 from genius_search.data.mbeir import write_json_lines
 from genius_search.encoders.base import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
-from genius_search.index.build import add_pool, first_manifest, fit_model
+from genius_search.index.build import add_pool, find_changes, first_manifest, fit_model
 from genius_search.index.items import Item
-from genius_search.index.pool import Pool, open_pool, stamp_of
+from genius_search.index.pool import Pool, open_pool
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import feature_rows
-from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, Root, StoredEmbeddings
+from genius_search.index.source import saved_features
+from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings
 from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
-from genius_search.records import Modality
 from genius_search.training.codebooks import MAX_SAMPLE
-from genius_search.training.features import embed
-from genius_search.writing import sync_tree, write_json
+from genius_search.writing import write_json
 
 MAX_SHARDS: Final = 64
 """More would open too many files at once; and the call of a shard costs more than the search it carries."""
@@ -47,7 +44,6 @@ BUILD: Final = ".build"
 """Folder inside the cluster for the work of a build."""
 PLAN: Final = "plan.json"
 _open_model = cache(Genius.open)
-ROWS: Final = "rows-{}.jsonl"
 
 Work: TypeAlias = Callable[[Path, int], None]
 Runner: TypeAlias = Callable[[Work, Path, Sequence[int]], Iterable[int]]
@@ -100,14 +96,12 @@ def build_cluster(
 
 
 def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) -> None:
-    rows = _divide(folder, settings, progress)
-    manifest = _prepare_model(folder, settings, rows, progress)
+    manifest = _prepare(folder, settings, progress)
     numbers = range(settings.shards)
     missing = [number for number in numbers if not (shard_folder(folder, number) / CURRENT).exists()]
     progress.begin("create shards", len(missing))
     for done, _ in enumerate(run(create_shard, folder, missing), start=1):
         progress.advance(done, {})
-    plan = read_json(folder / BUILD / PLAN)
     lists = [read_json(file) for file in sorted((folder / BUILD).glob("left-out-*.json"))]
     left_out = [{"file": file, "reason": reason} for listed in lists for file, reason in listed]
     write_json_lines(folder / "left-out.jsonl", left_out)
@@ -118,7 +112,7 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
         shards=settings.shards,
         items=sum(Snapshot.open(shard_folder(folder, number)).num_alive for number in numbers),
         left_out=len(left_out),
-        roots=tuple(Root.model_validate(root, strict=False) for root in plan["roots"]),
+        roots=manifest.roots,
     )
     write_json(folder / CLUSTER, cluster.model_dump(mode="json"))
 
@@ -155,90 +149,69 @@ def _run_row(row: dict[str, Any], work: Work, folder: Path) -> dict[str, Any]:
     return {**row, "error": ""}
 
 
-def _divide(folder: Path, settings: Settings, progress: Progress) -> int:
-    """Divide the rows of the pool among the shards, unless that was done; return their number."""
+def _prepare(folder: Path, settings: Settings, progress: Progress) -> IndexManifest:
+    """Open or fit the model; return the manifest that all shards begin with, and the pool's folders in it."""
+    plan, place = folder / BUILD / PLAN, folder / BUILD / CURRENT
     known = settings._replace(download=False)._asdict()
-    if (folder / BUILD / PLAN).exists():
-        plan = read_json(folder / BUILD / PLAN)
-        if plan["settings"] != known:
-            raise UsageError(
-                f"{folder} holds an interrupted build with other settings, {plan['settings']}; give the same "
-                "again, or choose another folder"
-            )
-        return int(plan["rows"])
-    progress.say(f"dividing the rows of {settings.pool} among {settings.shards} shards")
-    pool = open_pool(Path(settings.pool), captions=True)
-    with contextlib.ExitStack() as stack:
-        places = [folder / BUILD / ROWS.format(number) for number in range(settings.shards)]
-        files = [stack.enter_context(place.open("w", encoding="utf-8")) for place in places]
-        for rows, item in enumerate(pool.items(), start=1):  # noqa: B007  raises if there is none
-            files[shard_of(item.id, settings.shards)].write(
-                json.dumps([*item._replace(root=None)], ensure_ascii=False) + "\n"
-            )
-        if not all(file.tell() for file in files):
-            raise UsageError(f"{rows} items are too few for {settings.shards} shards; give fewer --shards")
-    write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
-    sync_tree(folder / BUILD)
-    plan = {"settings": known, "rows": rows, "has_files": pool.has_files, "roots": [*map(dict, pool.roots)]}
-    write_json(folder / BUILD / PLAN, plan)
-    return rows
-
-
-def _read_rows(folder: Path, number: int, step: int = 1) -> Iterator[Item]:
-    """Yield every ``step``-th row of a shard as an item."""
-    with (folder / BUILD / ROWS.format(number)).open(encoding="utf-8") as file:
-        for line in itertools.islice(file, 0, None, step):
-            item_id, modality, *rest = json.loads(line)
-            yield Item(item_id, Modality(modality), *rest)
-
-
-def _prepare_model(folder: Path, settings: Settings, rows: int, progress: Progress) -> IndexManifest:
-    """Open or fit the model; return the manifest that all shards begin with."""
-    place = folder / BUILD / CURRENT
+    if plan.exists() and read_json(plan) != known:
+        raise UsageError(
+            f"{folder} holds an interrupted build with other settings, {read_json(plan)}; give the same "
+            "again, or choose another folder"
+        )
     if not place.exists():
+        pool = open_pool(Path(settings.pool), captions=True)
+        rows = sum(1 for _ in pool.items())
+        write_json(plan, known)
+        write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
         if settings.model is not None:
             model = Genius.open(settings.model, device=settings.device, download=settings.download)
         else:
-            model = _fit_model(folder, settings, rows, progress)
+            model = _fit_model(folder, settings, pool, rows, progress)
         fitted_to = None if settings.model is not None else rows
         manifest = first_manifest(model, settings.embeddings, None, fitted_to=fitted_to)
-        write_json(place, manifest.model_dump(mode="json"))
+        write_json(place, manifest.replace(roots=pool.roots).model_dump(mode="json"))
     return IndexManifest.model_validate_json(place.read_bytes())
 
 
-def _fit_model(folder: Path, settings: Settings, rows: int, progress: Progress) -> Genius:
+def _fit_model(folder: Path, settings: Settings, pool: Pool, rows: int, progress: Progress) -> Genius:
     """Fit codebooks to items from all over the pool."""
     spec = absolute_spec(settings.encoder or "")
     encoder = load_encoder(spec, download=settings.download, device=settings.device)
     step = max(1, rows // MAX_SAMPLE)
-    sample = [item for number in range(settings.shards) for item in _read_rows(folder, number, step)]
-    fingerprint = fingerprint_of([stamp_of(item) for item in sample])
-    whole = Pool(partial(iter, sample), has_files=read_json(folder / BUILD / PLAN)["has_files"])
-    features = embed(
-        feature_rows(map(whole.with_fields, sample), shard_folder(folder, 0)),
-        encoder,
-        folder / BUILD / "features",
-        inputs={"items": fingerprint},
-        expected=len(sample),
-        progress=progress,
-        skip_bad_images=True,
-    )
+    sample = dataclasses.replace(pool, items=lambda: itertools.islice(pool.items(), 0, None, step))
+    with saved_features(folder / BUILD, encoder) as work:
+        changes = find_changes(folder / BUILD, sample, encoder, None, divides=False)
+        changes.encode(work, progress)
     return fit_model(
-        folder / MODEL, encoder, features, items=rows, fingerprint=fingerprint, progress=progress
+        folder / MODEL,
+        encoder,
+        changes.features,
+        items=rows,
+        fingerprint=fingerprint_of(changes.stamps),
+        progress=progress,
     )
 
 
 def create_shard(folder: Path, number: int) -> None:
-    """Create a shard as an index of its rows; a killed run goes on where it was."""
-    plan = read_json(folder / BUILD / PLAN)
-    settings = Settings(**plan["settings"])
+    """Create a shard as an index of its items; a killed run goes on where it was."""
+    settings = Settings(**read_json(folder / BUILD / PLAN))
     manifest = IndexManifest.model_validate_json((folder / BUILD / CURRENT).read_bytes())
-    rows = partial(_read_rows, folder, number)
-    pool = Pool(rows, has_files=plan["has_files"])
+    pool = open_pool(Path(settings.pool), captions=True)
+
+    def items() -> Iterator[Item]:
+        of_shard = (item for item in pool.items() if shard_of(item.id, settings.shards) == number)
+        return (item._replace(root=None) for item in of_shard)
+
     with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
         if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
             return
-        model = _open_model(manifest.model, device=settings.device)
-        added = add_pool(writer, model, pool, create=manifest, progress=Silent())
+        added = add_pool(
+            writer,
+            _open_model(manifest.model, device=settings.device),
+            Pool(items, has_files=pool.has_files),
+            create=manifest.replace(roots=()),
+            may_be_none=True,
+            progress=Silent(),
+        )
         reasons = [[one.file, one.reason] for one in added.left_out]
         write_json(folder / BUILD / f"left-out-{number:06d}.json", reasons)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from genius_search.artifact import first_problem
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.index.build import Added, ItemOutcome, add_pool
+from genius_search.index.build import Added, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
@@ -160,7 +160,7 @@ class Shard:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
-            return add_pool(writer, self._index.model, pool, progress=Silent())
+            return add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
 
     def all_choices(self) -> list[dict[str, Any]]:
         """Return all choices; see :meth:`Index.choices`."""
@@ -234,25 +234,26 @@ class Searcher:
 
         As in :meth:`Index.add`, an item replaces the one with the same id, and unchanged ones are skipped.
         """
-        total, items = Added(), pool.items()
+        total, items = Added(left_out=[*pool.left_out]), pool.items()
         while batch := list(islice(items, BATCH)):
             own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
-            for done in self._ask_owners("add_pool", own, has_files=pool.has_files).values():
-                total.added += done.added
-                total.replaced += done.replaced
-                total.unchanged += done.unchanged
-                total.left_out += done.left_out
-        total.left_out += pool.left_out
+            self._add_to(total, self._ask_owners("add_pool", own, has_files=pool.has_files))
         return total
 
     def add_items(
         self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
-    ) -> list[ItemOutcome]:
+    ) -> Added:
         """Add items from memory, each to the shard of its id; see :meth:`Index.add_items`."""
-        given = [read_new_item(item) for item in items]
-        answers = self._ask_owners("add_items", given, wait_seconds=wait_seconds)
-        in_turn = {number: iter(outcomes) for number, outcomes in answers.items()}
-        return [next(in_turn[shard_of(item.id, len(self._shards))]) for item in given]
+        total, given = Added(), [read_new_item(item) for item in items]
+        self._add_to(total, self._ask_owners("add_items", given, wait_seconds=wait_seconds))
+        return total
+
+    def _add_to(self, total: Added, answers: Mapping[int, Added]) -> None:
+        for done in answers.values():
+            total.added += done.added
+            total.replaced += done.replaced
+            total.unchanged += done.unchanged
+            total.left_out += done.left_out
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = WAIT_SECONDS) -> Deleted:
         """Delete one or several items; unknown ids are returned."""

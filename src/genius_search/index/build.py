@@ -11,10 +11,9 @@ import contextlib
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import compress, islice
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int8, Shaped
@@ -29,14 +28,12 @@ from genius_search.encoders.base import (
     load_encoder,
     reads_images,
 )
-from genius_search.errors import BadData, BadImage, UsageError
+from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
 from genius_search.index.passages import Entry, Passage, find_passages, read_entries
 from genius_search.index.pool import (
     GivenPool,
-    NewItem,
     Pool,
-    keep_item,
     nothing_to_index,
     open_given,
     stamp_of,
@@ -47,7 +44,6 @@ from genius_search.index.snapshot import Known, Location, Snapshot
 from genius_search.index.source import SavedFeatures, draw_embeddings, given_features, saved_features
 from genius_search.index.store import (
     CURRENT,
-    DELETED,
     LOCK,
     OWN_MODEL,
     PICTURES,
@@ -61,7 +57,7 @@ from genius_search.index.store import (
 from genius_search.index.writer import Writer, one_writer, remove_work
 from genius_search.model import Genius
 from genius_search.nn.spread import normalize
-from genius_search.progress import Progress, Silent
+from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
@@ -71,21 +67,9 @@ CHUNK: Final = 4096
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings have two bits a number by default."""
 LEFTOVERS: Final = frozenset(
-    {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, DELETED, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
+    {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
 """Names that an interrupted writer may leave in the folder of an index."""
-
-
-Status: TypeAlias = Literal["added", "replaced", "unchanged", "left out"]
-
-
-class ItemOutcome(NamedTuple):
-    """The result of adding one item."""
-
-    id: str
-    status: Status
-    reason: str | None = None
-    """Why it, or one of its fields, was left out."""
 
 
 class Change(NamedTuple):
@@ -282,10 +266,14 @@ def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
         if number in changes.known or changes.pool.has_files
     }
     wanted = set(sizes.values())
+    if changes.pool.has_files and sizes:  # which may have been moved here
+        places = [(item.content, location) for item, location in snapshot.alive()]
+    else:
+        places = [(old.content, old.location) for old in changes.known.values()]
     known = {
-        item.content: location
-        for item, location in (snapshot.alive() if sizes else ())
-        if item.content is not None and item.content.partition("-")[0] in wanted
+        content: location
+        for content, location in places
+        if content is not None and content.partition("-")[0] in wanted
     }
     there = {content.partition("-")[0] for content in known}
     for number, item in changes.changed():  # only contents of the same size are compared
@@ -317,62 +305,29 @@ def write_changes(
 
 
 def add_pool(
-    writer: Writer, model: Genius, pool: Pool, *, create: IndexManifest | None = None, progress: Progress
+    writer: Writer,
+    model: Genius,
+    pool: Pool,
+    *,
+    create: IndexManifest | None = None,
+    may_be_none: bool = False,
+    progress: Progress,
 ) -> Added:
     """Add the items of a pool to an index, or create the index with them; unchanged items are skipped.
 
     Raises
     ------
     BadData
-        Nothing in the pool can be used; the index is unchanged.
+        Nothing in the pool can be used, and not ``may_be_none``; the index is unchanged.
     """
     before = writer.snapshot if create is None else None
     divides = (create or writer.snapshot.manifest).has_own_model
     changes = find_changes(writer.folder, pool, model.encoder, before, divides=divides)
     with saved_features(writer.folder, model.encoder) as work:
         changes.encode(work, progress)
-        changes.require_any()
+        if not may_be_none:
+            changes.require_any()
         return write_changes(writer, model, changes, create, progress)
-
-
-def add_new_items(writer: Writer, model: Genius, items: Sequence[NewItem]) -> list[ItemOutcome]:
-    """Add items from memory; return the outcome of each, in order, as if they were added one by one."""
-    given: list[Item | str] = []
-    """Each item, or why it cannot be used."""
-    lost: dict[str, list[str]] = {}
-    """What is wrong with fields, by id."""
-    last: dict[str, Item] = {}
-    for new in items:
-        try:
-            item, lost[new.id] = keep_item(new, writer.folder)
-        except (BadData, BadImage) as error:
-            given.append(getattr(error, "reason", str(error)))
-        else:
-            given.append(item)
-            last[item.id] = item
-    known = {name: one.stamp for name, one in writer.snapshot.known(list(last)).items()}
-    changed = [item for item in last.values() if known.get(item.id) != stamp_of(item)]
-    unreadable: dict[str, str] = {}
-    if changed:
-        pool = Pool(partial(iter, changed))
-        divides = writer.snapshot.manifest.has_own_model
-        changes = find_changes(writer.folder, pool, model.encoder, None, divides=divides)
-        with saved_features(writer.folder, model.encoder) as work:
-            changes.encode(work, Silent())
-            write_changes(writer, model, changes, None, Silent())
-        encoded = [*read_entries(changes.entries())]
-        unreadable = {encoded[entry.id].id: entry.reason for entry in changes.features.left_out}
-    outcomes = []
-    for new, read in zip(items, given, strict=True):
-        if isinstance(read, str) or read.id in unreadable:
-            reason = read if isinstance(read, str) else unreadable[read.id]
-            outcomes.append(ItemOutcome(new.id, "left out", reason))
-            continue
-        is_same = known.get(read.id) == stamp_of(read)
-        status: Status = "unchanged" if is_same else "replaced" if read.id in known else "added"
-        outcomes.append(ItemOutcome(new.id, status, "; ".join(lost[new.id]) or None))
-        known[read.id] = stamp_of(read)
-    return outcomes
 
 
 def create_index(

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
+from genius_search.index.pairs import Pair, read_pairs
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
+from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Calibration, Hubness, expit, hit_numbers
 from genius_search.progress import Progress
-from genius_search.records import TASKS, Modality
+from genius_search.records import Modality
 
 if TYPE_CHECKING:
-    from genius_search.data.mbeir import MBeir
     from genius_search.index.index import Index
 
 USUAL: Final = SearchConfig.density_weight
@@ -38,8 +41,8 @@ FEWEST: Final = 20
 """A threshold is not chosen by fewer first hits above it."""
 HITS: Final = 10
 """Hits of a query that are fitted."""
-MOST_LEARNED: Final = 4000
-"""Queries with learned choices that are drawn."""
+MOST: Final = 10_000
+"""Queries that are drawn, if there are more."""
 ABSENT: Final = 0.2
 """Assumed share of queries that nothing in the index answers."""
 LIKELY: Final = 0.5
@@ -79,7 +82,7 @@ def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " q
 
 
 def calibrate(
-    index: Index, data: MBeir | None, *, split: str = "val", precision: float = 0.8, progress: Progress
+    index: Index, pairs: Path | None, *, split: str = "val", precision: float = 0.8, progress: Progress
 ) -> tuple[Calibration, Hubness]:
     """Choose the weight of densities, fit a calibration to every second query, and measure it on the others.
 
@@ -88,9 +91,10 @@ def calibrate(
 
     Parameters
     ----------
-    data
-        Queries whose right answers are items of the index, by their ids; None for the choices that the index
-        has learned.
+    pairs
+        Queries whose right answers are items of the index, by their ids: a data set in M-BEIR's layout, of
+        which the ``split`` is read, or a ``.jsonl`` file (:func:`genius_search.index.pairs.read_pairs`); None
+        for the choices that the index has learned.
     precision
         Share of the first hits called good matches that should be right.
 
@@ -103,8 +107,12 @@ def calibrate(
     """
     if not 0 < precision < 1:
         raise UsageError(f"the precision is {precision}, it must be between 0 and 1, such as 0.8")
-    name = "learned choices" if data is None else f"{data.name} {split}"
-    queries = list(_chosen(index) if data is None else _labelled(index, data, split))
+    name = "learned choices" if pairs is None else f"{pairs.name} {split}"
+    given = [*_merge_answers(read_pairs(index.folder, pairs, split=split))]
+    if len(given) > MOST:
+        given = random.Random(0).sample(given, MOST)
+    model, snapshot = index.current()
+    queries = [*_requests(snapshot, given)]
     if len(queries) < FEWEST_QUERIES:
         raise BadData(
             f"{len(queries)} queries of {name} have a right answer in {index.folder}; "
@@ -114,10 +122,14 @@ def calibrate(
     progress.begin("search", len(queries))
     for start in range(0, len(queries), BATCH):
         some = queries[start : start + BATCH]
-        for weight, found in index.search_by_weights([request for request, _ in some], WEIGHTS).items():
-            for hits, (_, right) in zip(found, some, strict=True):
-                scores = np.array([hit.score for hit in hits], dtype=np.float32)
-                answers[weight].append((scores, np.array([hit.id in right for hit in hits], dtype=bool)))
+        encoded = SnapshotSearcher(model, snapshot).encode([request for request, _ in some])
+        for weight in WEIGHTS:
+            searcher = SnapshotSearcher(model, snapshot, replace(index.settings, density_weight=weight))
+            for result, (_, right) in zip(searcher.search_encoded(encoded), some, strict=True):
+                scores = np.array([hit.score for hit in result.hits], dtype=np.float32)
+                answers[weight].append(
+                    (scores, np.array([hit.id in right for hit in result.hits], dtype=bool))
+                )
         progress.advance(start + len(some), {})
     is_found = {
         weight: np.array([is_right[:FIRST].any() for _, is_right in found])
@@ -158,42 +170,32 @@ def calibrate(
     return calibration, hubness
 
 
-def _labelled(index: Index, data: MBeir, split: str) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
-    """Yield the queries that have a right answer in the index, with those answers."""
-    from genius_search.data.mbeir import read_judgements, read_queries  # noqa: PLC0415  not to search
-
-    snapshot = index.snapshot
-    for row in data.rows(split):
-        queries = list(read_queries(row.queries))
-        judged = read_judgements(row, [query.qid for query in queries])
-        there = set(snapshot.known([did for query in queries for did in judged[query.qid]]))
-        for query in queries:
-            right = frozenset(did for did, grade in judged[query.qid].items() if grade > 0 and did in there)
-            if right:
-                request = SearchRequest(
-                    text=query.text,
-                    image=None if query.image is None else data.image_path(query.image),
-                    modality=TASKS[row.task_id][1],
-                    hybrid=False,
-                    k=HITS + len(right),
-                )
-                yield request, right
-
-
-def _chosen(index: Index) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
-    """Yield the queries for which the index has learned what was chosen, so many at most, with the items."""
-    answers: dict[str | tuple[float, ...], list[str]] = defaultdict(list)
-    for choice in index.choices():
-        answers[choice["text"] if "text" in choice else tuple(choice["vector"])].append(choice["chosen"])
-    snapshot = index.snapshot
-    for query in random.Random(0).sample([*answers], min(len(answers), MOST_LEARNED)):
+def _requests(snapshot: Snapshot, pairs: Iterable[Pair]) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
+    """Yield a request for each modality of a query's answers that the index has, with those answers."""
+    for query, items, vector in pairs:
         modalities: dict[Modality, set[str]] = defaultdict(set)
-        for item, known in snapshot.known(answers[query]).items():
+        for item, known in snapshot.known(items).items():
             modalities[snapshot.item_at(known.location).modality].add(item)
         for modality, right in modalities.items():
-            given = {"text": query} if isinstance(query, str) else {"vector": np.array(query, np.float32)}
-            options: dict[str, Any] = {**given, "modality": modality, "k": HITS + len(right)}
-            yield SearchRequest(**options, hybrid=False), frozenset(right)
+            request = SearchRequest(
+                text=query.text,
+                image=query.image,
+                vector=vector,
+                modality=modality,
+                hybrid=False,
+                k=HITS + len(right),
+            )
+            yield request, frozenset(right)
+
+
+def _merge_answers(pairs: Iterable[Pair]) -> Iterable[Pair]:
+    """Return each query once, with all of its answers: what was chosen for it at different times."""
+    merged: dict[Hashable, Pair] = {}
+    for pair in pairs:
+        key = (pair.query, None if pair.vector is None else pair.vector.tobytes())
+        before = merged.get(key, pair).items
+        merged[key] = pair._replace(items=tuple(dict.fromkeys([*before, *pair.items])))
+    return merged.values()
 
 
 def _columns(hits: Float64[np.ndarray, "hits 7"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped
@@ -20,21 +20,20 @@ from jaxtyping import Bool, Int64, Shaped
 from genius_search.artifact import fingerprint_of
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import Features, Pairs
-from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_gain
 from genius_search.index.items import Item
-from genius_search.index.learned import FIELD
+from genius_search.index.pairs import WHAT_PAIRS_ARE, Pair, read_pairs
 from genius_search.index.passages import read_entries
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
-from genius_search.index.segment_writer import alive_entries, alive_items
+from genius_search.index.segment_writer import alive_entries
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
-from genius_search.index.store import CURRENT, LEARNED, OWN_MODEL, WORK
+from genius_search.index.store import OWN_MODEL, WORK
 from genius_search.index.writer import Writer, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.codebooks import sum_features
@@ -56,18 +55,6 @@ HELD_OUT: Final = 0.1
 """Share of the pairs that are measured on."""
 FEWEST_HELD_OUT: Final = 20
 MOST_HELD_OUT: Final = 1000
-WHAT_PAIRS_ARE: Final = (
-    "pairs are a .jsonl file of queries with lines such as "
-    '{"text": "a red kite", "id": "kites/7.jpg"}, or a data set in M-BEIR\'s layout whose candidates have '
-    "the items' ids"
-)
-
-
-class Pair(NamedTuple):
-    """A query, and the ids of the items that answer it."""
-
-    query: Item
-    items: tuple[str, ...]
 
 
 class Recall(NamedTuple):
@@ -155,7 +142,7 @@ def fit_index(
         _query_rows(model, known, modalities),
         model.encoder,
         work / "queries",
-        inputs={"pairs": fingerprint_of([[stamp_of(query), query.id, items] for query, items in known])},
+        inputs={"pairs": fingerprint_of([[stamp_of(query), query.id, items] for query, items, _ in known])},
         expected=len(known),
         progress=progress,
     )
@@ -163,7 +150,7 @@ def fit_index(
     measured = _hold_out(known, config.quantizer.training.seed)
     lines = [
         Query(qid_of(number), query.modality, positives=tuple(did_of(numbers[name]) for name in answers))
-        for number, (query, answers) in enumerate(known)
+        for number, (query, answers, _) in enumerate(known)
         if number not in measured
     ]
     trained = _train(Pairs(lines, queries, features), features, model, work, config, device, progress)
@@ -280,7 +267,7 @@ def _carry_encoder(model: Genius, folder: Path) -> Encoder:
 
 def _read_known_pairs(folder: Path, source: Path | None, known: Container[str]) -> tuple[list[Pair], int]:
     """Return the pairs of known items, and the number of others; refuse too few."""
-    given = _learned_pairs(folder) if source is None else _read_pairs(source)
+    given = [pair for pair in read_pairs(folder, source) if pair.vector is None]
     pairs = [pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given]
     pairs = [pair for pair in pairs if pair.items]
     left_out = len(given) - len(pairs)
@@ -294,49 +281,11 @@ def _read_known_pairs(folder: Path, source: Path | None, known: Container[str]) 
     return pairs, left_out
 
 
-def _learned_pairs(folder: Path) -> list[Pair]:
-    """Return the choices of an index for queries of texts alone."""
-    log = folder / LEARNED
-    segments = Snapshot.open(log).segments if (log / CURRENT).exists() else ()
-    return [
-        Pair(Item("", Modality.TEXT, choice.text), (str(choice.fields[FIELD]),))
-        for choice in chain.from_iterable(map(alive_items, segments))
-        if choice.text is not None
-    ]
-
-
-def _read_pairs(source: Path) -> list[Pair]:
-    if source.is_file():
-        return [pair for _, pair in read_json_lines(source, lambda row: _parse_pair(row, source))]
-    data = MBeir(source)
-    pairs = []
-    for query in chain.from_iterable(map(read_queries, data.training_queries())):
-        image = None if query.image is None else str(data.image_path(query.image))
-        pairs.append(Pair(Item(query.qid, query.modality, query.text, image), query.positives))
-    return pairs
-
-
-def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
-    """Read a line of a query log: ``text``, ``image`` or both, and ``id``, one or a list; or ``chosen``."""
-    text, image, answers = row.get("text"), row.get("image"), row.get("id", row.get("chosen"))
-    answers = [answers] if isinstance(answers, str) else answers
-    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) for one in answers):
-        raise BadData("needs an id, the right item's, or a list of several")
-    if not all(part is None or (isinstance(part, str) and part.strip()) for part in (text, image)) or (
-        text is None and image is None
-    ):
-        raise BadData("needs a text, an image (a file's name), or both")
-    modality = Modality.of(has_image=image is not None, has_text=text is not None)
-    return Pair(
-        Item("", modality, text, None if image is None else str(source.parent / image)), tuple(answers)
-    )
-
-
 def _query_rows(
     model: Genius, pairs: Sequence[Pair], modalities: Mapping[str, Modality]
 ) -> Iterator[FeatureRow]:
     """Yield each query once for each modality of its answers, as a search reads it."""
-    for number, (query, items) in enumerate(pairs):
+    for number, (query, items, _) in enumerate(pairs):
         for modality in sorted({modalities[name] for name in items}, key=lambda one: one.code):
             yield FeatureRow(
                 id=number,
@@ -370,7 +319,9 @@ def _item_features(
         feature_rows(read_entries(alive_entries(snapshot.segments)), writer.folder),
         model.encoder,
         work / "items",
-        inputs={"items": fingerprint_of([entry.model_dump() for entry in snapshot.manifest.segments])},
+        inputs={
+            "items": fingerprint_of([entry.model_dump(mode="json") for entry in snapshot.manifest.segments])
+        },
         expected=snapshot.num_alive,
         progress=progress,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import logging
 import os
 import time
@@ -39,7 +38,7 @@ from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits
 
 if TYPE_CHECKING:
-    from genius_search.index.build import Added, ItemOutcome
+    from genius_search.index.build import Added
     from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
     from genius_search.index.info import IndexInfo, Verified
@@ -256,11 +255,9 @@ class Index:
         folder = Path(folder)
         if not folder.exists():
             from genius_search.hub import find_or_pull, is_name
-            from genius_search.index.publish import check_images
 
             if is_name(str(folder)):
                 folder = find_or_pull(folder, repo_type="dataset", download=download)
-                check_images(folder)
         manifest = read_manifest(folder)
         open_model = partial(Genius.open, device=device, download=download, with_encoder=with_encoder)
         opened = model or _open_named(folder, manifest.locate_model(folder), open_model)
@@ -392,23 +389,22 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    def add_items(
-        self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = 0.0
-    ) -> list[ItemOutcome]:
-        """Add items from memory; return the outcome of each, in order. They are searchable at once.
+    def add_items(self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = 0.0) -> Added:
+        """Add items from memory, each with an id. They are searchable at once.
 
-        As in :meth:`add`, an item replaces the one with the same id, also one before it in the list, and is
-        skipped if it is unchanged. Images are stored in the index. On return, everything is on disk. Unusable
-        items are left out, with the reason in their outcome. Mappings have the keys of :class:`NewItem`.
+        As in :meth:`add`, an item replaces the one with the same id, but not one that was found in a folder,
+        and is skipped if it is unchanged. Images are stored in the index. On return, everything is on disk.
+        Unusable items are left out, with reasons. Mappings have the keys of :class:`NewItem`.
 
         >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
         """
-        from genius_search.index.build import add_new_items
-        from genius_search.index.pool import read_new_item
+        from genius_search.index.build import add_pool
+        from genius_search.index.pool import open_memory
 
-        given = [read_new_item(item) for item in items]
         with self._one_writer(wait_seconds) as writer:
-            return add_new_items(writer, self._model_for(writer.snapshot), given)
+            pool = open_memory(items, self.folder, captions=True, has_ids=True)
+            model = self._model_for(writer.snapshot)
+            return add_pool(writer, model, pool, may_be_none=True, progress=Silent())
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
@@ -454,24 +450,19 @@ class Index:
         """Forget choices: of an item, of a query's text, of both together, or all; return their number."""
         from genius_search.index.learned import forget
 
-        if not (self.folder / LEARNED / CURRENT).exists():
-            return 0
-        log = Index.open(self.folder / LEARNED)
-        return forget(log, chosen=chosen, text=text, wait_seconds=wait_seconds)
+        return forget(self.folder, chosen=chosen, text=text, wait_seconds=wait_seconds)
 
     def choices(self) -> Iterator[dict[str, Any]]:
         """Yield all choices that were learned, as :meth:`learn_many` takes them.
 
         A query that was not a text alone is its feature, a vector.
         """
-        from genius_search.index.learned import export
+        from genius_search.index.learned import read_choices
 
-        if not (self.folder / LEARNED / CURRENT).exists():
-            return iter(())
-        return export(Index.open(self.folder / LEARNED))
+        return read_choices(self.folder)
 
     def compact(self, *, wait_seconds: float = 0.0) -> None:
-        """Merge all segments into one and free the space of deleted items, in bounded memory."""
+        """Merge all segments into one and free the space of deleted items."""
         with self._one_writer(wait_seconds) as writer:
             writer.compact()
 
@@ -616,19 +607,6 @@ class Index:
     ) -> list[Hits]:
         """Search for several vectors, of shape (queries, dim), in one batch; options as in :meth:`search`."""
         return self.search_many([SearchRequest(vector=one, **options) for one in vectors], config=config)
-
-    def search_by_weights(
-        self, requests: Sequence[SearchRequest], weights: Sequence[float]
-    ) -> dict[float, list[Hits]]:
-        """Return the hits of requests with each of several weights of densities; all are encoded once."""
-        searcher = self._searcher()
-        queries = searcher.encode(requests)
-        found = {}
-        for weight in weights:
-            config = dataclasses.replace(searcher.config, density_weight=weight)
-            other = SnapshotSearcher(searcher.model, searcher.snapshot, config)
-            found[weight] = [Hits(result.hits) for result in other.search_encoded(queries)]
-        return found
 
     def explain(
         self, item_id: str, text: str | None = None, *, config: SearchConfig | None = None, **options: Any

@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, LEARNED
+from genius_search.model import Genius
 from genius_search.records import Modality, composed
 from genius_search.search.rank import Ranking
 
@@ -228,31 +230,35 @@ def _add(
         log.refit(wait_seconds=wait_seconds)
 
 
-def forget(log: Index, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
-    """Delete choices of a log: of an item, of a text, of both, or all; return their number."""
-    from genius_search.index.segment_writer import alive_items  # noqa: PLC0415  not to search
+def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
+    """Delete choices of an index: of an item, of a text, of both, or all; return their number."""
+    from genius_search.index.writer import one_writer  # noqa: PLC0415  not to search
 
-    ids = [
-        item.id
-        for segment in log.snapshot.segments
-        for item in alive_items(segment)
-        if (chosen is None or item.fields[FIELD] == composed(chosen)) and (text is None or item.text == text)
-    ]
-    return log.delete(ids, wait_seconds=wait_seconds).deleted
+    if not (folder / LEARNED / CURRENT).exists():
+        return 0
+    with one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
+        ids = [
+            item.id
+            for item, _ in writer.snapshot.alive()
+            if (chosen is None or item.fields[FIELD] == composed(chosen))
+            and (text is None or item.text == text)
+        ]
+        return writer.delete(ids).deleted
 
 
-def export(log: Index) -> Iterator[dict[str, Any]]:
-    """Yield the choices of a log as they can be learned again.
+def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield what the index in a folder has learned, as it can be learned again.
 
     A query that was not a text alone is its feature, a vector.
     """
-    from genius_search.index.segment_writer import alive_items  # noqa: PLC0415  not to search
-
-    model, snapshot = log.current()
-    for segment in snapshot.segments:
-        vectors = segment.vectors(model.ranker)
-        for row, item in zip(segment.alive_rows().tolist(), alive_items(segment), strict=True):
-            query = (
-                {"vector": vectors(np.array([row]))[0].tolist()} if item.text is None else {"text": item.text}
-            )
-            yield {**query, FIELD: item.fields[FIELD]}
+    log = folder / LEARNED
+    if not (log / CURRENT).exists():
+        return
+    snapshot = Snapshot.open(log)
+    model = Genius.open(snapshot.manifest.locate_model(log))
+    vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
+    for item, place in snapshot.alive():
+        query: dict[str, Any] = {"text": item.text}
+        if item.text is None:
+            query = {"vector": vectors[place.segment](np.array([place.row]))[0].tolist()}
+        yield {**query, FIELD: item.fields[FIELD]}

@@ -84,7 +84,7 @@ def open_given(pool: GivenPool, folder: Path, *, captions: bool, exclude: Sequen
         return pool
     if isinstance(pool, str | Path):
         return open_pool(Path(pool), captions=captions, exclude=exclude)
-    return open_memory(pool, folder, captions=captions)
+    return open_memory(pool, folder, captions=captions, has_ids=False)
 
 
 def with_file_fields(item: Item, *, captions: bool = True) -> Item:
@@ -239,31 +239,32 @@ def check_item(item: Item) -> Item:
     return item._replace(id=composed(item.id), text=text, source=source)
 
 
-def open_memory(given: Iterable[object], folder: Path, *, captions: bool) -> Pool:
+def open_memory(given: Iterable[object], folder: Path, *, captions: bool, has_ids: bool) -> Pool:
     """Return a pool of items in memory and of single files; pictures are stored in the folder of the index.
 
-    Items without an id are numbered from 0.
+    Items without an id are numbered from 0, unless each ``has_ids``. Of several with one, the last counts.
     """
-    items: list[Item] = []
+    items: dict[str, Item] = {}
     left_out: list[LeftOut] = []
     for number, one in enumerate(given):
         if isinstance(one, Path):
             scan = read_file(one, captions=captions)
-            found = (to_item(candidate, scan.root.resolve()) for candidate in scan.candidates)
-            named = composed(one.as_posix())
-            items += [with_file_fields(item, captions=captions)._replace(id=named) for item in found]
+            for candidate in scan.candidates:
+                item = to_item(candidate, scan.root.resolve())
+                item = with_file_fields(item, captions=captions)._replace(id=composed(one.as_posix()))
+                items[item.id] = item
             left_out += map(_left_out, scan.problems)
             continue
-        new = read_new_item(one, default_id=str(number))
+        new = read_new_item(one, default_id=None if has_ids else str(number))
         try:
             item, problems = keep_item(new, folder)
-            items.append(item)
+            if item.id in items:
+                left_out.append(LeftOut(number, item.id, "a later item of the list has the same id"))
+            items[item.id] = item
             left_out += [LeftOut(number, new.id, problem) for problem in problems]
         except (BadData, BadImage) as error:
             left_out.append(LeftOut(number, new.id, getattr(error, "reason", str(error))))
-    if not items:
-        raise nothing_to_index(": no picture or text that can be used", left_out)
-    return Pool(partial(iter, items), left_out)
+    return Pool(lambda: iter(items.values()), left_out)
 
 
 def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:

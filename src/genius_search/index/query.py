@@ -11,12 +11,12 @@ from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from genius_search.config import SearchConfig, usual_search
+from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointInput, TextInput
 from genius_search.errors import UsageError
 from genius_search.index.hits import Hits, SearchHit
@@ -117,24 +117,6 @@ class Bulk(NamedTuple):
     """By which a query is scaled: to the power of −½ of its product with itself by this matrix."""
 
 
-class Scored(NamedTuple):
-    """A hit that is not read yet."""
-
-    rank: int
-    score: float
-    probability: float | None
-    standard_score: float | None
-    place: Place
-    found: int
-    """The row of the item, or that of its best passage."""
-    row: int
-    """Row of its ID in the segment's table."""
-    log_probabilities: Float32[np.ndarray, " levels"]
-
-
-AnyHit = TypeVar("AnyHit", SearchHit, Scored)
-
-
 class SearchResult(NamedTuple):
     """The result of one request."""
 
@@ -153,6 +135,28 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         return dataclasses.replace(usual, rerank="embeddings")
     return usual
+
+
+def adjust_settings(usual: SearchConfig, model: Genius, **changes: Any) -> SearchConfig:
+    """Return search settings with those changes that are not None; a generator finds fewer candidates.
+
+    Raises
+    ------
+    UsageError
+        The model has no generator to lead the search, or the order of the hits needs it and it may not.
+    """
+    router = changes.get("router")
+    if router == "generator" and not model.has_generator:
+        raise UsageError("router: this model has no generator; leave router out, or `genius fit` trains one")
+    usual = led_by_generator(usual) if router == "generator" else usual
+    given = {name: value for name, value in changes.items() if value is not None}
+    config = checked(dataclasses.replace(usual, **given))
+    if router == "geometry" and model.uses_generator(config):
+        raise UsageError(
+            "router: geometry does without the generator, whose log-probabilities are the scores without "
+            "re-ranking (rerank none)"
+        )
+    return config
 
 
 class SnapshotSearcher:
@@ -373,7 +377,7 @@ class SnapshotSearcher:
             for _, group in groupby(pairs, key=lambda pair: pair[0].number):
                 several = [*group]
                 parts = [self._score(query, own, is_part=len(several) > 1) for query, own in several]
-                hits = self._read(merge(parts, several[0][0].k))
+                hits = numbered(merge(parts, several[0][0].k)) if len(parts) > 1 else parts[0][0]
                 results.append(SearchResult(hits, sum(own.ranking.touched for _, own in several)))
             return results
 
@@ -467,13 +471,13 @@ class SnapshotSearcher:
         ranking = Ranking._make([*map(np.concatenate, columns), own.ranking.touched])
         return Found(ranking, np.concatenate([own.log_probabilities, more.log_probabilities]))
 
-    def _score(self, query: EncodedQuery, own: Found, *, is_part: bool) -> tuple[list[Scored], int]:
+    def _score(self, query: EncodedQuery, own: Found, *, is_part: bool) -> tuple[list[SearchHit], int]:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
         ranking, log_probabilities = own
         scores = ranking.scores
         weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
-        places = self._places(ranking)
         if query.raised:
+            places = self._places(ranking)
             rare = query.rare or RareWords({}, frozenset())
             weights = np.array([rare.weights.get(place, 0.0) for place in places])
             gains = np.array([query.gains.get(place, 0.0) for place in places])
@@ -486,54 +490,47 @@ class SnapshotSearcher:
                     max(0.0, float(query.embedding @ bulk.covariance @ query.embedding))
                 )
             is_first = np.array([place in rare.first for place in places], dtype=bool)
-        probabilities: list[float | None] = [None] * len(scores)
-        if self._calibration is not None and query.has_probability:
-            probabilities = [*self._calibration.probabilities(ranking.scores).tolist()]
-        standard = self._standardize(query, scores) if is_part else [None] * len(scores)
         order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
-        hits = map(
-            Scored,
-            range(1, len(order) + 1),
-            scores[order].tolist(),
-            # A calibration knows scores of vectors alone.
-            [None if is_first[place] else probabilities[place] for place in order],
-            [standard[place] for place in order],
-            [places[place] for place in order],
-            ranking.items[order].tolist(),
-            ranking.rows[order].tolist(),
-            log_probabilities[order],
-        )
-        return [*hits], int(is_first[order].sum())
+        probabilities: Sequence[float | None] = [None] * len(order)
+        if self._calibration is not None and query.has_probability:  # it knows scores of vectors alone
+            known = self._calibration.probabilities(ranking.scores)[order].tolist()
+            first = is_first[order].tolist()
+            probabilities = [None if worded else one for one, worded in zip(known, first, strict=True)]
+        standard = self._standardize(query, scores[order]) if is_part else [None] * len(order)
+        found = Found(ranking.take(order)._replace(scores=scores[order]), log_probabilities[order])
+        return self._read(found, probabilities, standard), int(is_first[order].sum())
 
-    def _read(self, hits: Sequence[Scored]) -> list[SearchHit]:
-        """Read the items of hits, and number them."""
-        places = np.array([hit.place for hit in hits], dtype=np.int64).reshape(-1, 2)
-        read = []
-        for rank, (hit, item) in enumerate(zip(hits, self.snapshot.items(*places.T), strict=True), start=1):
-            segment = self.snapshot.segments[hit.place[0]]
-            codes = segment.table.ids[hit.row, : self._num_levels]
-            passage, behind = None, hit.found - segment.num_items
+    def _read(
+        self, found: Found, probabilities: Sequence[float | None], standard: Sequence[float | None]
+    ) -> list[SearchHit]:
+        """Read the items of a ranking."""
+        ranking, decoded = found
+        rows = self.snapshot.items_of(ranking.segments, ranking.items)
+        hits = []
+        for at, item in enumerate(self.snapshot.items(ranking.segments, rows)):
+            segment = self.snapshot.segments[ranking.segments[at]]
+            passage, behind = None, int(ranking.items[at]) - segment.num_items
             if behind >= 0 and item.text is not None:
                 _, start, end = segment.passages[behind].tolist()
                 passage = item.text[start:end]
-            decoded = hit.log_probabilities.tolist() if self._decodes else ()
-            read.append(
+            steps = decoded[at].tolist() if self._decodes else ()
+            hits.append(
                 SearchHit(
-                    rank=rank,
+                    rank=at + 1,
                     id=item.id,
-                    score=hit.score,
+                    score=float(ranking.scores[at]),
                     modality=item.modality,
                     text=item.text,
                     image=item.image,
                     fields=item.fields,
-                    codes=tuple(codes.tolist()),
-                    log_probabilities=tuple(one for one in decoded if not math.isnan(one)),
-                    probability=hit.probability,
+                    codes=tuple(segment.table.ids[ranking.rows[at], : self._num_levels].tolist()),
+                    log_probabilities=tuple(one for one in steps if not math.isnan(one)),
+                    probability=probabilities[at],
                     passage=passage,
-                    standard_score=hit.standard_score,
+                    standard_score=standard[at],
                 )
             )
-        return read
+        return hits
 
     def _standardize(self, query: EncodedQuery, scores: Float[np.ndarray, " hits"]) -> Sequence[float | None]:
         """Return by how many standard deviations scores exceed those of a sample of the query's modality.
@@ -692,7 +689,7 @@ def split_words(text: str) -> list[str]:
     return [*words.values()]
 
 
-def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
+def merge(parts: Sequence[tuple[list[SearchHit], int]], k: int) -> list[SearchHit]:
     """Merge the hits of several modalities into one list of ``k``; they keep their ranks.
 
     With the hits of each part comes how many are the first of their modality because of their words: those
@@ -709,7 +706,7 @@ def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
         if None not in map(attrgetter(name), hits):
             known = name
 
-    def order(hit: AnyHit) -> tuple[bool, float, int, float]:
+    def order(hit: SearchHit) -> tuple[bool, float, int, float]:
         return id(hit) not in first, -getattr(hit, known) if known else 0.0, hit.rank, -hit.score
 
     return sorted(hits, key=order)[:k]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import json
@@ -58,50 +57,15 @@ Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
 """Items that are written together, each followed by its passages."""
 
 
-class GrowingArray:
-    """An ``.npy`` file that rows can be appended to; closing it writes the final header.
-
-    Parameters
-    ----------
-    columns
-        length of a row; None for a one-dimensional array.
-
-    >>> with closing(GrowingArray(Path("items.npy"), np.int32)) as items:  # doctest: +SKIP
-    ...     items.append(np.arange(3))
-    """
-
-    def __init__(self, path: Path, dtype: np.typing.DTypeLike, columns: int | None = None) -> None:
-        self.dtype = np.dtype(dtype)
-        self.columns = columns
-        self.num_rows = 0
-        self._file = path.open("wb")
-        self._write_header()
-
-    def append(self, rows: Shaped[np.ndarray, "rows ..."]) -> None:
-        """Append rows to the file."""
-        if len(rows):
-            # Not ndarray.tofile, whose error does not say that the disk is full.
-            self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
-            self.num_rows += len(rows)
-
-    def close(self) -> None:
-        """Write the header with the final number of rows."""
-        if not self._file.closed:
-            with self._file:  # closed also when the disk is full
-                self._file.seek(0)
-                self._write_header()
-
-    def _write_header(self) -> None:
-        shape = (self.num_rows,) if self.columns is None else (self.num_rows, self.columns)
-        np.lib.format.write_array_header_1_0(  # it reserves space for any number of rows
-            self._file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        )
-
-
-def save_array(path: Path, array: Shaped[np.ndarray, "rows ..."]) -> None:
-    """Write an ``.npy`` file; unlike ``np.save``, the error of a full disk says so."""
-    with closing(GrowingArray(path, array.dtype, *array.shape[1:])) as file:
-        file.append(array)
+def save_array(path: Path, *parts: Shaped[np.ndarray, "rows ..."]) -> None:
+    """Write an ``.npy`` file of arrays, one behind the other; a full disk is said, which ``np.save`` hides."""
+    first = parts[0]
+    shape = (sum(map(len, parts)), *first.shape[1:])
+    with path.open("wb") as file:
+        header = {"descr": first.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for rows in filter(len, parts):
+            file.write(np.ascontiguousarray(rows).data)
 
 
 def save_table(table: IdTable, folder: Path) -> None:
@@ -111,38 +75,10 @@ def save_table(table: IdTable, folder: Path) -> None:
         save_array(folder / f"{name}.npy", getattr(table, name))
 
 
-class _RowArrays:
-    """The arrays of a segment while they grow; what is not needed for the ID table goes to disk at once."""
-
-    def __init__(self, folder: Path, closed: contextlib.ExitStack) -> None:
-        self._folder, self._closed = folder, closed
-        self._growing: dict[str, GrowingArray] = {}
-        self._codes: list[np.ndarray] = []
-        self._code_cosine: list[np.ndarray] = []
-
-    def append(self, arrays: ItemArrays) -> None:
-        self._codes.append(arrays.codes)
-        self._code_cosine.append(arrays.code_cosine)
-        for file, rows in (
-            (CODE_COSINE, arrays.code_cosine),
-            (EMBEDDINGS, arrays.embeddings),
-            (SCALES, arrays.scales),
-            (DENSITIES, arrays.densities),
-        ):
-            if rows is not None:
-                if file not in self._growing:
-                    array = GrowingArray(self._folder / file, rows.dtype, *rows.shape[1:])
-                    self._growing[file] = self._closed.enter_context(closing(array))
-                self._growing[file].append(rows)
-
-    def table(self) -> IdTable:
-        return IdTable.build(np.concatenate(self._codes), np.concatenate(self._code_cosine))
-
-
 def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     """Write the files of a segment into an empty folder; return the number of its items.
 
-    Arrays of passages, whose rows are the last, stay in memory until then.
+    Its arrays are in memory until then, those of passages as its last rows.
 
     Raises
     ------
@@ -151,31 +87,32 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     OSError
         The disk is full.
     """
+    of_items: list[ItemArrays] = []
     of_passages: list[ItemArrays] = []
     passages: list[tuple[int, int, int]] = []
-    with contextlib.ExitStack() as closed:
-        rows = _RowArrays(folder, closed)
 
-        def all_items() -> Iterator[Item]:
-            row = -1
-            for entries, arrays in batches:
-                is_item = np.array([isinstance(entry, Item) for entry in entries])
-                rows.append(arrays.take(is_item))
-                if not is_item.all():
-                    of_passages.append(arrays.take(~is_item))
-                for entry in entries:
-                    if isinstance(entry, Item):
-                        row += 1
-                        yield entry
-                    else:
-                        passages.append((row, *entry))
+    def all_items() -> Iterator[Item]:
+        row = -1
+        for entries, arrays in batches:
+            is_item = np.array([isinstance(entry, Item) for entry in entries])
+            of_items.append(arrays.take(is_item))
+            of_passages.append(arrays.take(~is_item))
+            for entry in entries:
+                if isinstance(entry, Item):
+                    row += 1
+                    yield entry
+                else:
+                    passages.append((row, *entry))
 
-        written = write_items(folder, all_items())
-        for arrays in of_passages:
-            rows.append(arrays)
-        if passages:
-            save_array(folder / PASSAGES, np.array(passages, dtype=np.int64))
-        save_table(rows.table(), folder)
+    written = write_items(folder, all_items())
+    codes, code_cosine, *stored = zip(*of_items, *of_passages, strict=True)
+    for file, parts in zip((EMBEDDINGS, DENSITIES, SCALES), stored, strict=True):
+        if parts[0] is not None:
+            save_array(folder / file, *parts)
+    save_array(folder / CODE_COSINE, *code_cosine)
+    if passages:
+        save_array(folder / PASSAGES, np.array(passages, dtype=np.int64))
+    save_table(IdTable.build(np.concatenate(codes), np.concatenate(code_cosine)), folder)
     return written
 
 

@@ -26,7 +26,6 @@ from genius_search.index.store import (
     Segment,
     SegmentEntry,
     load_segment,
-    read_deleted,
     read_state,
     refuse_links,
 )
@@ -113,7 +112,7 @@ class Snapshot:
             if old is None or segment is None or old.files != entry.files:
                 segments.append(load_segment(folder, entry, manifest))
             else:
-                segments.append(segment._replace(dead=read_deleted(folder, entry)))
+                segments.append(segment._replace(dead=entry.dead_rows()))
         return Snapshot(manifest, tuple(segments))
 
     def fit(self, codebooks: Codebooks, unchecked: dict[Path, FileFact]) -> None:

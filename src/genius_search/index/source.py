@@ -33,7 +33,7 @@ from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.index.items import Item
 from genius_search.index.roots import content_of
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import WORK
+from genius_search.index.store import PICTURES, WORK
 from genius_search.model import Genius
 from genius_search.nn.codebooks import sum_features
 from genius_search.nn.spread import normalize
@@ -123,7 +123,7 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
         inputs={},
         facts={},
         files={},
-        fingerprint=fingerprint_of([entry.model_dump() for entry in snapshot.manifest.segments]),
+        fingerprint=fingerprint_of([entry.model_dump(mode="json") for entry in snapshot.manifest.segments]),
     )
     return features
 
@@ -223,7 +223,8 @@ class SavedFeatures:
         shard = encode_shard(keyed, self._encoder, skip_bad_images=True)
         self._shards.append(shard)
         self._contents += [contents[key] for key in shard.rows["id"].tolist()]
-        return shard.left_out
+        names = {key: item.id for key, item in items if (item.image or "").startswith(f"{PICTURES}/")}
+        return [one._replace(file=names.get(one.id, one.file)) for one in shard.left_out]
 
     def save(self) -> None:
         """Save what is not saved yet."""

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, Shaped, UInt8
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of, read_json
+from genius_search.artifact import FileFact, check_files, fingerprint_of, read_json
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
@@ -215,23 +215,10 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         stored,
         manifest.embedding_bits,
         arrays.get(DENSITIES),
-        read_deleted(folder, entry),
+        entry.dead_rows(),
         {place / name: fact for name, fact in entry.files.items()},
         passages,
     )
-
-
-def read_deleted(folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, " rows"]:
-    """Return the rows of a segment's deleted items, ascending; raises like :func:`load_segment`."""
-    if entry.deleted is None:
-        return np.empty(0, dtype=np.int64)
-    path = folder / DELETED / entry.deleted
-    with with_hint():
-        if not path.is_file():
-            raise ArtifactMissing(f"{path} is missing")
-        if file_fingerprint(path) != entry.deleted_sha256:
-            raise ArtifactMismatch(f"{path} is damaged or belongs to another index")
-        return open_array(path, Expected("i8", (entry.num_deleted,), 0, entry.items - 1, step=1))
 
 
 @contextlib.contextmanager
@@ -251,13 +238,12 @@ OWN_MODEL: Final = "./model"
 LEARNED: Final = "learned"
 """The log of choices, an index of its own inside the index."""
 SEGMENTS: Final = "segments"
-DELETED: Final = "deleted"
 WORK: Final = ".work"
 """Folder inside the index for the saved work of an interrupted run."""
 LOCK: Final = ".lock"
 TEMPORARY: Final = "tmp"
 """Folder inside the index where a segment is written before it gets its name."""
-FORMAT: Final = 8
+FORMAT: Final = 9
 """The only format that is read."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
@@ -366,16 +352,27 @@ class Root(BaseModel):
 class SegmentEntry(BaseModel):
     """A segment in ``index.json``. Names are generated, so that none leads out of the folder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
 
     name: str = Field(pattern=r"^[0-9]{6,}$")
     items: int
     """Deleted ones included."""
     files: dict[Annotated[str, Field(pattern=r"^[a-z_]+\.(npy|sqlite)$")], FileFact]
-    deleted: str | None = Field(default=None, pattern=r"^[0-9]{6,}-[0-9]{6,}\.npy$")
-    """File that lists the deleted items."""
-    num_deleted: int = 0
-    deleted_sha256: str | None = None
+    deleted: bytes = b""
+    """A bit for each item, which is set if it is deleted; empty if none is."""
+
+    def dead_rows(self) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of the deleted items, ascending."""
+        bits = np.frombuffer(self.deleted, dtype=np.uint8)
+        return np.flatnonzero(np.unpackbits(bits)[: self.items])
+
+    def without(self, rows: Int64[np.ndarray, " rows"]) -> SegmentEntry:
+        """Return the segment with these rows as its deleted items."""
+        is_dead = np.zeros(self.items, dtype=bool)
+        is_dead[rows] = True
+        return self.model_copy(update={"deleted": np.packbits(is_dead).tobytes()})
 
 
 class IndexManifest(BaseModel):

@@ -1,8 +1,9 @@
 """Writing to an index while others search it.
 
-All files but ``index.json`` are written once and never changed. A change writes a segment of new items or a
-list of deleted ones, then replaces ``index.json`` atomically, and finally removes files that are no longer
-referenced. So readers see the state before or after a change, and an interrupted writer changes nothing.
+All files but ``index.json``, which also tells which items are deleted, are written once and never changed. A
+change writes a segment of new items, then replaces ``index.json`` atomically, and finally removes files that
+are no longer referenced. So readers see the state before or after a change, and an interrupted writer changes
+nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import errno
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -27,14 +28,12 @@ from genius_search.index.segment_writer import (
     Batch,
     alive_batches,
     alive_items,
-    save_array,
     write_manifest,
     write_segment,
 )
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
-    DELETED,
     LOCK,
     NAME,
     NO_PLACE,
@@ -142,17 +141,12 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
     """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
-    entries = tuple(entries)
     shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
     (folder / f"{CURRENT}.tmp").unlink(missing_ok=True)
     segments = {entry.name for entry in entries}
     for path in (folder / SEGMENTS).glob("*"):
         if NAME.fullmatch(path.name) and path.name not in segments:
             shutil.rmtree(path, ignore_errors=True)
-    lists = {entry.deleted for entry in entries}
-    for path in (folder / DELETED).glob("*.npy"):
-        if path.name not in lists:
-            path.unlink()
 
 
 def remove_work(folder: Path) -> None:
@@ -318,18 +312,6 @@ class Writer:
             self._change(snapshot, kept=0, new=new)
         remove_work(self.folder)
 
-    def copy_to(self, folder: Path, manifest: IndexManifest, change: Callable[[Item], Item]) -> None:
-        """Write the items that are not deleted, each changed, as an index into an empty folder."""
-        batches = alive_batches(self.snapshot.segments)
-        changed = (
-            ([change(one) if isinstance(one, Item) else one for one in entries], arrays)
-            for entries, arrays in batches
-        )
-        self._check_contents(self.snapshot.manifest.segments)
-        new = [_write_segment(folder, manifest, changed)] if self.snapshot.num_alive else []
-        copied = manifest.replace(generation=manifest.generation + 1, segments=tuple(new))
-        Writer(folder).commit(copied)
-
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
         with with_hint():
@@ -352,13 +334,7 @@ class Writer:
             if not len(rows):
                 entries.append(entry)
             elif len(rows) < segment.num_alive:
-                dead = np.union1d(segment.dead, rows)
-                path = self.folder / DELETED / f"{generation:06d}-{segment.name}.npy"
-                path.parent.mkdir(exist_ok=True)
-                save_array(path, dead)
-                sync(path, path.parent)
-                named = {"deleted": path.name, "deleted_sha256": file_fingerprint(path)}
-                entries.append(entry.model_copy(update={**named, "num_deleted": len(dead)}))
+                entries.append(entry.without(np.union1d(segment.dead, rows)))
         if new is not None:
             entries.append(new)
         self.commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))

@@ -114,7 +114,7 @@ class Codebooks:
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
-        """Return unit embeddings of features, 0 where absent, as :class:`genius_search.nn.fusion.Fusion`."""
+        """Return unit embeddings of features, 0 where absent, as the quantizer's fusion does in training."""
         if self.config.fusion.kind == "sum":
             return sum_features(image, text)
 

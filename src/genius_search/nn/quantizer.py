@@ -1,4 +1,4 @@
-"""Modality-decoupled residual quantization of embeddings into IDs (paper, section 4.2.2).
+"""Fusion of features, and modality-decoupled residual quantization into IDs (paper, section 4.2).
 
 Level 0 encodes the modality, the later levels encode meaning from coarse to fine. Codebooks are initialised
 by k-means and updated by exponential moving averages; they receive no gradients.
@@ -15,15 +15,56 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from genius_search.config import FusionConfig
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import Codebooks, as_array, as_floats, shapes_of_measures, shapes_of_weights
-from genius_search.nn.fusion import Fusion
 from genius_search.nn.kmeans import assign, start_tables
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 
 LAPLACE: Final = 1e-5
 """Smooths the counts in a codebook's moving average."""
+
+
+class Fusion(nn.Module):
+    """Fuses features: h(x, y) = λ·text + (1−λ)·image + MLP([text; image]), then L2-normalised.
+
+    λ is the output of an MLP with a sigmoid. An absent modality is a zero vector, of which the projection
+    passes on only its bias; this is how the network recognises absence. Layer names follow the released
+    checkpoint (specification, section 7).
+    """
+
+    def __init__(self, dim: int, config: FusionConfig) -> None:
+        super().__init__()
+        joint = 2 * config.hidden
+        self.text_projection_layer = nn.Linear(dim, config.hidden)
+        self.image_projection_layer = nn.Linear(dim, config.hidden)
+        self.combiner_layer = nn.Linear(joint, joint)
+        self.output_layer = nn.Linear(joint, dim)
+        self.dynamic_scalar = nn.Sequential(
+            nn.Linear(joint, joint), nn.ReLU(), nn.Identity(), nn.Linear(joint, 1), nn.Sigmoid()
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        if config.start == "sum":
+            nn.init.zeros_(self.output_layer.weight)
+            nn.init.zeros_(self.output_layer.bias)
+
+    def forward(
+        self, image: Float[Tensor, "items dim"], text: Float[Tensor, "items dim"]
+    ) -> Float[Tensor, "items dim"]:
+        """Return unit embeddings. Rows of an absent modality must be zero."""
+        joint = torch.cat(
+            [
+                torch.relu(self.text_projection_layer(self.dropout(text))),
+                torch.relu(self.image_projection_layer(self.dropout(image))),
+            ],
+            dim=-1,
+        )
+        joint = self.dropout(joint)
+        mixed = self.output_layer(self.dropout(torch.relu(self.combiner_layer(joint))))
+        text_share = self.dynamic_scalar(joint)
+        fused = mixed + text_share * text + (1 - text_share) * image
+        return F.normalize(fused.float(), dim=-1)
 
 
 class Quantized(NamedTuple):

@@ -267,13 +267,13 @@ async def forget(
     served: NamedIndex,
     item_id: IdQuery,
     text: Annotated[schemas.Text | None, Query(description="Only choices for this query.")] = None,
-) -> schemas.Forgotten:
+) -> dict[str, int]:
     """Forget the choices of an item; on return they no longer raise it."""
     forgotten = await get_service(request).change(
         served.name,
         lambda index: index.forget(chosen=item_id, text=text, wait_seconds=PATIENCE_SECONDS),
     )
-    return schemas.Forgotten(forgotten=forgotten)
+    return {"forgotten": forgotten}
 
 
 @router.get("/v1/items/examples")

@@ -226,12 +226,6 @@ class Deleted(BaseModel):
     missing: list[str] = Field(description="Ids that the index does not have.")
 
 
-class Forgotten(BaseModel):
-    """Outcome of forgetting choices."""
-
-    forgotten: int
-
-
 class IndexInfo(BaseModel):
     """Description of an index for clients."""
 

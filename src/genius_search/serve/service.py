@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -23,12 +22,14 @@ from typing import Final, TypeVar
 
 from PIL import Image, PngImagePlugin
 
-from genius_search.config import SearchConfig, led_by_generator
+from genius_search.config import SearchConfig
 from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
+from genius_search.index.build import Added
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.pool import NewItem
+from genius_search.index.query import adjust_settings
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.roots import digest_of
 from genius_search.serve import schemas
@@ -149,23 +150,21 @@ class Service:
         checked = await self._pictures.run(
             lambda: [_check_item(item, pictures, n) for n, item in enumerate(items, start=1)]
         )
-        new = [item for item in checked if isinstance(item, NewItem)]
-        outcomes = iter(
-            await self.change(name, lambda index: index.add_items(new, wait_seconds=PATIENCE_SECONDS))
-            if new
-            else ()
+        new = {item.id: item for item in checked if isinstance(item, NewItem)}
+        left_out = [item for item in checked if isinstance(item, LeftOut)]
+        done = Added()
+        if new:
+            done = await self.change(
+                name, lambda index: index.add_items([*new.values()], wait_seconds=PATIENCE_SECONDS)
+            )
+        left_out += [LeftOut(id=one.file, reason=one.reason) for one in done.left_out]
+        return schemas.Added(
+            added=done.added - done.replaced,
+            replaced=done.replaced,
+            unchanged=done.unchanged,
+            left_out=left_out,
+            ids=[item.id for item in checked],
         )
-        left_out, counts = [], {"added": 0, "replaced": 0, "unchanged": 0}
-        for item in checked:
-            if isinstance(item, LeftOut):
-                left_out.append(item)
-                continue
-            outcome = next(outcomes)
-            if outcome.reason:  # also for a field that was left out
-                left_out.append(LeftOut(id=outcome.id, reason=outcome.reason))
-            if outcome.status != "left out":
-                counts[outcome.status] += 1
-        return schemas.Added(**counts, left_out=left_out, ids=[item.id for item in checked])
 
     async def change(self, name: str, change: Callable[[Index], Result]) -> Result:
         """Change an index after those who came before; compact it afterwards if it needs that."""
@@ -189,11 +188,7 @@ class Service:
 def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
     """Return the settings of an index, overridden by those of a request."""
     given = {name: getattr(body, name) for name in ("rerank", "router", "candidates")}
-    usual = led_by_generator(index.settings) if body.router == "generator" else index.settings
-    config = dataclasses.replace(usual, **{name: value for name, value in given.items() if value is not None})
-    if body.router == "generator" and not index.model.has_generator:
-        raise Problem(422, "router: this index has no generator; leave router out")
-    return config
+    return adjust_settings(index.settings, index.model, **given)
 
 
 def search_request(

@@ -102,7 +102,6 @@ def fit_codebooks(
     fused_by: Codebooks | None = None,
     metric: Float32[np.ndarray, "dim dim"] | None = None,
     levels: int = LEVELS,
-    seed: int = 0,
     progress: Progress,
 ) -> StoredQuantizer:
     """Fit codebooks to the embeddings of a pool, or open the folder if this was done already.
@@ -143,12 +142,12 @@ def fit_codebooks(
         folder,
         kind=KIND,
         config=to_json(config),
-        inputs={**inputs, FITTED: str(items), "seed": str(seed), **_metric_input(metric)},
+        inputs={**inputs, FITTED: str(items), **_metric_input(metric)},
     )
     if writer.finished() is not None:
         return StoredQuantizer(folder)
     given = embeddings if metric is None else embeddings @ metric
-    tables = _fit(given, modalities, config, np.random.default_rng(seed), progress)
+    tables = _fit(given, modalities, config, np.random.default_rng(0), progress)
     dim = embeddings.shape[1]
     weights: dict[str, np.ndarray] = {
         name: np.zeros(shape, np.float32) for name, shape in shapes_of_weights(dim, config).items()
@@ -160,7 +159,7 @@ def fit_codebooks(
     weights["level0_modality"] = np.arange(NUM_MODALITIES)
     if fused_by is not None:
         weights |= {name: array for name, array in fused_by.weights.items() if name.startswith(FUSION)}
-    drawn = np.random.default_rng(seed).permutation(len(embeddings))
+    drawn = np.random.default_rng(0).permutation(len(embeddings))
     per_modality = [drawn[modalities[drawn] == modality][:SAMPLED_IDS] for modality in range(NUM_MODALITIES)]
     sampled = np.concatenate(per_modality)
     ids = Codebooks(dim, config, weights).assign_ids(embeddings[sampled], modalities[sampled])

@@ -81,7 +81,6 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
         ({"model": None}, UsageError, "either a model"),
         ({"encoder": "small"}, UsageError, "either a model"),
         ({"shards": 0}, UsageError, "--shards"),
-        ({"shards": 64}, UsageError, "too few"),
         ({"pool": "/nowhere.jsonl"}, BadData, "nowhere"),
     ],
 )

@@ -143,7 +143,7 @@ def index(whole, trained, tmp_path) -> Index:
 def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     (before,) = index.search("a red square", k=1)
     assert (before.probability, index.good_match([before])) == (None, None)
-    found, hubness = calibrate(index, MBeir(trained.data), split="test", precision=0.05, progress=Silent())
+    found, hubness = calibrate(index, trained.data, split="test", precision=0.05, progress=Silent())
     assert index.calibration is None
     assert found.queries == 48
     assert found.promised == pytest.approx(found.right, abs=0.15)
@@ -174,10 +174,10 @@ def test_a_calibration_stays_while_items_come_and_go(index):
 
 def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
     with pytest.raises(UsageError, match="between 0 and 1"):
-        calibrate(index, MBeir(trained.data), split="test", precision=1.0, progress=Silent())
+        calibrate(index, trained.data, split="test", precision=1.0, progress=Silent())
     monkeypatch.setattr("genius_search.index.calibrate.FEWEST_QUERIES", 1000)
     with pytest.raises(BadData, match="at least 1000"):
-        calibrate(index, MBeir(trained.data), split="test", progress=Silent())
+        calibrate(index, trained.data, split="test", progress=Silent())
 
 
 def test_what_was_learned_calibrates(index, monkeypatch, capsys):

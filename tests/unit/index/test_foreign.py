@@ -52,8 +52,6 @@ def sign(folder: Path, **changes: object) -> None:
             file.name: {"bytes": file.stat().st_size, "sha256": file_fingerprint(file)}
             for file in place.iterdir()
         }
-        if entry["deleted"]:
-            entry["deleted_sha256"] = file_fingerprint(folder / "deleted" / entry["deleted"])
     body |= changes
     del body["checksum"]
     (folder / "index.json").write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))

@@ -76,7 +76,7 @@ def test_a_whole_index_is_found_whole(index):
 
 def test_a_flipped_bit_in_any_file_is_found(index):
     random = np.random.default_rng(0)
-    assert len(files(index)) == 1 + 2 + 2 * 8
+    assert len(files(index)) == 1 + 2 * 8
     for file in files(index):
         contents = file.read_bytes()
         for place in {0, len(contents) // 2, int(random.integers(len(contents))), len(contents) - 2}:
@@ -179,14 +179,7 @@ def test_damage_is_not_merged_into_a_new_segment(index):
     assert verify(index).items == 77
 
 
-def test_a_damaged_list_of_deleted_items_is_not_continued(index):
-    file = index / "deleted" / "000003-000001.npy"
-    np.save(file, np.array([1, 8]))  # sound, and not what was deleted
-    with pytest.raises(ArtifactMismatch, match=file.name), one_writer(index) as writer:
-        writer.delete(["1/2"])
-
-
-@pytest.mark.parametrize("name", ["index.json", "segments/000001/ids.npy", "deleted/000003-000001.npy"])
+@pytest.mark.parametrize("name", ["index.json", "segments/000001/ids.npy"])
 def test_a_folder_in_the_place_of_a_file_is_refused_when_the_index_is_opened(index, name):
     (index / name).unlink()
     (index / name).mkdir()

@@ -60,16 +60,13 @@ def make(folder: Path, contents: dict[str, int]) -> Path:
 
 def expected_names(folder: Path) -> set[str]:
     manifest = read_manifest(folder)
-    segments = {f"segments/{entry.name}" for entry in manifest.segments}
-    lists = {f"deleted/{entry.deleted}" for entry in manifest.segments if entry.deleted}
-    return {CURRENT, ".lock", *segments, *lists}
+    return {CURRENT, ".lock", *(f"segments/{entry.name}" for entry in manifest.segments)}
 
 
 def present_names(folder: Path) -> set[str]:
     """All there is, but what is inside segments, and the folders themselves."""
-    inside = [*(folder / "segments").glob("*"), *(folder / "deleted").glob("*")]
-    here = [path for path in folder.iterdir() if path.name not in ("segments", "deleted")]
-    return {str(path.relative_to(folder)) for path in (*here, *inside)}
+    here = [path for path in folder.iterdir() if path.name != "segments"]
+    return {str(path.relative_to(folder)) for path in (*here, *(folder / "segments").glob("*"))}
 
 
 ADD = st.tuples(

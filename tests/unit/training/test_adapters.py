@@ -15,8 +15,9 @@ from genius_search.data.mbeir import MBeir
 from genius_search.encoders.adapters import AdapterEncoder
 from genius_search.encoders.base import ItemKey, TextInput, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.model import Genius, save_model
+from genius_search.model import Genius
 from genius_search.progress import Silent
+from genius_search.publish import save
 from genius_search.recipe import preset
 from genius_search.training.adapters import AdapterNetwork, train_adapters
 from genius_search.training.features import TrainingRecords
@@ -137,7 +138,7 @@ def test_the_whole_method_runs_on_top_and_moves(trained, tmp_path):
     again = fit(MBeir(trained.data), f"adapters:{small},{small}", tmp_path / "moved", settings)
     assert again.fingerprint == model.fingerprint
     with pytest.raises(UsageError, match="on this machine only"):
-        save_model(model.folder, tmp_path / "saved")
+        save(model.folder, tmp_path / "saved")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from genius_search.data.mbeir import MBeir
 from genius_search.encoders import base
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
-from genius_search.model import Genius, save_model
+from genius_search.model import Genius
 from genius_search.progress import Silent
+from genius_search.publish import save
 from genius_search.recipe import preset
 from genius_search.training.fit import fit
 
@@ -64,7 +65,7 @@ def test_an_encoder_of_another_package_is_trained_with_indexed_and_searched(
     pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
     index, _ = Index.create(tmp_path / "index", model=tmp_path / "model", pool=pool)
     assert len(index.search(text="a red bag", k=5)) == 5
-    saved = save_model(fitted.folder, tmp_path / "saved")
+    saved = save(fitted.folder, tmp_path / "saved")
     assert Genius.open(saved).fingerprint == fitted.fingerprint
     monkeypatch.setattr(base, "entry_points", lambda **_: EntryPoints([]))
     with pytest.raises(UsageError, match="letters"):
