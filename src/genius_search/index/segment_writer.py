@@ -57,7 +57,7 @@ Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
 """Items that are written together, each followed by its passages."""
 
 
-def save_array(path: Path, *parts: Shaped[np.ndarray, "..."]) -> None:
+def save_array(path: Path, *parts: Shaped[np.ndarray, ...]) -> None:
     """Write an ``.npy`` file of arrays, one behind the other; a full disk is named, unlike by ``np.save``."""
     first = parts[0]
     shape = (sum(map(len, parts)), *first.shape[1:])
