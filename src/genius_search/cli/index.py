@@ -405,7 +405,6 @@ class Info(JsonOption, IndexArgument):
             return
         facts = dataclasses.asdict(describe(self.index, Snapshot.open(self.index)))
         if not self.json:
-            facts["segments"] = len(facts["segments"])
             facts["bytes_per_item"] = {part: round(size) for part, size in facts["bytes_per_item"].items()}
         print_facts(facts, as_json=self.json)
 

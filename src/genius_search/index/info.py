@@ -100,17 +100,6 @@ def _verify_model(index: Path, snapshot: Snapshot) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentInfo:
-    """The size of a segment."""
-
-    name: str
-    items: int
-    """Deleted ones included."""
-    deleted: int
-    ids: int
-
-
-@dataclass(frozen=True, slots=True)
 class IndexInfo:
     """A description of an index."""
 
@@ -134,7 +123,9 @@ class IndexInfo:
     """Whether codebooks were fitted with vectors of queries; see :meth:`genius_search.Index.create`."""
     hubness: Hubness | None
     """The weight of densities and how it was measured; None if it is the default."""
-    segments: list[SegmentInfo]
+    segments: int
+    deleted: int
+    """Deleted items, which take up space until the index is compacted."""
 
 
 def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
@@ -168,10 +159,8 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             knows_queries=manifest.has_own_model
             and METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs,
             hubness=manifest.hubness,
-            segments=[
-                SegmentInfo(segment.name, segment.num_items, len(segment.dead), len(segment.table))
-                for segment in segments
-            ],
+            segments=len(segments),
+            deleted=sum(len(segment.dead) for segment in segments),
         )
 
 
