@@ -15,6 +15,12 @@ from genius_search.errors import GeniusError, MissingExtra
 INTERRUPTED = 130
 
 
+def limit_threads() -> None:
+    """Keep libraries to one thread; they read this when they are imported."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+
+
 def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
     """Parse the flags of a program, run it, and return its exit status; an error of the user is one line.
 

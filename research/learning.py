@@ -42,7 +42,6 @@ from genius_search.records import Modality, Query, did_of, qid_of
 from genius_search.training.generator import train_generator
 from research.bench.given import Given, read_given
 from research.bench.measure import use_one_thread
-from research.bench.settings import SearchSettings
 from research.command import run
 from research.figures import new_figure
 
@@ -302,9 +301,9 @@ class Learning(JsonOption):
         with TerminalProgress() as progress:
             given = read_given(
                 self.data,
-                SearchSettings(queries=self.queries),
                 None if self.model is None else Genius.open(self.model),
                 self.work,
+                most_queries=self.queries,
                 query_vectors=self.query_vectors,
                 answers=self.answers,
                 progress=progress,

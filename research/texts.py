@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 from jaxtyping import Float16, Float32
 
-from genius_search.cli.options import OptionalFile, command
+from genius_search.cli.options import command
 from genius_search.cli.terminal import print_text
 from genius_search.encoders.base import ItemKey, TextInput, load_encoder
 from genius_search.errors import BadData
@@ -34,36 +34,42 @@ class Texts:
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """Text files with a text in each line."""
 
-    queries: OptionalFile = None
-    """A file with a query, a tab, and its right texts with tabs between them in each line. Queries leave the
+    queries: tuple[Path, ...] = ()
+    """Files with a query, a tab, and its right texts with tabs between them in each line. Queries leave the
     pool, right texts join it."""
 
     encoder: str = "text:wordllama"
     """The encoder of all texts."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Folder of items.npy, and of queries.npy and answers.npy."""
+    """Folder of items.npy and queries.npy; of answers.npy, rows of right items; and of sources.npy and
+    kinds.npy, the name of the file that each item and each query is from."""
 
     def run(self) -> None:
         """Encode, and say how near the items are to one another."""
-        asked = [] if self.queries is None else [line.split("\t") for line in _lines([self.queries])]
-        pool = dict.fromkeys(line for line in _lines(self.files) if len(line.split()) >= FEWEST_WORDS)
-        pool |= dict.fromkeys(text for _, *right in asked for text in right)
-        for query, *_ in asked:
-            pool.pop(query, None)
-        place = {text: row for row, text in enumerate(pool)}
+        asked = [(file.stem, *line.split("\t")) for file in self.queries for line in _lines(file)]
+        named = [(text, file.stem) for file in self.files for text in _lines(file)]
+        named = [(text, name) for text, name in named if len(text.split()) >= FEWEST_WORDS]
+        source: dict[str, str] = {}
+        for text, name in [*named, *((text, kind) for kind, _, *right in asked for text in right)]:
+            source.setdefault(text, name)
+        for _, query, *_ in asked:
+            source.pop(query, None)
+        place = {text: row for row, text in enumerate(source)}
         if not place:
             raise BadData(f"no file has a text of {FEWEST_WORDS} words; give files with a text in each line")
         self.out.mkdir(parents=True, exist_ok=True)
         items = self._encode(list(place))
-        np.save(self.out / "items.npy", items)
+        arrays = {"items": items, "sources": np.array([*source.values()])}
         if asked:
-            right = [[place[text] for text in own if text in place] for _, *own in asked]
-            answers = np.full((len(asked), max(map(len, right))), -1)
-            for row, own in zip(answers, right, strict=True):
-                row[: len(own)] = own
-            np.save(self.out / "answers.npy", answers)
-            np.save(self.out / "queries.npy", self._encode([query for query, *_ in asked]))
+            answers = np.full((len(asked), max(map(len, asked)) - 2), -1)
+            for row, (_, _, *right) in zip(answers, asked, strict=True):
+                rows = [place[text] for text in right if text in place]
+                row[: len(rows)] = rows
+            kinds, queries = [kind for kind, *_ in asked], self._encode([query for _, query, *_ in asked])
+            arrays |= {"answers": answers, "queries": queries, "kinds": np.array(kinds)}
+        for name, array in arrays.items():
+            np.save(self.out / f"{name}.npy", array)
         print_text(
             f"{len(items):,} texts, {len(asked):,} queries; {describe_neighbours(items.astype(np.float32))}"
         )
@@ -77,9 +83,8 @@ class Texts:
         return np.concatenate(batches)
 
 
-def _lines(files: Sequence[Path]) -> Iterator[str]:
-    for file in files:
-        yield from file.read_text().splitlines()
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 def describe_neighbours(items: Float32[np.ndarray, "items dim"]) -> str:

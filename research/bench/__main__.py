@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from functools import partial
@@ -11,31 +10,26 @@ from typing import Annotated
 
 import tyro
 
-from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
-from genius_search.cli.terminal import TerminalProgress, print_json
-from research.bench.settings import SearchSettings
-from research.command import run
+from genius_search.cli.options import DataArgument, OptionalFile, OptionalFolder, command
+from genius_search.cli.terminal import TerminalProgress, print_text
+from research.command import limit_threads, run
 
 MIN_WIDTH = 120
 """Columns of text that a table may take whatever the terminal."""
 
 
 @command
-class Search(JsonOption):
-    """Measure search beside faiss, hnswlib and rabitqlib: plain and filtered.
+class Search:
+    """Measure search beside faiss, hnswlib, rabitqlib, scann and usearch, where they are installed.
 
-    In the pool of a data set, and in larger ones with invented items: recall and the share of exact search
-    that is kept, time of a query alone and in a batch, bytes and time to build. Rivals that are not installed
-    are named. `--quick` tries it in a minute or two.
+    By effort: the share of exact search's ten, recall, and the time of a query alone, as a table and as two
+    figures, by time and by bytes. Then searches with conditions; and what it costs to create, add, delete and
+    compact. What is built stays in the folder, and is not built again.
     """
 
     data: DataArgument
     """A data set in M-BEIR's layout, with features in DATA/features/text_features.npy or image_features.npy;
-    or one .npy file with a vector for each item."""
-
-    model: OptionalFolder = None
-    """Folder of a trained model, whose embeddings all methods search. Left out: codebooks are fitted to the
-    features without training."""
+    a folder of `python -m research.texts`; or one .npy file with a vector for each item."""
 
     query_vectors: OptionalFile = None
     """With DATA a .npy file: another one, of queries. Left out: some of the items become queries."""
@@ -45,51 +39,42 @@ class Search(JsonOption):
     columns of such rows. Only then is R@k known."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Folder of results.json and results.md, and of what is embedded or built on the way."""
+    """Folder of results.json and results.md, and of what is built."""
 
-    options: Annotated[SearchSettings, tyro.conf.arg(name="")] = SearchSettings()
+    pictures: OptionalFolder = None
+    """Folder of the two figures; by default FOLDER."""
 
-    download: bool = False
-    """Allow downloading the encoder's weights."""
+    queries: int = 1000
+    """Queries at most, of a data set or of the items."""
+
+    timed: int = 100
+    """Queries that are timed one by one."""
+
+    rivals: bool = True
+    """Build and measure rivals."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Build, measure, write, draw and print."""
         limit_threads()
-        from genius_search.model import Genius
         from research.bench.given import read_given
         from research.bench.measure import about, use_one_thread
         from research.bench.search import bench_search, write
 
         use_one_thread()
-        settings = self.options.resolved()
         self.out.mkdir(parents=True, exist_ok=True)
         with TerminalProgress() as progress:
-            model = None if self.model is None else Genius.open(self.model, download=self.download)
             given = read_given(
                 self.data,
-                settings,
-                model,
+                None,
                 self.out,
+                most_queries=self.queries,
                 query_vectors=self.query_vectors,
                 answers=self.answers,
                 progress=progress,
             )
-            found = bench_search(given, settings, self.out, model=model, progress=progress)
-        facts = about(settings.seed, sys.argv[1:])
-        document = write(self.out, found, facts)
-        if self.json:
-            print_json(document)
-            return
-        for table in found.tables:
-            print(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
-        print("{machine}; {date}; {command}".format_map(facts))
-        print(f"all columns: results.md and results.json in {self.out}", file=sys.stderr)
-
-
-def limit_threads() -> None:
-    """Keep libraries to one thread; they read this when they are imported."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
+            rows = bench_search(given, self.out, timed=self.timed, rivals=self.rivals, progress=progress)
+        for table in write(rows, self.out, self.pictures or self.out, about(sys.argv[1:])):
+            print_text(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
 
 
 main = partial(run, Search, "bench")

@@ -1,4 +1,4 @@
-"""The vectors that searches are compared on: a researcher's own, and more that are invented from them."""
+"""The vectors that searches are compared on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import faiss
 import numpy as np
-from jaxtyping import Float32, Int8, Int64
+from jaxtyping import Float32, Int8, Int64, Shaped
 
 from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir, read_judgements
@@ -19,15 +19,8 @@ from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
 from genius_search.training.features import embed_pool, embed_queries
-from research.bench.settings import SearchSettings
 
-BLOCK: Final = 65_536
-NEIGHBOURS: Final = 8
-"""An invented item differs from a real one as another does from one of so many nearest."""
-PAIRS: Final = 4096
-SAMPLE: Final = 200
-"""Items whose nearest other is looked for."""
-QUICK_ITEMS: Final = 2000
+SPLIT: Final = "test"
 K: Final = 10
 """Hits of every search."""
 BATCH: Final = 64
@@ -49,8 +42,10 @@ class Given(NamedTuple):
     queries: Queries
     right: list[set[int]] | None = None
     """Rows of the right answers to each query, if they are known; an empty set where there is none."""
-    real: int = 0
-    """Items from the first on that are not invented."""
+    kinds: Shaped[np.ndarray, " queries"] | None = None
+    """The kind of each query, if there are several."""
+    sources: Shaped[np.ndarray, " items"] | None = None
+    """A field of each item, if there is one."""
 
     def recall(self, found: Found, k: int) -> float | None:
         """Return the share of the queries that have a right answer with one among the first k."""
@@ -62,19 +57,19 @@ class Given(NamedTuple):
 
 def read_given(
     data: Path,
-    settings: SearchSettings,
     model: Genius | None,
     folder: Path,
     *,
+    most_queries: int,
     query_vectors: Path | None = None,
     answers: Path | None = None,
     progress: Progress,
 ) -> Given:
-    """Read features: a data set in M-BEIR's layout, or ``.npy`` files of items, queries and right answers.
+    """Read a data set in M-BEIR's layout, a folder of :mod:`research.texts`, or ``.npy`` files.
 
     ``answers`` holds the row of each query's right item, −1 for none, or a row of several such numbers.
     Without a model, a data set's features are ``.npy`` files in ``DATA/features``. Features are kept in
-    ``folder``.
+    ``folder``. Of a data set or file, ``most_queries`` are asked.
 
     Raises UsageError where files do not go together, BadData where one is not what it should be.
     """
@@ -83,32 +78,34 @@ def read_given(
     if data.suffix == ".npy":
         if model is not None:
             raise UsageError(f"{data} holds embeddings, which no model is for; leave --model out")
-        given = _read_arrays(data, query_vectors, answers, settings)
-    elif query_vectors is not None:
-        raise UsageError(f"{data} has queries of its own; --query-vectors is for a .npy file of items")
-    else:
-        given = _read_mbeir(MBeir(data), settings, model, folder, progress=progress)
-    return _cut(given, QUICK_ITEMS, settings.seed) if settings.quick else given
-
-
-def _read_arrays(
-    file: Path, query_vectors: Path | None, answers: Path | None, settings: SearchSettings
-) -> Given:
-    """Read items, and queries with their answers from the other files or queries from among the items."""
-    vectors, right = _load(file), None
+        return _read_arrays(data, query_vectors, answers, most_queries)
     if query_vectors is not None:
-        queries = _load(query_vectors)
+        raise UsageError(f"{data} has queries of its own; --query-vectors is for a .npy file of items")
+    if (data / "items.npy").exists():
+        known = {name: data / f"{name}.npy" for name in ("answers", "kinds", "sources")}
+        read = {name: _open_array(file) for name, file in known.items() if file.exists()}
+        own = known["answers"] if "answers" in read else None
+        given = _read_arrays(data / "items.npy", data / "queries.npy", own, None)
+        return given._replace(kinds=read.get("kinds"), sources=read.get("sources"))
+    return _read_mbeir(MBeir(data), most_queries, model, folder, progress=progress)
+
+
+def _read_arrays(file: Path, query_vectors: Path | None, answers: Path | None, most: int | None) -> Given:
+    """Read items, and queries with their answers from the other files or queries from among the items."""
+    vectors, right = _read_vectors(file), None
+    if query_vectors is not None:
+        queries = _read_vectors(query_vectors)
         if queries.shape[1] != vectors.shape[1]:
             raise BadData(
                 f"{query_vectors} has vectors of {queries.shape[1]} numbers, {file} of "
                 f"{vectors.shape[1]}; they must come from one encoder"
             )
         if answers is not None:
-            right = _load_answers(answers, len(queries), len(vectors))[: settings.queries]
-        queries = queries[: settings.queries]
+            right = _read_answers(answers, len(queries), len(vectors))[:most]
+        queries = queries[:most]
     else:
-        order = np.random.default_rng(settings.seed).permutation(len(vectors))
-        count = min(settings.queries, len(vectors) // HELD_OUT)
+        order = np.random.default_rng(0).permutation(len(vectors))
+        count = min(most or len(vectors), len(vectors) // HELD_OUT)
         if not count:
             raise BadData(
                 f"{file} holds {len(vectors)} vectors, too few to take queries from; give some with "
@@ -116,10 +113,10 @@ def _read_arrays(
             )
         queries, vectors = vectors[order[:count]], vectors[np.sort(order[count:])]
     texts = np.full(len(vectors), Modality.TEXT.code, dtype=np.int8)
-    return Given(vectors, texts, queries, right, len(vectors))
+    return Given(vectors, texts, queries, right)
 
 
-def _load_answers(file: Path, num_queries: int, num_items: int) -> list[set[int]]:
+def _read_answers(file: Path, num_queries: int, num_items: int) -> list[set[int]]:
     """Return the rows of the right items of each query."""
     rows = _open_array(file)
     if rows.ndim not in (1, 2) or rows.dtype.kind not in "iu" or len(rows) != num_queries:
@@ -135,7 +132,8 @@ def _load_answers(file: Path, num_queries: int, num_items: int) -> list[set[int]
     return [{row for row in own if row >= 0} for own in rows.reshape(num_queries, -1).tolist()]
 
 
-def _load(file: Path) -> Float32[np.ndarray, "rows dim"]:
+def _read_vectors(file: Path) -> Float32[np.ndarray, "rows dim"]:
+    """Return the unit vectors of a file; BadData if it holds something else."""
     vectors = _open_array(file)
     if vectors.ndim != 2 or vectors.dtype.kind != "f" or not len(vectors):
         raise BadData(
@@ -153,7 +151,7 @@ def _open_array(file: Path) -> np.ndarray:
 
 
 def _read_mbeir(
-    data: MBeir, settings: SearchSettings, model: Genius | None, folder: Path, *, progress: Progress
+    data: MBeir, most_queries: int, model: Genius | None, folder: Path, *, progress: Progress
 ) -> Given:
     """Embed the global pool and the queries of all rows, by a model or from ``DATA/features``."""
     encoder = PrecomputedEncoder(data.root / "features") if model is None else model.encoder
@@ -161,14 +159,14 @@ def _read_mbeir(
     def embed(features: FeatureBatch) -> np.ndarray:
         return normalize(features.total()) if model is None else model.embed(features)
 
-    rows = data.rows(settings.split)
-    pool = embed_pool(data, data.global_pool(settings.split), encoder, folder / "features", progress=progress)
+    rows = data.rows(SPLIT)
+    pool = embed_pool(data, data.global_pool(SPLIT), encoder, folder / "features", progress=progress)
     place = {number: row for row, number in enumerate(pool.ids.tolist())}
     queries, right = [], []
     for row in rows:
-        most = -(-settings.queries // len(rows))
+        most = -(-most_queries // len(rows))
         qids, features = embed_queries(
-            data, encoder, row, folder, max_queries=most, seed=settings.seed, progress=progress
+            data, encoder, row, folder, max_queries=most, seed=0, progress=progress
         )
         judged = read_judgements(row, qids)
         queries.append(embed(features))
@@ -176,59 +174,7 @@ def _read_mbeir(
             dids = [did for did, relevance in judged[qid].items() if relevance > 0]
             right.append({place[number] for did in dids if (number := candidate_number(did)) in place})
     items = embed(pool.gather(np.arange(len(pool))))
-    return Given(items, pool.modality, np.concatenate(queries), right, len(items))
-
-
-def _cut(given: Given, items: int, seed: int) -> Given:
-    """Keep some items, the right answers first."""
-    wanted = sorted(set().union(*(given.right or [])))
-    drawn = np.random.default_rng(seed).permutation(len(given.items))
-    kept = np.array(list(dict.fromkeys([*wanted, *drawn.tolist()]))[:items])
-    place = {row: number for number, row in enumerate(kept.tolist())}
-    right = given.right and [{place[row] for row in own if row in place} for own in given.right]
-    return Given(given.items[kept], given.modality[kept], given.queries, right, len(kept))
-
-
-def invent(given: Given, count: int, seed: int) -> Given:
-    """Return a pool of so many items: the real ones, and others that are about as far from one another.
-
-    An invented item is a real one plus the difference between another one and one of that one's nearest:
-    neither one of the shortest differences, which would make near-duplicates, nor of the longest.
-    """
-    random = np.random.default_rng(seed)
-    real, dim = given.items.shape
-    chosen = random.permutation(real)[:PAIRS]
-    flat = faiss.IndexFlatIP(dim)
-    flat.add(given.items)
-    cosines, near = (
-        found[:, 1:] for found in flat.search(given.items[chosen], 1 + min(NEIGHBOURS, real - 1))
-    )
-    by_cosine = cosines.argsort(axis=None)
-    pairs = by_cosine[len(by_cosine) // 4 : -(len(by_cosine) // 4)]
-    items = np.empty((count, dim), dtype=np.float32)
-    items[:real] = given.items
-    bases = random.integers(0, real, count)
-    for start in range(real, count, BLOCK):
-        base = bases[start : start + BLOCK]
-        pair = random.choice(pairs, len(base))
-        one, other = chosen[pair // near.shape[1]], near.ravel()[pair]
-        vectors = given.items[base] + given.items[one] - given.items[other]
-        items[start : start + BLOCK] = normalize(vectors)
-    modality = np.concatenate([given.modality, given.modality[bases[real:]]])
-    return Given(items, modality, given.queries, given.right, real)
-
-
-def nearest_cosines(given: Given, seed: int) -> tuple[float, float]:
-    """Return the mean cosine of real and of invented items with the nearest other one, of a sample."""
-    random = np.random.default_rng(seed)
-    flat = faiss.IndexFlatIP(given.items.shape[1])
-    flat.add(given.items)
-    bounds = ((0, given.real), (given.real, len(given.items)))
-    real, invented = (
-        float(flat.search(given.items[random.integers(low, high, SAMPLE)], 2)[0][:, 1].mean())
-        for low, high in bounds
-    )
-    return real, invented
+    return Given(items, pool.modality, np.concatenate(queries), right)
 
 
 def exact_search(items: Float32[np.ndarray, "items dim"], queries: Queries) -> Found:
@@ -242,7 +188,7 @@ def search_all(search: Search, queries: Queries) -> Found:
     return np.concatenate([search(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)])
 
 
-def share_found(truth: Int64[np.ndarray, "queries known"], found: Found, k: int) -> float:
-    """Return the share of the true first k that is among the first k found."""
-    pairs = zip(truth[:, :k].tolist(), found[:, :k].tolist(), strict=True)
+def share_found(truth: Int64[np.ndarray, "queries known"], found: Found) -> float:
+    """Return the share of the true items that is found."""
+    pairs = zip(truth.tolist(), found.tolist(), strict=True)
     return float(np.mean([len(set(best) & set(own)) / len(best) for best, own in pairs]))

@@ -7,9 +7,9 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import faiss
 import numpy as np
@@ -22,34 +22,12 @@ TURN: Final = 20
 of what the others left."""
 WARM: Final = 10
 """Calls at the start of a turn that do not count: in use, a method finds its own tables in the caches."""
-Built = TypeVar("Built")
 
 
 def use_one_thread() -> None:
     """Compute with one thread from now on, in the whole process."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-
-
-def time_build(build: Callable[[], Built]) -> tuple[Built, float]:
-    """Return what was built, and the CPU-seconds that took."""
-    began = time.process_time()
-    built = build()
-    return built, time.process_time() - began
-
-
-def time_rounds(
-    methods: Mapping[str, Callable[[], object]], *, rounds: int, per: int = 1
-) -> dict[str, float]:
-    """Return median CPU-milliseconds of a call, divided by ``per``, after one turn that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in methods}
-    for turn in range(rounds + 1):
-        for name, call in methods.items():
-            began = time.process_time()
-            call()
-            if turn:
-                times[name].append(1000 * (time.process_time() - began) / per)
-    return {name: float(np.median(found)) for name, found in times.items()}
 
 
 def time_queries(methods: Mapping[str, Search], queries: Queries, number: int) -> dict[str, float]:
@@ -67,11 +45,11 @@ def time_queries(methods: Mapping[str, Search], queries: Queries, number: int) -
     return {name: float(np.median(found)) for name, found in times.items()}
 
 
-def about(seed: int, words: Sequence[str]) -> dict[str, Any]:
-    """Return the facts beside every number: machine, date, seed, and the command, of paths the last name."""
+def about(words: Sequence[str]) -> dict[str, Any]:
+    """Return the facts beside every number: machine, date, and the command, of paths the last name."""
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
     command = " ".join(["python -m research.bench", *(Path(word).name for word in words)])
-    return {"machine": describe_machine(), "date": date, "command": command, "seed": seed}
+    return {"machine": describe_machine(), "date": date, "command": command}
 
 
 def describe_machine() -> str:

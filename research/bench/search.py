@@ -1,295 +1,340 @@
-"""``python -m research.bench``: what a search finds and costs, beside faiss, hnswlib and rabitqlib.
+"""What searches find and cost: ours by :class:`genius_search.Index`, as users search, beside rivals.
 
-The pools are a data set's own, and larger ones with invented vectors. All methods search the same embeddings,
-begin behind the encoder, have one thread and take turns in one process.
+All methods have one thread and take turns.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
-from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from genius_search import Index, SearchRequest
+from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
-from genius_search.model import Genius
+from genius_search.index.build import MANY_ITEMS
+from genius_search.index.query import SnapshotSearcher
 from genius_search.progress import Progress
+from genius_search.search.vectors import EmbeddingBits, stored_width
 from genius_search.writing import write_file, write_json
-from research.bench.coded import Codes, Ours, encode, fit
+from research.bench.costs import cost_of_changes, cost_of_creating
 from research.bench.given import (
     Found,
     Given,
     K,
+    Queries,
     Search,
     exact_search,
-    invent,
-    nearest_cosines,
     search_all,
     share_found,
 )
-from research.bench.measure import time_build, time_queries, time_rounds
-from research.bench.rivals import Rival, builders, describe_packages, faiss_rival
-from research.bench.settings import SearchSettings
+from research.bench.measure import time_queries
+from research.bench.rivals import Rival, builders, describe_packages
+from research.figures import COLOURS, GRID, INK, new_figure
 from research.table import Table
 
-REFERENCE: Final = "faiss HNSW32, ef 32"
-"""Times are also given as multiples of this one's."""
+BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4)
+FACTORS: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the default candidates and beam."""
+WIDEST: Final = 256
+LISTS: Final = (8, 16, 32, 64, 128, 256)
+NODES: Final = (16, 32, 64, 128, 256, 512)
+"""Nodes of a graph in view."""
+SHARES: Final = (0.5, 0.1, 0.01, 0.001)
+"""Of the items, allowed at random."""
+CHANGED: Final = 1000
+"""Items that are added and deleted."""
 REACHED: Final = 0.95
-"""Share of the filtered truth's first ten that a filtered search should find."""
-EFFORTS: Final = (16, 32, 64, 128, 256, 512, 1024)
-EFFORT_QUERIES: Final = 64
-"""Queries that decide how much effort a filtered search takes."""
-
-
-class Pool(NamedTuple):
-    """What is searched."""
-
-    title: str
-    items: int
-    invented: int
-    """Items that are not real."""
-
-    @staticmethod
-    def of(given: Given, seed: int) -> Pool:
-        """Describe a pool."""
-        count, invented = len(given.items), len(given.items) - given.real
-        title = f"{count:,} items"
-        if invented:
-            real, other = nearest_cosines(given, seed)
-            near = f"cosine with the nearest other item: real {real:.2f}, invented {other:.2f}"
-            title += f", {invented:,} of them invented ({near})"
-        return Pool(title, count, invented)
+"""Of exact search's ten, by the graph whose time filtered searches are compared with."""
+SCALE_BYTES: Final = 3
+"""Of a stored embedding: its scale and its density."""
+OURS: Final = "GENIUS"
+EXACT: Final = "exact"
+LIBRARIES: Final = (OURS, "rabitqlib", "faiss", "hnswlib", "usearch", "scann")
+MARKERS: Final = "osD^vP*X"
+APART: Final = 0.045
+"""Of the height of a panel, between two labels."""
+Row = dict[str, Any]
 
 
 class Method(NamedTuple):
-    """A way of searching, ready to answer."""
+    """A way of searching."""
 
-    search: Search
-    ours: bool = False
-    item_bytes: float | None = None
-    build_seconds: float | None = None
-    """CPU-seconds to build its index."""
-
-
-Methods = dict[str, Method]
-Row = dict[str, Any]
-"""One measurement."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """Everything that was measured."""
-
-    rows: dict[str, list[Row]]
-    """Part -> its rows, as the JSON has them."""
-    tables: Sequence[Table]
-    """For people, each short enough for a terminal or a document."""
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """Settings of a run, and the rows measured so far."""
-
-    settings: SearchSettings
-    folder: Path
-    progress: Progress
-    model: Genius | None
-    rows: dict[str, list[Row]]
-    left_out: dict[str, None] = field(default_factory=dict)
-    """Rivals that cannot be built, with the reason."""
-
-    def add(self, part: str, rows: Sequence[Row], pool: Pool) -> None:
-        """Keep rows of a pool."""
-        self.progress.say(f"{pool.title}: {TITLES[part].lower()}, done")
-        self.rows[part] += [{**pool._asdict(), **row} for row in rows]
+    name: str
+    effort: str
+    find: Search
+    item_bytes: float
+    is_default: bool = False
 
 
 def bench_search(
-    given: Given, settings: SearchSettings, folder: Path, *, model: Genius | None = None, progress: Progress
-) -> Measurements:
-    """Measure every part in every pool, the smallest first."""
-    bench = _Bench(settings, folder, progress, model, {part: [] for part in settings.parts})
-    sizes = [len(given.items)]
-    sizes += sorted({int(size) for size in settings.items if size > sizes[0]})
-    progress.say(f"{len(given.queries):,} queries; pools of {', '.join(f'{size:,}' for size in sizes)} items")
-    progress.begin("search", len(sizes))
-    for number, size in enumerate(sizes):
-        given = invent(given, size, settings.seed) if number else given
-        _measure_pool(bench, given)
-        progress.advance(number + 1, {})
-    return Measurements(rows=bench.rows, tables=list(_tables(bench)))
-
-
-def _measure_pool(bench: _Bench, given: Given) -> None:
-    """Measure every part in a pool."""
-    settings, parts = bench.settings, bench.settings.parts
-    pool = Pool.of(given, settings.seed)
-    bench.progress.say(f"{pool.title}: fitting codebooks and encoding")
-    codes, seconds = time_build(lambda: _encode(bench, given))
-    ours = Ours(codes, given.items)
-    rivals = list(_build_rivals(bench, given))
-    if "plain" in parts:
-        methods = {title: Method(search, True, size, seconds) for title, search, size in ours.methods()}
-        others = {} if pool.invented else ours.other_ways(bench.model)
-        methods |= {name: Method(one, True, ours.item_bytes) for name, one in others.items()}
-        for rival, seconds in rivals:
-            for effort in rival.efforts or (0,):
-                search = rival.search(effort)
-                methods[rival.title(effort)] = Method(search, False, rival.item_bytes, seconds)
-        bench.add("plain", measure(settings, methods, given, exact_search(given.items, given.queries)), pool)
-    for share in settings.shares if "filtered" in parts else ():
-        found = _filtered(settings, given, ours, [rival for rival, _ in rivals], share / 100)
-        bench.add("filtered", found, pool)
-
-
-def _encode(bench: _Bench, given: Given) -> Codes:
-    """Return a pool's codes: of the model's codebooks if there is one and nothing is invented."""
-    if bench.model is not None and len(given.items) == given.real:
-        return encode(bench.model.codebooks, given)
-    with tempfile.TemporaryDirectory(dir=bench.folder) as place:
-        return encode(fit(given, Path(place) / "codebooks", progress=bench.progress), given)
-
-
-def _build_rivals(bench: _Bench, given: Given) -> Iterator[tuple[Rival, float]]:
-    """Build all rivals that a pool's size allows, with the CPU-seconds of each."""
-    settings = bench.settings
-    graphs = len(given.items) <= settings.graph_items
-    for builder in builders(given.items, graphs=graphs, seed=settings.seed):
+    given: Given, folder: Path, *, timed: int, rivals: bool, progress: Progress
+) -> dict[str, list[Row]]:
+    """Build what is not in the folder yet, and measure everything; return the rows of each part."""
+    usual: EmbeddingBits = 4 if len(given.items) < MANY_ITEMS else 2
+    built, methods = [], [Method(EXACT, "", partial(exact_search, given.items), 4 * given.items.shape[1])]
+    for bits in BITS:
+        index, cost = create(given, folder / f"ours-{bits}", bits=bits, with_fields=bits == usual)
+        told = " and two fields" if bits == usual else ""
+        built.append({"method": f"{OURS}, {bits} bit{'s' * (bits > 1)}{told}", **cost})
+        methods += ours(index, bits, is_default=bits == usual)
+        progress.say(f"created with {bits} bits: {cost}")
+    for build in builders(given.items, folder) if rivals else ():
         try:
-            rival, seconds = time_build(builder)
+            rival = build()
         except UsageError as error:  # it cannot be built of such vectors
-            bench.left_out[str(error)] = None
+            progress.say(str(error))
             continue
-        bench.progress.say(f"built {rival.name} in {seconds:.0f} s")
-        yield rival, seconds
+        built.append({"method": rival.name, "CPU-s": rival.build_seconds})
+        methods += sweep(rival)
+        progress.say(f"built {rival.name} in {rival.build_seconds:.0f} CPU-s")
+    curves = measure(given, methods, timed)
+    progress.say("measured by effort")
+    graph = methods[0]
+    for method, row in zip(methods, curves, strict=True):
+        enough = min(share for name, share in row.items() if name.startswith("of the ten")) >= REACHED
+        if method.name == "hnswlib" and enough and graph is methods[0]:
+            graph = method
+    default = folder / f"ours-{usual}.index"
+    filtered = measure_filters(given, Index.open(default), graph, timed)
+    progress.say("measured filters")
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        copied = shutil.copytree(default, Path(place) / "index")
+        changes = [in_new_process(cost_of_changes, copied, given.queries[:CHANGED])]
+    return {"curves": curves, "filtered": filtered, "built": built, "changes": changes}
 
 
-def measure(settings: SearchSettings, methods: Methods, given: Given, truth: Found) -> list[Row]:
-    """Time methods side by side, and compare what they find with the right answers and exact search."""
-    queries = given.queries
-    alone = time_queries({name: method.search for name, method in methods.items()}, queries, settings.timed)
-    some = queries[: settings.batch]
-    batched = time_rounds(
-        {name: partial(method.search, some) for name, method in methods.items()},
-        rounds=settings.rounds,
-        per=len(some),
-    )
-    reference = alone.get(REFERENCE)
+def in_new_process(call: Callable[..., Row], *arguments: object) -> Row:
+    """Return the result of a call in a process of its own, whose memory is not that of others."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(call, *arguments).result()
+
+
+def create(given: Given, place: Path, *, bits: EmbeddingBits, with_fields: bool) -> tuple[Index, Row]:
+    """Return an index and what creating it cost; it is created only once."""
+    folder, told, items = place.with_suffix(".index"), place.with_suffix(".json"), place.parent / "items.npy"
+    if not told.exists():
+        if not items.exists():
+            np.save(items, given.items.astype(np.float16))
+        shutil.rmtree(folder, ignore_errors=True)
+        fields = fields_of(given) if with_fields else None
+        write_json(told, in_new_process(cost_of_creating, items, folder, bits, fields))
+    return Index.open(folder), json.loads(told.read_text(encoding="utf-8"))
+
+
+def fields_of(given: Given) -> list[Row]:
+    """Return two fields of each item: a random number, and its source if that is known."""
+    drawn = np.random.default_rng(0).random(len(given.items)).round(6).tolist()
+    sources = ["" for _ in drawn] if given.sources is None else given.sources.tolist()
+    return [{"source": source, "draw": draw} for source, draw in zip(sources, drawn, strict=True)]
+
+
+def find_rows(index: Index, config: SearchConfig | None = None, where: Sequence[str] = ()) -> Search:
+    """Return the search of an index by requests, up to the rows of the items that were found."""
+    searcher = SnapshotSearcher(index.model, index.snapshot, config)
+
+    def find(queries: Queries) -> Found:
+        encoded = searcher.encode([SearchRequest(vector=query, k=K, where=where) for query in queries])
+        rows = np.full((len(queries), K), -1)
+        for own, (ranking, _) in zip(rows, searcher.rank(encoded, at_least=1), strict=True):
+            own[: len(ranking.items)] = ranking.items
+        return rows
+
+    return find
+
+
+def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Method]:
+    """Yield our searches by effort: with embeddings of so many bits, and once by codes alone."""
+    usual = index.settings
+    [segment] = index.snapshot.segments
+    table = segment.table
+    codes = (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / table.num_items
+    stored = codes + stored_width(index.model.dim, bits) + SCALE_BYTES
+    ways = [(f"{bits} bit{'s' * (bits > 1)}", usual, stored)]
+    ways += [("codes", replace(usual, rerank="codes"), codes)] if bits == BITS[0] else []
+    for name, settings, size in ways:
+        for factor in FACTORS:
+            beam = min(WIDEST, max(K, round(usual.beam * factor)))
+            config = replace(settings, candidates=round(usual.candidates * factor), beam=beam)
+            effort = f"{config.candidates:,} candidates"
+            marked = is_default and factor == 1 and size == stored
+            yield Method(f"{OURS}, {name}", effort, find_rows(index, config), size, marked)
+
+
+def sweep(rival: Rival) -> Iterator[Method]:
+    """Yield a rival by effort."""
+    word = "lists" if rival.has_lists else "nodes"
+    for effort in LISTS if rival.has_lists else NODES:
+        yield Method(rival.name, f"{effort} {word}", rival.search(effort), rival.item_bytes)
+
+
+def shares_by_kind(given: Given, truth: Int64[np.ndarray, "queries known"], found: Found) -> dict[str, float]:
+    """Return the share of the true ten that is found, and recall if answers are known, by kind of query."""
+    shares, kinds = {}, np.full(len(given.queries), "") if given.kinds is None else given.kinds
+    for kind in dict.fromkeys(kinds.tolist()):
+        own, ending = np.flatnonzero(kinds == kind), f", {kind}" if kind else ""
+        shares[f"of the ten{ending}"] = share_found(truth[own], found[own])
+        if given.right is not None:
+            some = given._replace(right=[given.right[row] for row in own])
+            shares |= {f"R@{k}{ending}": some.recall(found[own], k) or 0.0 for k in (1, 5)}
+    return shares
+
+
+def measure(given: Given, methods: Sequence[Method], timed: int) -> list[Row]:
+    """Time methods in turns, and compare what they find with exact search and right answers."""
+    truth = exact_search(given.items, given.queries)
+    drawn = given.queries[np.random.default_rng(0).permutation(len(given.queries))]
+    names = [f"{method.name}, {method.effort}" for method in methods]
+    finds = [method.find for method in methods]
+    times = time_queries(dict(zip(names, finds, strict=True)), drawn, timed)
     rows = []
-    for name, method in methods.items():
-        row: Row = {"method": name, "ours": method.ours}
-        found = search_all(method.search, queries)
-        row |= {f"recall_{k}": given.recall(found, k) for k in (1, 5, 10)}
-        row |= {f"of_exact_{k}": share_found(truth, found, k) for k in (5, 10)}
-        cpu_ms = alone[name]
-        row |= {"alone_us": 1000 * cpu_ms, "times_reference": reference and cpu_ms / reference}
-        row |= {"batch_us": 1000 * batched[name], "item_bytes": method.item_bytes}
-        rows.append({**row, "build_cpu_seconds": method.build_seconds})
+    for name, method in zip(names, methods, strict=True):
+        found = truth if method.name == EXACT else search_all(method.find, given.queries)
+        row: Row = {"method": method.name, "effort": method.effort, "bytes": method.item_bytes}
+        row |= {"us": 1000 * times[name], "of exact's time": times[name] / times[names[0]]}
+        rows.append(row | shares_by_kind(given, truth, found) | {"default": method.is_default})
     return rows
 
 
-def _filtered(
-    settings: SearchSettings, given: Given, ours: Ours, rivals: Sequence[Rival], share: float
-) -> list[Row]:
-    """Measure searches of some of the items, each rival with the least effort that finds enough."""
-    allowed = np.random.default_rng(settings.seed).random(len(given.items)) < share
-    allowed[0] = True
-    rows = np.flatnonzero(allowed)
-    copied = faiss_rival("Flat", given.items[rows])
-    truth = rows[exact_search(given.items[rows], given.queries)]
-    methods = {
-        title.replace("all items", "all allowed items"): Method(search, ours=True)
-        for title, search, _ in ours.allowing(allowed).methods()
-    }
-
-    def search_copy(queries: np.ndarray) -> Found:
-        places = copied.find(queries, 0, None)
-        return np.where(places < 0, -1, rows[places])
-
-    methods["exact search of a copy of the allowed items"] = Method(search_copy)
-    for rival in rivals:
-        if rival.limit is not None:
-            limit = rival.limit(allowed)
-            effort = _least_effort(rival, given.queries[:EFFORT_QUERIES], limit, truth[:EFFORT_QUERIES])
-            methods[rival.title(effort)] = Method(rival.search(effort, limit))
-    found = measure(settings, methods, given._replace(right=None), truth)
-    return [{"allowed": f"{share:.1%}", **row} for row in found]
+def measure_filters(given: Given, index: Index, graph: Method, timed: int) -> list[Row]:
+    """Measure searches of the items that conditions allow, beside a graph's search of all items."""
+    fields = fields_of(given)
+    draws, sources = (np.array([field[name] for field in fields]) for name in ("draw", "source"))
+    conditions = {f"draw<{share}": draws < share for share in SHARES}
+    if given.sources is not None:
+        conditions |= {f"source={name}": sources == name for name in dict.fromkeys(sources.tolist())}
+    finds = {"graph": graph.find} | {where: find_rows(index, where=[where]) for where in conditions}
+    first = {}
+    for where, find in finds.items():
+        began = time.process_time()
+        find(given.queries[:1])
+        first[where] = 1000 * (time.process_time() - began)
+    times = time_queries(finds, given.queries, timed)
+    rows = []
+    for where, allowed in conditions.items():
+        places = np.flatnonzero(allowed)
+        truth = places[exact_search(given.items[places], given.queries)]
+        found = search_all(finds[where], given.queries)
+        row: Row = {"condition": where, "allowed": f"{allowed.mean():.2%}", "us": 1000 * times[where]}
+        row |= {"of the graph's time": times[where] / times["graph"], "first time, ms": first[where]}
+        rows.append(row | shares_by_kind(given._replace(right=None), truth, found))
+        rows[-1]["graph"] = f"{graph.name}, {graph.effort}"
+    return rows
 
 
-def _least_effort(rival: Rival, queries: np.ndarray, limit: object, truth: np.ndarray) -> int:
-    """Return the least effort that finds enough of the truth, or the most that is tried."""
-    efforts = rival.efforts if rival.has_lists or not rival.efforts else EFFORTS
-    for effort in efforts or (0,):
-        if share_found(truth, rival.find(queries, effort, limit), K) >= REACHED:
-            break
-    return effort
-
-
-SHARES: Final = {"of_exact_5": "of exact's 5", "of_exact_10": "of exact's 10"}
-COLUMNS: Final = {
-    "plain": {
-        "method": "method", "recall_1": "R@1", "recall_5": "R@5", "recall_10": "R@10", **SHARES,
-        "alone_us": "alone, CPU-µs", "times_reference": "× HNSW32", "batch_us": "in a batch",
-        "item_bytes": "bytes", "build_cpu_seconds": "build, CPU-s",
-    },
-    "filtered": {
-        "method": "method", "allowed": "allowed", **SHARES, "alone_us": "alone, CPU-µs",
-        "batch_us": "in a batch",
-    },
-}  # fmt: skip
 TITLES: Final = {
-    "plain": "All items",
-    "filtered": "Filtered",
+    "curves": "Search by effort",
+    "filtered": "Filters",
+    "built": "Building",
+    "changes": f"{CHANGED:,} items added, {CHANGED:,} deleted",
 }
 NOTES: Final = {
-    "plain": "R@k: share of queries with a right answer among the first k; then shares of exact search's "
-    "first five and ten. Time of a query alone, as a multiple of faiss's HNSW32 with 32 nodes in view, and "
-    "in a batch. Graphs have 32 links (64 below) and see 40 nodes while they are built. Bytes that grow with "
-    "the pool, for each item. Ours takes the time to fit codebooks and to "
-    "encode, once for all its rows.",
-    "filtered": "Drawn items are allowed. Graphs and lists get the least effort that finds "
-    f"{REACHED:.0%} of the filtered truth's first ten, of {EFFORTS[0]} to {EFFORTS[-1]:,} nodes in view, "
-    "or of the lists as above; if none does, the most. faiss's residual codes, and rabitqlib's Python, "
-    "know no filters.",
+    "curves": "of the ten: share of exact search's first ten, by kind of query. us: CPU-microseconds of one "
+    "query alone; ours up to the rows that it finds, as rivals.",
+    "filtered": "draw is random, source is where an item is from. First time: the condition is looked up.",
 }
 
 
-def _tables(bench: _Bench) -> Iterator[Table]:
-    """Yield a table for each part and pool, our rows in bold."""
-    first = describe_packages(bench.left_out)
-    if bench.settings.quick:
-        first += " A quick run, to try the command: its figures mean nothing."
-    for part, rows in bench.rows.items():
-        for number, pool in enumerate(dict.fromkeys(row["title"] for row in rows)):
-            own = [row for row in rows if row["title"] == pool]
-            known = {name for row in own for name, value in row.items() if value is not None}
-            columns = {name: shown for name, shown in COLUMNS[part].items() if name in known}
-            ours = [line for line, row in enumerate(own) if row["ours"]]
-            note = " ".join([*([first] if first else []), *([] if number else [NOTES[part]])])
-            yield Table(
-                name=f"{part}-{number + 1}",
-                title=f"{TITLES[part]}: {pool}",
-                note=note,
-                headings=tuple(columns.values()),
-                lines=[[row.get(name) for name in columns] for row in own],
-                decimals=None,
-                bold=frozenset(product(ours, range(len(columns)))),
-            )
-            first = ""
+def tables_of(rows: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
+    """Yield a table of each part."""
+    for part, own in rows.items():
+        headings = [*dict.fromkeys(name for row in own for name in row)]
+        lines = [[row.get(name) for name in headings] for row in own]
+        yield Table(
+            name=part,
+            title=TITLES[part],
+            note=NOTES.get(part, ""),
+            headings=tuple(headings),
+            lines=lines,
+            decimals=None,
+        )
 
 
-def write(folder: Path, found: Measurements, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write ``results.json`` and the tables as ``results.md``; return the JSON."""
-    title = "Search beside other indexes"
-    document: dict[str, Any] = {"title": title}
-    document |= {name: [{**row, **about} for row in rows] for name, rows in found.rows.items()}
-    write_json(folder / "results.json", document)
-    facts = "{machine}; {date}; `{command}`; seed {seed}".format_map(about)
-    text = "\n\n".join([f"# {title}", *(one.markdown() for one in found.tables), facts]) + "\n"
-    write_file(folder / "results.md", text.encode())
-    return document
+def write(
+    rows: Mapping[str, Sequence[Row]], folder: Path, pictures: Path, about: Mapping[str, Any]
+) -> list[Table]:
+    """Write ``results.json``, ``results.md`` and the figures; return the tables."""
+    tables = [*tables_of(rows)]
+    write_json(folder / "results.json", {**rows, **about})
+    told = "{machine}; {date}; `{command}`".format_map(about)
+    text = "\n\n".join([*(one.markdown() for one in tables), describe_packages(), told])
+    write_file(folder / "results.md", f"{text}\n".encode())
+    for name, figure in draw(rows["curves"]):
+        figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
+    return tables
+
+
+def draw(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
+    """Yield two figures: the share of exact search's ten by time, and by bytes at the default's time."""
+    methods: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["method"] != EXACT:
+            methods.setdefault(row["method"], []).append(row)
+    limit = next(row["us"] for row in rows if row["default"])
+    in_time = {name: [row for row in own if row["us"] <= limit] for name, own in methods.items()}
+    shares = [name for name in rows[0] if name.startswith("of the ten")]
+    for name, x, label, curves in (
+        ("recall-time", "us", "CPU-µs of a query", methods),
+        ("recall-bytes", "bytes", f"bytes an item, searched in at most {limit:,.0f} CPU-µs", in_time),
+    ):
+        figure = new_figure(8.0, 4.2 * len(shares))
+        for axes, share in zip(figure.subplots(len(shares), 1, squeeze=False)[:, 0], shares, strict=True):
+            ends = {}
+            for number, (method, own) in enumerate(curves.items()):
+                shown = own if x == "us" else sorted(own, key=lambda row: row[share])[-1:]
+                if shown:
+                    points = [(row[x], row[share]) for row in shown]
+                    ends[method] = _curve(axes, method, number, points)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.set_xlabel(label, color=INK)
+            axes.set_ylabel(share.replace("of the ten", "share of exact search's ten"), color=INK)
+            axes.grid(visible=True, which="major", color=GRID, linewidth=0.8)
+            axes.spines[["top", "right"]].set_visible(False)
+            _label(axes, ends)
+        yield name, figure
+
+
+def _curve(
+    axes: Axes, method: str, number: int, points: Sequence[tuple[float, float]]
+) -> tuple[float, float, str]:
+    """Draw a method in the colour of its library, and return where it ends, and the colour."""
+    library = method.split(maxsplit=1)[0].rstrip(",")
+    colour = COLOURS[LIBRARIES.index(library)]
+    axes.plot(
+        *zip(*points, strict=True),
+        color=colour,
+        marker=MARKERS[number % len(MARKERS)],
+        markersize=4.5,
+        linewidth=2.4 if library == OURS else 1.2,
+        linestyle="-" if library == OURS else "--",
+    )
+    return *points[-1], colour
+
+
+def _label(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+    """Write the name of each curve beside its end, no two over one another."""
+    low, high = axes.get_ylim()
+    place = 1.0
+    for method, (x, y, colour) in sorted(ends.items(), key=lambda end: -end[1][1]):
+        place = min(place - APART, (y - low) / (high - low))
+        axes.annotate(
+            method, (x, y), (1.01, place), textcoords="axes fraction", color=colour,
+            fontsize=8, va="center", arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4},
+        )  # fmt: skip

@@ -32,7 +32,7 @@ def test_an_item_gains_by_its_nearest_logged_query_alone():
 
 def test_the_same_queries_are_asked_whatever_the_share_that_is_logged(vectors):
     items, queries, answers = vectors
-    given = Given(items, np.zeros(ITEMS, np.int8), queries, [{int(row)} for row in answers], ITEMS)
+    given = Given(items, np.zeros(ITEMS, np.int8), queries, [{int(row)} for row in answers])
     (few, asked), (many, again) = (draw_log(given, share, 0.0, 0) for share in (0.1, 0.5))
     assert asked.tolist() == again.tolist()
     assert len(few.chosen) == 8

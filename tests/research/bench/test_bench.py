@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,49 +13,38 @@ from research.bench.__main__ import main
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def measured(capsys, out: Path, *words: str | Path) -> dict[str, Any]:
-    """What a benchmark says, which is what it wrote."""
-    assert main([*map(str, words), "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((out / "results.json").read_text())
-    assert (out / "results.md").read_text().startswith("# ")
-    for name, rows in found.items():
-        for row in rows if name != "title" else ():
-            assert {"machine", "date", "command", "seed"} <= set(row)
-            numbers = [value for value in row.values() if isinstance(value, float)]
-            assert all(math.isfinite(value) and value >= 0 for value in numbers)
-    return found
+def draw(count, seed):
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((40, 64))
+    return (centres[random.integers(0, 40, count)] + 0.5 * random.standard_normal((count, 64))).astype("f4")
 
 
-def test_a_quick_run_measures_every_part_of_search(tmp_path, capsys):
-    random = np.random.default_rng(0)
-    centres = random.standard_normal((40, 32))
-    np.save(
-        tmp_path / "vectors.npy", centres[random.integers(0, 40, 700)] + random.standard_normal((700, 32))
-    )
-    found = measured(capsys, tmp_path / "out", tmp_path / "vectors.npy", "--quick")
-    assert set(found) == {"title", "plain", "filtered"}
-    pools = {(row["items"], row["invented"]) for row in found["plain"]}
-    assert pools == {(630, 0), (4000, 3370)}
-    for row in found["plain"]:
-        shares = [row["of_exact_5"], row["of_exact_10"]]
-        assert 0 < min(shares) <= max(shares) <= 1
-        assert row["recall_5"] is None  # right answers are not known
-        assert shares == [1, 1] or "exact" not in row["method"]
-    assert {row["allowed"] for row in found["filtered"]} == {"50.0%", "10.0%", "1.0%", "0.1%"}
-    copied = [row for row in found["filtered"] if "copy of the allowed" in row["method"]]
-    assert all(row["of_exact_10"] == 1 for row in copied)
-    text = (tmp_path / "out" / "results.md").read_text()
-    assert "| **ours, codes** " in text
-    assert "its figures mean nothing" in text
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"results.json", "results.md"}
-
-
-def test_search_is_measured_with_a_trained_model_on_its_data(trained, tmp_path, capsys):
-    words = [trained.data, "--model", trained.model, "--parts", "plain", "--items", "0"]
-    words += ["--queries", "30", "--timed", "2", "--rounds", "1", "--batch", "4"]
-    found = measured(capsys, tmp_path, *words)
-    rows = {row["method"]: row for row in found["plain"]}
-    assert rows["ours, codes, found by the generator"]["recall_10"] > 0
-    assert rows["exact search (faiss Flat)"]["recall_10"] > 0
-    assert rows["faiss HNSW32, ef 32"]["times_reference"] == 1
+def test_a_pool_of_texts_is_measured_by_kind_of_query_with_filters_and_changes(tmp_path, monkeypatch):
+    pool, out = tmp_path / "pool", tmp_path / "out"
+    pool.mkdir()
+    items = draw(1500, 0)
+    arrays = {"items": items, "queries": items[:60] + 0.1 * draw(60, 1), "answers": np.arange(60)[:, None]}
+    arrays |= {"kinds": np.repeat(["near", "far"], 30), "sources": np.repeat(["a", "b"], 750)}
+    for name, array in arrays.items():
+        np.save(pool / f"{name}.npy", array)
+    assert main([str(pool), "--out", str(out), "--timed", "2"]) == 0
+    found = json.loads((out / "results.json").read_text())
+    assert {"machine", "date", "command"} < found.keys()
+    by_name = {}
+    for row in found["curves"]:
+        by_name.setdefault(row["method"], []).append(row)
+        assert all(math.isfinite(value) and value >= 0 for value in row.values() if isinstance(value, float))
+    assert {"exact", "GENIUS, codes", "GENIUS, 1 bit", "GENIUS, 2 bits", "GENIUS, 4 bits"} < by_name.keys()
+    assert by_name["exact"][0]["of the ten, near"] == by_name["exact"][0]["of the ten, far"] == 1
+    for name, rows in by_name.items():
+        most = max(rows, key=lambda row: row["of the ten, near"])
+        assert most["of the ten, near"] > 0.4, name
+        assert most["R@5, near"] > 0.4, name
+        assert most["bytes"] > 4, name
+    assert [row["allowed"] for row in found["filtered"] if row["condition"] == "source=a"] == ["50.00%"]
+    assert all(row["of the ten, near"] > 0.5 for row in found["filtered"])
+    assert {row["method"] for row in found["built"]} > {"GENIUS, 2 bits", "GENIUS, 4 bits and two fields"}
+    assert found["changes"][0]["add, s"] > 0
+    assert "Rivals: " in (out / "results.md").read_text()
+    drawn = [(out / f"recall-{name}.svg").read_text() for name in ("time", "bytes")]
+    assert all("GENIUS, 4 bits" in text for text in drawn)

@@ -1,0 +1,46 @@
+"""What it costs to create and to change an index; only this is imported where its memory is measured."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from genius_search import Index
+from genius_search.search.vectors import EmbeddingBits
+
+
+def cost_of_creating(
+    items: Path, folder: Path, bits: EmbeddingBits, fields: Sequence[Mapping[str, object]] | None
+) -> dict[str, float]:
+    """Create an index of a ``.npy`` file; return CPU-seconds and the process's largest memory."""
+    began = time.process_time()
+    Index.create(folder, vectors=np.load(items, mmap_mode="r"), embedding_bits=bits, fields=fields)
+    return {"CPU-s": time.process_time() - began, "peak, MB": _peak_megabytes()}
+
+
+def cost_of_changes(folder: Path, new: np.ndarray) -> dict[str, float]:
+    """Add items to an index, search, delete as many others, compact; return the seconds of each."""
+    spent: dict[str, float] = {}
+    index = Index.open(folder)
+    index.search_vectors(new[:1])
+
+    def spend(name: str, call: Callable[[], object]) -> None:
+        began, wall = time.process_time(), time.perf_counter()
+        call()
+        spent[f"{name}, CPU-s"] = time.process_time() - began
+        spent[f"{name}, s"] = time.perf_counter() - wall
+
+    spend("add", lambda: index.add(vectors=new, ids=[f"new{row}" for row in range(len(new))]))
+    spend("first search", lambda: index.search_vectors(new[:1]))
+    spend("add again", lambda: index.add(vectors=-new, ids=[f"more{row}" for row in range(len(new))]))
+    spend("delete", lambda: index.delete([str(row) for row in range(len(new))]))
+    spend("compact", index.compact)
+    return {**spent, "peak, MB": _peak_megabytes()}
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
