@@ -26,8 +26,8 @@ WEIGHTS: Final = "model"
 """The entry that holds the weights."""
 COMPILED: Final = "_orig_mod"
 """A segment that torch.compile puts into names; it means nothing."""
-WRAPPER: Final = "module."
-"""What PyTorch's parallel wrappers put before every name."""
+WRAPPERS: Final = ("module.", "model.")
+"""What PyTorch's parallel wrappers, and Lightning, put before every name."""
 _SHOWN: Final = 8
 """Names listed of each kind of problem; the rest are counted."""
 
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open what ``torch.save`` wrote: weights under ``model`` or ``state_dict``, or nothing but weights.
+    """Open what ``torch.save`` wrote: nothing but weights, or weights under some name, such as ``model``.
 
     Raises ArtifactMissing: there is no such file. Raises ArtifactMismatch: the file is something else,
     damaged, or asks for code to be run; nothing of it was run.
@@ -78,23 +78,37 @@ def open_checkpoint(path: Path) -> Checkpoint:
         with torch.serialization.safe_globals(list(_ALLOWED)):
             body = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
-        raise ArtifactMismatch(
-            f"{path} is damaged, not what torch.save writes, or asks for code to be run; it was not executed "
-            f"({type(error).__name__} of torch's weights-only reader). Fetch it again from its publisher"
-        ) from None
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        with path.open("rb") as file:
+            begin = file.read(64)
+        problem = "is damaged, or not what torch.save writes; fetch it again from its publisher"
+        if asked is not None:
+            problem = f"holds a {asked[1]} besides weights, which was not executed; save the weights alone"
+        elif begin and begin.isascii() and b"\0" not in begin:
+            problem = "is a text, such as a web page or the pointer of Git LFS; fetch the file itself"
+        raise ArtifactMismatch(f"{path} {problem} ({type(error).__name__})") from None
     if isinstance(body, Mapping) and body and all(isinstance(value, Tensor) for value in body.values()):
         body = {WEIGHTS: body}
-    weights = body.get(WEIGHTS, body.get("state_dict")) if isinstance(body, Mapping) else None
-    if not isinstance(weights, Mapping) or not all(map(_is_plain, weights.values())) or not weights:
+    parts = body if isinstance(body, Mapping) else {}
+    found = {name: part for name, part in parts.items() if _is_weights(part)}
+    known = [name for name in (WEIGHTS, "state_dict") if name in found] or [*found]
+    if not known or (len(known) > 1 and known[0] != WEIGHTS):
+        given = ", ".join(map(str, parts)) or f"a {type(body).__name__}"
         raise ArtifactMismatch(
-            f"{path} has no dict of plain tensors under {WEIGHTS!r} or 'state_dict', expected weights there"
+            f"{path} has no dict of plain tensors under {WEIGHTS!r} or 'state_dict', nor a single one under "
+            f"another name; it has {given}"
         )
-    wrapper = WRAPPER if all(name.startswith(WRAPPER) for name in weights) else ""
+    weights = found[known[0]]
+    wrapper = next((one for one in WRAPPERS if all(name.startswith(one) for name in weights)), "")
     tensors = {
         ".".join(part for part in name.removeprefix(wrapper).split(".") if part != COMPILED): value.detach()
         for name, value in weights.items()
     }
     return Checkpoint(path, tensors)
+
+
+def _is_weights(part: object) -> bool:
+    return isinstance(part, Mapping) and bool(part) and all(map(_is_plain, part.values()))
 
 
 def _is_plain(value: object) -> bool:

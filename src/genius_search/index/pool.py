@@ -199,9 +199,9 @@ def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Ite
 
 def nothing_to_index(why: str, left_out: Sequence[LeftOut]) -> BadData:
     """Return the error of a pool in which nothing can be used, with the first reasons."""
-    firsts = [*{entry.file: entry for entry in reversed(left_out)}.values()][: -MAX_REASONS - 1 : -1]
-    reasons = "; ".join(f"{entry.file}: {entry.reason}" for entry in firsts)
-    more = f" (left out {plural(len(left_out), 'file')}: {reasons})" if left_out else ""
+    by_file = {entry.file: entry.reason for entry in reversed(left_out)}
+    reasons = "; ".join(f"{file}: {by_file[file]}" for file in [*reversed(by_file)][:MAX_REASONS])
+    more = f" (left out {plural(len(by_file), 'file')}: {reasons})" if by_file else ""
     return BadData(f"there is nothing to index{why}{more}")
 
 
