@@ -170,6 +170,8 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
                 fields["taken"] = datetime.fromtimestamp(int(seconds), UTC).isoformat()
             del fields["photoTakenTime"]
             fields.pop("title", None)  # the name of the file
+        case {"title": str() as title} if is_image_file(Path(title)):
+            del fields["title"]
     match row:
         case {
             "geoData": {"latitude": float() | int() as latitude, "longitude": float() | int() as longitude}
@@ -231,20 +233,18 @@ def _csv_rows(path: Path) -> Rows | None:
     """
     file = io.StringIO(decode_text(path), newline="")
     csv.field_size_limit(MAX_TEXT_BYTES)
-    header, skipped = file.readline(), 1
-    if header.lower().startswith("sep="):  # as Excel reads it
-        header, skipped = file.readline(), 2
+    header = file.readline()
     names = {
         mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t|"
     }
     mark = next((mark for mark, columns in names.items() if _keys(columns, FILE_KEYS)), None)
     if mark is not None:
-        return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark, skipped)
+        return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark, 1)
     for mark, cells in names.items():
         if len(cells) > 1 and is_image_file(Path(cells[0])):
             lines = itertools.chain([header], file)
             columns = (FILE_KEYS[0], TEXT_KEYS[0])
-            return _cells(csv.DictReader(lines, columns, delimiter=mark), mark, skipped - 1)
+            return _cells(csv.DictReader(lines, columns, delimiter=mark), mark, 0)
     if path.suffix.lower() == ".txt":
         return None
     raise BadImage(path, _wanted(max(names.values(), key=len)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -69,7 +69,11 @@ class FolderScan:
 
 
 def read_folder(
-    root: Path, *, captions: bool = True, exclude: Sequence[str] = (), roots: Collection[str] = ()
+    root: Path,
+    *,
+    captions: bool = True,
+    exclude: Sequence[str] = (),
+    skip: Callable[[Path], bool] = lambda _: False,
 ) -> FolderScan:
     """Find all images and texts in a folder and its subfolders, each folder once.
 
@@ -80,8 +84,8 @@ def read_folder(
     exclude
         patterns of what is left out, as in ``.gitignore``, besides :data:`NEVER_READ` and those in a file
         ``.geniusignore`` in any folder.
-    roots
-        folders that are read by themselves, so that links to what lies in them are not followed.
+    skip
+        returns whether a folder is not to be read.
 
     Raises
     ------
@@ -97,12 +101,12 @@ def read_folder(
     except ValueError as error:
         raise UsageError(f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png") from None
     problems: list[Problem] = []
-    files = sorted(_walk(root, ignored, problems, roots), key=lambda path: path.relative_to(root).as_posix())
+    files = sorted(_walk(root, ignored, problems, skip), key=lambda path: path.relative_to(root).as_posix())
     return _scan(root, files, problems, captions=captions)
 
 
 def _walk(
-    root: Path, ignored: GitIgnoreSpec, problems: list[Problem], roots: Collection[str]
+    root: Path, ignored: GitIgnoreSpec, problems: list[Problem], skip: Callable[[Path], bool]
 ) -> Iterator[Path]:
     """Yield the files of a folder; linked folders come last, so that others keep their names."""
     waiting: list[tuple[Path, _Ignored]] = [(root, ((root, ignored),))]
@@ -112,7 +116,7 @@ def _walk(
         folder, specs = waiting.pop() if waiting else links.pop(0)
         try:
             status = folder.stat()
-            is_known = (status.st_dev, status.st_ino) in visited or _is_elsewhere(folder, root, roots)
+            is_known = (status.st_dev, status.st_ino) in visited or skip(folder)
             entries = [] if is_known else sorted(folder.iterdir())
             visited.add((status.st_dev, status.st_ino))
         except OSError as error:
@@ -130,13 +134,6 @@ def _walk(
                     (links if path.is_symlink() else waiting).append((path, specs))
                 else:
                     yield path
-
-
-def _is_elsewhere(folder: Path, root: Path, roots: Collection[str]) -> bool:
-    """Return whether a folder, reached by a link, lies in another root."""
-    if not roots or (place := folder.resolve()).is_relative_to(root):
-        return False
-    return next((str(one) for one in (place, *place.parents) if str(one) in roots), str(root)) != str(root)
 
 
 def _is_ignored(path: Path, specs: _Ignored, *, is_folder: bool) -> bool:

@@ -26,7 +26,7 @@ from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.query import SHORTEST_VECTOR
-from genius_search.index.roots import id_in, new_root
+from genius_search.index.roots import id_in, new_root, root_of
 from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
 from genius_search.records import Candidate, Modality, composed
@@ -156,19 +156,20 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
     for number in numbers:
         root = roots[number]
         place = Path(root.folder)
-        inner = {
-            other.folder for other in roots if other != root and Path(other.folder).is_relative_to(place)
-        }
 
-        def is_own(file: Path, inner: set[str] = inner) -> bool:
-            above = {str(file), *map(str, file.parents)} if inner or within else set[str]()
-            return above.isdisjoint(inner) and (within is None or str(within) in above)
+        def is_own(file: Path, number: int = number) -> bool:
+            is_within = within is None or within in (file, *file.parents)
+            return is_within and root_of(roots, file) in (number, None)
+
+        def is_elsewhere(folder: Path, number: int = number, place: Path = place) -> bool:
+            """Return whether a folder, reached by a link, lies in another root."""
+            target = folder.resolve()
+            return not target.is_relative_to(place) and root_of(roots, target) not in (None, number)
 
         if not os.path.exists(place):  # noqa: PTH110  False whatever the error
             left_out.append(LeftOut(-1, root.folder, "there is no such folder or file"))
             continue
-        folders = [other.folder for other in roots]
-        read = partial(read_folder, exclude=root.exclude, roots=folders) if place.is_dir() else read_file
+        read = partial(read_folder, exclude=root.exclude, skip=is_elsewhere) if place.is_dir() else read_file
         scan = read(place, captions=root.captions)
         left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
         for candidate in scan.candidates:

@@ -159,6 +159,8 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
     moved: dict[str, str] = {}
     lost: dict[int, list[Item]] = {number: [] for number in numbers}
     kept: list[Item] = []
+    excluded: list[Item] = []
+    """Those whose files are there, and left out by a pattern or read with another root."""
     sizes: Counter[int] = Counter()
     for item, _ in snapshot.alive():
         if item.root is None:
@@ -172,12 +174,13 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
         if new.get(item.content) and not is_blocked and _is_gone(roots, item):
             moved[new[item.content].pop()] = item.id
         elif item.root in lost and (within is None or composed(str(within)) in above):
+            is_there = os.path.lexists(item.image or file)
             if not is_blocked:
-                lost[item.root].append(item)
-            elif not os.path.lexists(item.image or file):
+                (excluded if is_there else lost[item.root]).append(item)
+            elif not is_there:
                 kept.append(item)
     few = [number for number, items in lost.items() if 2 * len(items) <= sizes[number]]
-    deleted = [item for number in few for item in lost.pop(number)]
+    deleted = [*excluded, *(item for number in few for item in lost.pop(number))]
     return _Gone(moved, deleted, [*kept, *itertools.chain.from_iterable(lost.values())])
 
 

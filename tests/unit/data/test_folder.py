@@ -212,7 +212,7 @@ def test_what_google_takeout_knows_becomes_fields(tmp_path):
         ("metadata.csv", ",file_name,text,n\n0,p.jpg,one,1\n10,p.jpg,two,2\n", "utf-8"),
         ("metadata.csv", "file_name;text;n\np.jpg;one;1\np.jpg;two;2\n", "utf-8-sig"),
         ("captions.tsv", "image\tcaption\tn\np.jpg\tone\t1\np.jpg\ttwo\t2\n", "utf-16"),
-        ("metadata.csv", "sep=;\nfile_name;text;n\np.jpg;one;1\np.jpg;two;nan\n", "utf-8"),
+        ("metadata.csv", "file_name|text|n\np.jpg|one|1\np.jpg|two|nan\n", "utf-8"),
         ("captions.txt", "image,caption,n\np.jpg,one,1\np.jpg,two,2\n", "utf-8"),
         ("metadata.jsonl", '{"file_name": "p.jpg", "text": ["one", "two"], "n": "1"}', "utf-16"),
         (

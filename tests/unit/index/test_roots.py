@@ -144,8 +144,12 @@ def test_folders_in_and_around_a_remembered_one_add_what_is_new_only(index, note
 
 def test_a_link_into_another_root_is_not_followed(index, notes, tmp_path):
     other = write(tmp_path / "other", "c.txt", "deep/d.txt")
+    write(other, *(f"deep/{number}.txt" for number in range(9)))
     (notes / "inside").symlink_to(other / "deep")
-    assert index.sync().added == 1
+    assert index.sync().added == 10
+    (notes / ".geniusignore").write_text("[1-8].txt")
+    assert index.sync().deleted == 8
+    (other / ".geniusignore").write_text("[0-8].txt")
     index.add(other)
     (notes / "circle").symlink_to(tmp_path)
     (other / "back").symlink_to(notes)
