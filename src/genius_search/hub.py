@@ -168,7 +168,7 @@ def push(
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
     """Turn the errors of huggingface_hub about a repository into ours."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     refused = ArtifactMissing(
         f"the hub has no repository {name} that you may use: check the spelling; if it is private or has "
@@ -187,6 +187,7 @@ def translate_errors(name: str) -> Iterator[None]:
             raise refused from None
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise NetworkNeeded(
-            f"{name} is not on this machine, and the hub cannot be used ({reason}). Connect and run the same "
-            "again: finished files are not fetched twice; or give the folder of a copy"
+            f"{name} is not on this machine, and {constants.ENDPOINT}/{name} cannot be used ({reason}). "
+            f"Connect and run the same again: what was fetched stays in {constants.HF_HUB_CACHE}. "
+            f"Or give the folder of a copy, with its files called {', '.join(ENCODER_FILES)}"
         ) from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 
 from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
 from genius_search.encoders.base import ImageInput, TextInput, load_encoder, reads_images
@@ -69,10 +69,13 @@ class FrozenPair:
 
 
 class Adapter(NamedTuple):
-    """A network of one hidden layer, or several side by side whose outputs are joined."""
+    """The sum of a linear map and a network of one hidden layer, or several such whose outputs are joined."""
 
+    is_rooted: Bool[np.ndarray, ""]
+    """Whether roots of features are read: of those that are never negative, as behind a ReLU."""
     mean: Float32[np.ndarray, " width"]
     scale: Float32[np.ndarray, " width"]
+    linear: Float32[np.ndarray, "members dim width"]
     hidden: Float32[np.ndarray, "members hidden width"]
     hidden_bias: Float32[np.ndarray, "members hidden"]
     output: Float32[np.ndarray, "members dim hidden"]
@@ -81,10 +84,11 @@ class Adapter(NamedTuple):
         """Return unit vectors."""
         parts = [np.zeros((0, self.output.shape[0] * self.output.shape[1]), dtype=np.float32)]
         for start in range(0, len(features), _BATCH):
-            inputs = (features[start : start + _BATCH] - self.mean) * self.scale
+            batch = features[start : start + _BATCH]
+            inputs = ((np.sqrt(batch.clip(min=0)) if self.is_rooted else batch) - self.mean) * self.scale
             hidden = gelu(inputs @ self.hidden.transpose(0, 2, 1) + self.hidden_bias[:, None])
-            outputs = normalize(hidden @ self.output.transpose(0, 2, 1)) / math.sqrt(len(self.output))
-            parts.append(np.concatenate(list(outputs), axis=1))
+            outputs = hidden @ self.output.transpose(0, 2, 1) + inputs @ self.linear.transpose(0, 2, 1)
+            parts.append(np.concatenate(list(normalize(outputs)), axis=1) / math.sqrt(len(self.output)))
         return np.concatenate(parts)
 
 

@@ -36,7 +36,7 @@ PATIENCE: Final = 5
 DROPOUT: Final = 0.3
 """Of hidden layers and of the features of images."""
 TEXT_DROPOUT: Final = 0.1
-NOISE: Final = 0.5
+NOISE: Final = 1.0
 """Random noise that training adds to the features of images, in their standard deviations."""
 TEMPERATURE: Final = 0.06
 """Divides the cosines in the contrastive loss."""
@@ -47,6 +47,7 @@ _SAMPLE: Final = 16_384
 class TrainedAdapter(nn.Module):
     """What :class:`~genius_search.encoders.adapters.Adapter` computes, with dropout and noise in training."""
 
+    is_rooted: Tensor
     mean: Tensor
     scale: Tensor
 
@@ -55,30 +56,38 @@ class TrainedAdapter(nn.Module):
         is_image = part == "image"
         self.noise = NOISE if is_image else 0.0
         self.input_dropout = DROPOUT if is_image else TEXT_DROPOUT
+        self.register_buffer("is_rooted", torch.tensor(False))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
         members, hidden = config.members, config.hidden
         self.hidden = nn.Parameter(torch.empty(members, hidden, width))
         self.hidden_bias = nn.Parameter(torch.zeros(members, hidden))
         self.output = nn.Parameter(torch.empty(members, config.dim, hidden))
-        for weight in (self.hidden, self.output):  # as PyTorch starts a linear layer
+        self.linear = nn.Parameter(torch.empty(members, config.dim, width))
+        for weight in (self.hidden, self.output, self.linear):  # as PyTorch starts a linear layer
             nn.init.uniform_(weight, -1, 1)
             weight.data /= math.sqrt(weight.shape[2])
 
     def standardise(self, features: Float[Tensor, "items width"]) -> None:
         """Take means and deviations of these features as those of all."""
+        self.is_rooted.fill_(features.min() >= 0)
+        features = self.root(features)
         self.mean.copy_(features.mean(dim=0))
         self.scale.copy_(1 / (features.std(dim=0, unbiased=False) + 1e-3 * features.std() + 1e-12))
 
+    def root(self, features: Float[Tensor, "items width"]) -> Float[Tensor, "items width"]:
+        """Return the roots of features that are never negative."""
+        return features.clamp(min=0).sqrt() if self.is_rooted else features
+
     def forward(self, features: Float[Tensor, "items width"]) -> Float[Tensor, "items members dim"]:
         """Return a unit vector of each member."""
-        inputs = (features - self.mean) * self.scale
+        inputs = (self.root(features) - self.mean) * self.scale
         if self.training and self.noise:
             inputs = inputs + self.noise * torch.randn_like(inputs)
         inputs = F.dropout(inputs, self.input_dropout, self.training)
         hidden = F.gelu(inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh")
         outputs = F.dropout(hidden, DROPOUT, self.training) @ self.output.transpose(1, 2)
-        return F.normalize(outputs, dim=-1).transpose(0, 1)
+        return F.normalize(outputs + inputs @ self.linear.transpose(1, 2), dim=-1).transpose(0, 1)
 
 
 class AdapterNetwork(nn.Module):
