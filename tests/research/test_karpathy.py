@@ -4,10 +4,9 @@ import pytest
 from PIL import Image
 
 from genius_search.data.check import check
-from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_queries
+from genius_search.data.mbeir import MBeir, read_candidates, read_pool
 from genius_search.errors import BadData
 from genius_search.records import Modality
-from research import karpathy
 from research.karpathy import convert_karpathy
 
 
@@ -67,23 +66,6 @@ def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
     assert len(list(read_pool(data.global_pool("test")))) == 4
     assert len(set(data.instructions.lookup(10, Modality.TEXT, Modality.IMAGE))) == 4
     assert len(set(data.instructions.lookup(10, Modality.IMAGE, Modality.TEXT))) == 4
-
-
-def test_where_query_numbers_run_out_every_picture_keeps_its_first_caption(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(karpathy, "QUERY_CAP", 5)
-    rows = [row("a.jpg", "test", "a0", "a1", "a2"), row("c.jpg", "test", "c0", "c1")]
-    convert((write(tmp_path, {"images": rows}), source[1]), tmp_path / "out")
-    task0, task3 = MBeir(tmp_path / "out").rows("test")
-    assert [query.text for query in read_queries(task0.queries)] == ["a0", "c0"]
-    assert [query.qid for query in read_queries(task3.queries)] == ["10:3", "10:4"]
-    assert len(list(read_candidates(task3.local_pool))) == 5
-
-
-def test_missing_pictures_are_counted_and_nothing_is_left(source, tmp_path):
-    (source[1] / "d.jpg").unlink()
-    with pytest.raises(BadData, match=r"1 of 5 pictures are missing, the first is .*d\.jpg"):
-        convert(source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

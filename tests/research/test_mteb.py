@@ -5,18 +5,15 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels, read_queries
-from genius_search.errors import BadData, UsageError
 from genius_search.progress import Silent
-from genius_search.records import Modality, instructed, parse_id
+from genius_search.records import Modality, parse_id
 from research.evaluate import evaluate
 from research.mteb import MtebModel
 from research.settings import EvaluationConfig
@@ -45,18 +42,6 @@ def data(trained) -> MBeir:
     return MBeir(trained.data)
 
 
-class Metadata:
-    """The little of a task's metadata that is asked for while searching."""
-
-    def __init__(self, category: str, prompt: Any = None):
-        self.category = category
-        self.prompt = prompt
-
-    def get_modalities(self, side):
-        letters = self.category.split("2")[side == "document"]
-        return [{"i": "image", "t": "text"}[letter] for letter in letters]
-
-
 def dataset(*rows: dict[str, Any]) -> Any:
     from datasets import Dataset, Features, Value
     from datasets import Image as ImageColumn
@@ -64,33 +49,6 @@ def dataset(*rows: dict[str, Any]) -> Any:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     kinds = Features({name: ImageColumn() if name == "image" else Value("string") for name in columns})
     return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns}, features=kinds)
-
-
-def index(searching: MtebModel, category: str, *rows: dict[str, Any], batch_size: int = 2) -> None:
-    searching.index(
-        dataset(*rows),
-        task_metadata=Metadata(category),
-        hf_split="test",
-        hf_subset="default",
-        encode_kwargs={"batch_size": batch_size},
-        num_proc=None,
-    )
-
-
-def search(searching: MtebModel, category: str, *rows: dict[str, Any], prompt=None, k=10):
-    return searching.search(
-        dataset(*rows),
-        task_metadata=Metadata(category, prompt),
-        hf_split="test",
-        hf_subset="default",
-        encode_kwargs={"batch_size": 2},
-        num_proc=None,
-        top_k=k,
-    )
-
-
-def picture(seed: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (40, 40, 3), dtype=np.uint8))
 
 
 def world_task(mteb, data: MBeir, row):
@@ -153,55 +111,3 @@ def test_mteb_measures_m_beirs_tasks_as_evaluate_does(mteb, model, data, ours, m
         found.append(scores["hit_rate_at_10"])
         chance.append(10 / size)
     assert method == "generative" or np.mean(found) > 3 * np.mean(chance)
-
-
-def test_rows_without_content_are_left_out_and_logged(mteb, model, caplog):
-    searching = MtebModel(model)
-    rows = [
-        {"id": "picture", "image": picture(1), "text": None},
-        {"id": "text", "image": None, "text": "a red kite"},
-        {"id": "nothing", "image": None, "text": ""},
-        {"id": "both", "image": picture(2), "text": "a blue kite"},
-    ]
-    with caplog.at_level(logging.WARNING, "research.mteb"):
-        index(searching, "t2it", *rows)
-        found = search(searching, "t2it", {"id": "q", "text": "a kite"}, {"id": "void", "text": ""})
-    assert set(found["q"]) == {"picture", "text", "both"}
-    assert found["void"] == {}
-    assert "1 of 4 candidates have neither text nor image" in caplog.text
-    assert "1 of 2 queries found nothing" in caplog.text
-
-
-def test_a_corpus_in_which_nothing_can_be_found_is_refused(mteb, model):
-    with pytest.raises(BadData, match="no candidate has any content"):
-        index(MtebModel(model), "t2i", {"id": "a", "text": "not asked for", "image": None})
-    with pytest.raises(BadData, match="1 ids occur twice in the corpus: a"):
-        index(MtebModel(model), "t2t", {"id": "a", "text": "one"}, {"id": "a", "text": "two"})
-    with pytest.raises(UsageError, match="index"):
-        search(MtebModel(model), "t2t", {"id": "q", "text": "a"})
-
-
-@pytest.mark.parametrize(
-    ("own", "prompt", "expected"),
-    [
-        ("Mine.", {"query": "Theirs."}, "Mine."),
-        (None, {"query": "Theirs."}, "Theirs."),
-        ("", "Theirs.", "Theirs."),
-        (None, None, "MODEL"),
-        (None, {"document": "Nothing."}, "MODEL"),
-    ],
-)
-def test_a_querys_instruction_is_its_own_or_the_tasks_or_the_models(
-    mteb, model, monkeypatch, own, prompt, expected
-):
-    searching = MtebModel(model)
-    index(searching, "t2i", {"id": "d", "image": picture(1)})
-    read = []
-    encode = model.encoder.text_features
-    monkeypatch.setattr(
-        model.encoder, "text_features", lambda texts: read.extend(one.text for one in texts) or encode(texts)
-    )
-    search(searching, "t2i", {"id": "q", "text": "a red kite", "instruction": own}, prompt=prompt)
-    known = model.instruction_for(Modality.TEXT, Modality.IMAGE)
-    assert known
-    assert read == [instructed(known if expected == "MODEL" else expected, "a red kite")]

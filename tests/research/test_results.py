@@ -52,11 +52,6 @@ def test_published_numbers_stand_beside_ours():
     assert published_tables([ROW]) == []
 
 
-@pytest.mark.parametrize("changes", [{"queries": 4_169}, {"pool_size": 21_552}, {"pool": "global"}])
-def test_json_has_no_published_numbers_for_other_sizes(changes):
-    assert to_json([cirr(**changes)])["rows"][0]["published"] == []
-
-
 def test_averages_weigh_every_task_the_same():
     rows = [ROW, GENERATIVE, replace(other_task(ROW, 0.4), queries=5), other_task(GENERATIVE, 0.3)]
     exact, generative = averages(rows)

@@ -164,11 +164,6 @@ def test_every_option_that_the_text_names_exists():
     assert [found for found in sorted(named) if found[1] not in options] == []
 
 
-def test_parsing_notices_what_does_not_exist():
-    wrong = [["serch", "x"], ["search", "x", "--colour", "red"], ["fit", "x", "--levels", "3"]]
-    assert None not in json.loads(python("-c", PARSE, input=json.dumps(wrong)))
-
-
 @pytest.mark.parametrize(("name", "body"), blocks("python"))
 def test_python_in_the_documents_uses_names_that_exist(name, body):
     meaning = {
@@ -244,17 +239,3 @@ def test_the_library_neither_asserts_nor_prints():
             assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno} asserts"
             if "cli" not in path.relative_to(SOURCE).parts and isinstance(node, ast.Call):
                 assert getattr(node.func, "id", "") != "print", f"{path.name}:{node.lineno} prints"
-
-
-def test_every_place_that_names_the_version_names_the_same():
-    places = {
-        "src/genius_search/__init__.py": r'^__version__ = "(.+)"$',
-        "pyproject.toml": r'^version = "(.+)"$',
-        "CITATION.cff": r"^version: (.+)$",
-        "CHANGELOG.md": r"^## (\S+)",
-    }
-    found = {
-        place: re.search(pattern, (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE).group(1)
-        for place, pattern in places.items()
-    }
-    assert len(set(found.values())) == 1, found

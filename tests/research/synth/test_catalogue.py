@@ -92,14 +92,6 @@ def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn):
     assert not seen["val"] & seen["train"]
 
 
-def test_the_same_catalogue_is_not_drawn_twice(drawn):
-    before = (drawn / "catalogue.json").stat().st_mtime_ns
-    summary = draw_catalogue(drawn, seed=3, **SMALL)
-    assert not summary["drawn"]
-    assert summary["candidates"] == {"test": 1_003, "val": 250, "train": 300}
-    assert (drawn / "catalogue.json").stat().st_mtime_ns == before
-
-
 def test_another_catalogue_or_other_files_are_never_overwritten(drawn, tmp_path):
     with pytest.raises(UsageError, match="something else than this catalogue"):
         draw_catalogue(drawn, seed=4, **SMALL)

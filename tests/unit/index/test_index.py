@@ -75,15 +75,6 @@ def drawn_photo(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> Pat
 WIDE = SearchConfig(beam=500)
 
 
-def test_an_index_of_a_jsonl_pool_holds_every_candidate(shared, candidates):
-    info = shared.info()
-    assert info.items == len(candidates)
-    assert info.by_modality == {"image": 12, "text": 12, "image-text": 12}
-    assert info.model_fingerprint == shared.model.fingerprint
-    everything = shared.search("anything", k=100, config=WIDE)
-    assert {hit.id for hit in everything} == {candidate.did for candidate in candidates}
-
-
 def test_the_numbers_of_info_are_counted_right(shared):
     info = shared.info()
     everything = shared.search("anything", k=100, config=WIDE)
@@ -116,13 +107,6 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
         assert all(probability <= 0 for probability in hit.log_probabilities)
 
 
-def test_a_beam_is_never_narrower_than_the_hits_that_are_asked_for(shared):
-    asked = {"text": "a red star", "k": 30}
-    narrow, wide = (shared.search(**asked, config=SearchConfig(beam=beam)) for beam in (1, 30))
-    assert narrow == wide
-    assert len(narrow) == 30
-
-
 @pytest.mark.parametrize("modality", ["image", "text", "image-text", Modality.IMAGE_TEXT])
 def test_a_wanted_modality_is_the_only_one_found(shared, modality):
     wanted = Modality.parse(modality) if isinstance(modality, str) else modality
@@ -144,15 +128,6 @@ def test_a_picture_may_be_a_path_or_opened_in_any_mode(shared, candidates, pool)
     for mode in ("L", "RGBA", "P"):
         assert len(shared.search(image=opened.convert(mode), k=5)) == 5
     assert shared.search(" \n", image=path, k=5) == expected  # a blank text is none
-
-
-def test_a_text_and_a_picture_together_are_another_query_than_either(shared, candidates, pool):
-    path = picture_of(candidates, pool)
-    both = shared.search("the same in green", image=path, k=36, config=WIDE)
-    assert len(both) == 36
-    scores = {hit.id: hit.score for hit in both}
-    for other in (shared.search("the same in green", k=36), shared.search(image=path, k=36, config=WIDE)):
-        assert {hit.id: hit.score for hit in other} != scores
 
 
 def test_an_instruction_changes_the_query_and_without_one_the_models_own_is_used(shared, model):
@@ -228,14 +203,6 @@ def test_a_folder_becomes_an_index_and_every_file_that_cannot_is_named(model, tm
     )
     assert named == broken.split()
     assert all(entry.reason for entry in added.left_out)
-
-
-def test_captions_can_be_left_out(model, tmp_path):
-    (tmp_path / "photos").mkdir()
-    drawn_photo(tmp_path / "photos" / "one.png")
-    (tmp_path / "photos" / "one.txt").write_text("a red square")
-    index, _ = Index.create(tmp_path / "index", model=model, pool=tmp_path / "photos", captions=False)
-    assert index.info().by_modality == {"image": 1}
 
 
 def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, pool, tmp_path):

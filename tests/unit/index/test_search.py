@@ -171,10 +171,6 @@ def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
         assert any(hit.log_probabilities != () for hit in hits) == is_asked
 
 
-def test_no_request_has_no_answer(index):
-    assert index.search_many([]) == []
-
-
 def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
     config = SearchConfig(beam=500, rerank="embeddings")
     found = []
