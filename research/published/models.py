@@ -33,14 +33,13 @@ from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
 from genius_search.nn.generator import Generator, write_generator
-from genius_search.nn.health import LOW_PURITY, Health
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.records import Candidate, Modality
-from genius_search.training.codebooks import write_quantizer
+from genius_search.training.codebooks import LOW_PURITY, Health, write_quantizer
 from genius_search.training.features import candidate_row, embed
 from genius_search.training.fit import known_instructions
 from genius_search.training.quantizer import settle

@@ -25,9 +25,8 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_gain
-from genius_search.index.items import Item
+from genius_search.index.items import Item, read_entries
 from genius_search.index.pairs import WHAT_PAIRS_ARE, Pair, read_pairs
-from genius_search.index.passages import read_entries
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.segment_writer import alive_entries

@@ -27,10 +27,11 @@ from genius_search.index.items import (
     ITEMS,
     ITEMS_FILE,
     MODALITIES,
+    Entry,
     Item,
+    Passage,
     spell_path,
 )
-from genius_search.index.passages import Entry, Passage
 from genius_search.index.snapshot import Location
 from genius_search.index.store import (
     CODE_COSINE,

@@ -15,14 +15,15 @@ from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import KIND, Codebooks, StoredQuantizer
-from genius_search.nn.health import Health, majority_modality
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
 from genius_search.training.codebooks import (
+    Health,
     encode_features,
     examine_items,
+    majority_modality,
     measure_items,
     write_quantizer,
 )

@@ -75,6 +75,13 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
     assert hit.fields["name"].startswith("note")
 
 
+def test_a_shard_may_be_empty(texts, tmp_path):
+    made = build_cluster(tmp_path / "X", Settings(str(texts), encoder="text:wordllama", shards=40))
+    searcher = Searcher.open(tmp_path / "X")
+    assert made.items == len(searcher) == searcher.verify().items == 24
+    assert searcher.search("a note about number 7", k=1)[0].fields["name"].startswith("note")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [

@@ -11,8 +11,8 @@ import pytest
 
 from genius_search.cli import main
 from genius_search.encoders.base import is_cut, load_encoder
+from genius_search.index.build import find_passages
 from genius_search.index.index import Index
-from genius_search.index.passages import find_passages
 
 WORDLLAMA = "text:wordllama"
 TOPICS = {

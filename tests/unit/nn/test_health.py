@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.nn.health import examine, majority_modality
+from genius_search.training.codebooks import examine, majority_modality
 
 
 def look(codes, modalities=None, reconstruction=None, *, sizes=(3, 4, 8), modality_level=True):
