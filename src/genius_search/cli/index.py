@@ -264,7 +264,8 @@ class Refit(WaitOption, OpenIndexOptions):
 class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     """Delete items from an index or a cluster by their ids.
 
-    Exit status 3 if it had none of them.
+    Files stay, and `genius index sync` adds them again unless a .geniusignore leaves them out. Exit status 3
+    if the index had none of them.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[ID ...]")] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from genius_search.cli.terminal import (
     print_text,
     shorten,
 )
-from genius_search.errors import UsageError, plural
+from genius_search.errors import ArtifactMismatch, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import Explanation, Sibling
@@ -74,9 +75,14 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     place = cached_index(folder)
     with TerminalProgress() as progress:
         if (place / CURRENT).exists():
-            index = Index.open(place, device=device, download=download)
-            index.sync(folder, progress=progress)
-            return index
+            try:
+                index = Index.open(place, device=device, download=download)
+                index.sync(folder, progress=progress)
+            except ArtifactMismatch as error:  # of another version, or damaged
+                progress.say(f"the index of {folder} is made again, since {error}")
+                shutil.rmtree(place)
+            else:
+                return index
         if inside := sorted(folder.glob(f"*.index/{CURRENT}")):
             raise UsageError(f"{folder} is no index; did you mean {inside[0].parent}?")
         pool = open_pool(folder, captions=True)

@@ -48,6 +48,8 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
     assert found[0] == "bike.txt"
     assert "indexing" not in said
     assert Index.open(index).snapshot.manifest.generation == generation
+    (index / "index.json").write_text('{"format": 1}')  # of an earlier version
+    assert search(capsys, notes, "repair of a bicycle")[0] == found
 
     (notes / "bike.txt").unlink()
     (notes / "train.txt").write_text("Bicycles are repaired at the station.")
