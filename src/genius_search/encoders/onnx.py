@@ -24,6 +24,7 @@ from genius_search.hub import known_fingerprint
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
+    from tokenizers import Tokenizer
 
 GRAPHS: Final = ("text_model", "vision_model")
 _PRECISIONS: Final = ("", "_fp16", "_quantized")
@@ -54,34 +55,35 @@ class OnnxEncoder:
         missing = [file.name for file in self._settings if not file.is_file()]
         if missing:
             raise ArtifactMissing(f"{folder} is not a complete ONNX model: it lacks {', '.join(missing)}")
-        words, config, self._pixels = map(read_json, self._settings[1:])
+        self._words, config, self._pixels = map(read_json, self._settings[1:])
         kind = config.get("model_type")
         if kind not in _CONTEXT:
             raise ArtifactMismatch(f"{folder} holds a {kind!r} model; onnx: reads {', '.join(_CONTEXT)}")
         self._is_siglip = kind != "clip"
         text = config.get("text_config", {})
         self.max_tokens = int(text.get("max_position_embeddings", _CONTEXT[kind]))
-        self._tokenizer = read_tokenizer(self._settings[0])
-        self._prepare_tokenizer(words)
         self._sessions: dict[str, tuple[InferenceSession, int]] = {}
         self._runs = dict.fromkeys(GRAPHS, 0)
         self._open("text_model")
         session, place = self._sessions["text_model"]
         self.dim = int(session.get_outputs()[place].shape[-1])
 
-    def _prepare_tokenizer(self, words: dict[str, Any]) -> None:
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer, which is opened for the first text: SigLIP 2's takes a second."""
+        tokenizer = read_tokenizer(self._settings[0])
+
         def number(name: str) -> int | None:
-            token = words.get(name)
-            return self._tokenizer.token_to_id(token["content"] if isinstance(token, dict) else str(token))
+            token = self._words.get(name)
+            return tokenizer.token_to_id(token["content"] if isinstance(token, dict) else str(token))
 
         end, pad = number("eos_token"), number("pad_token")
-        if words.get("add_eos_token") and end is not None and self._tokenizer.encode("a").ids[-1] != end:
-            self._tokenizer.post_processor = TemplateProcessing(
-                single="$A </s>", special_tokens=[("</s>", end)]
-            )
-        self._tokenizer.enable_truncation(self.max_tokens)
+        if self._words.get("add_eos_token") and end is not None and tokenizer.encode("a").ids[-1] != end:
+            tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
+        tokenizer.enable_truncation(self.max_tokens)
         # SigLIP was trained on texts padded to its full length, and reads the padding.
-        self._tokenizer.enable_padding(pad_id=pad or 0, length=self.max_tokens if self._is_siglip else None)
+        tokenizer.enable_padding(pad_id=pad or 0, length=self.max_tokens if self._is_siglip else None)
+        return tokenizer
 
     def _open(self, graph: str, *, packed: bool = False) -> None:
         """Open a graph, and find the projected features among its outputs."""

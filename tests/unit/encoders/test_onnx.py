@@ -64,7 +64,7 @@ def test_files_that_are_missing_or_damaged_are_named(exported, tmp_path, name):
     broken = shutil.copytree(exported[1], tmp_path / "model")
     (broken / name).write_bytes(b"{")
     with pytest.raises(ArtifactMismatch, match=name):
-        load_encoder(str(broken))
+        load_encoder(str(broken)).text_features(texts_of(TEXTS))
     (broken / name).unlink()
     with pytest.raises(ArtifactMissing, match=r"lacks|expected"):
         load_encoder(str(broken))
