@@ -16,6 +16,7 @@ from genius_search.cli.options import (
     DeviceOptions,
     Embeddings,
     IndexArgument,
+    ItemOptions,
     JsonOption,
     OpenIndexOptions,
     OptionalFile,
@@ -37,27 +38,20 @@ if TYPE_CHECKING:
     from genius_search.cluster.searcher import Searcher
     from genius_search.index.build import Added
     from genius_search.index.index import Index
-    from genius_search.index.pool import GivenPool, Pool
+    from genius_search.index.pool import Pool
     from genius_search.index.writer import Writer
 
 
 MANY: Final = 5
 """Names that are listed; of more, the first and their number."""
-Exclude = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")]
 
 
 @command
-class Create(DeviceOptions, JsonOption, IndexArgument):
+class Create(DeviceOptions, ItemOptions, JsonOption, IndexArgument):
     """Create an index of a folder of pictures and texts, or of a .jsonl file of candidates."""
 
     pool: OptionalFolder = None
     """A folder, with its subfolders, or a .jsonl file in M-BEIR's layout."""
-
-    vectors: OptionalFile = None
-    """Instead of a pool: a .npy file with a vector for each item."""
-
-    ids: OptionalFile = None
-    """With --vectors: a text file with the id of each item, a line each. Default: the numbers of the rows."""
 
     model: OptionalFolder = None
     """Folder of a trained model. Without one nothing is trained: codebooks are fitted to the pool."""
@@ -82,13 +76,6 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
     """Without a model: a .npy file with the encoder's vectors of at least a hundred typical queries, whose
     meaning codes then keep more of."""
 
-    no_captions: bool = False
-    """Ignore texts beside pictures (.txt, .json, .xmp, lists) and inside them."""
-
-    exclude: Exclude = ()
-    """Leave out files and folders that a pattern as in .gitignore fits: 'drafts/', '*.png'. A file
-    .geniusignore in a folder may hold such patterns, too."""
-
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors}", file=sys.stderr, flush=True)
         from genius_search.encoders.base import IMAGES_AND_TEXTS, TEXTS_ONLY
@@ -97,11 +84,11 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         from genius_search.index.pool import open_pool
 
         encoder, download = self.encoder, self.download
-        pool: GivenPool | None = self.pool
+        items = self.items()
         if encoder is None and self.model is None and self.pool is not None:
             check_place(self.index)
-            pool = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
-            encoder, download = choose_encoder(pool, download=download)
+            items["pool"] = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
+            encoder, download = choose_encoder(items["pool"], download=download)
         elif download:
             for known in (IMAGES_AND_TEXTS, TEXTS_ONLY):
                 if encoder == known.spec and not known.is_downloaded():
@@ -109,17 +96,13 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
         with TerminalProgress() as progress:
             _, added = Index.create(
                 self.index,
-                pool=pool,
-                vectors=read_vectors(self.vectors),
-                ids=read_ids(self.ids),
+                **items,
                 model=self.model,
                 encoder=encoder,
                 embeddings=self.embeddings,
                 embedding_bits=self.embedding_bits,
                 levels=self.levels,
                 query_vectors=read_vectors(self.query_vectors),
-                captions=not self.no_captions,
-                exclude=self.exclude,
                 device=self.device,
                 download=download,
                 progress=progress,
@@ -130,7 +113,7 @@ class Create(DeviceOptions, JsonOption, IndexArgument):
 
 
 @command
-class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
+class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
     """Add a folder, a file or a list to an index or a cluster, without retraining.
 
     Only what is new or has changed is encoded. The index remembers the folder for `genius index sync`. Ids in
@@ -140,18 +123,6 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
     pool: Annotated[Path | None, tyro.conf.Positional, optional("[POOL]")] = None
     """A folder of pictures and texts, one such file, or a .jsonl file of candidates."""
 
-    vectors: OptionalFile = None
-    """Instead of a pool: a .npy file with a vector of the index's encoder for each item."""
-
-    ids: OptionalFile = None
-    """With --vectors: a text file with the id of each item, a line each."""
-
-    no_captions: bool = False
-    """Ignore texts of pictures, in a folder that is new."""
-
-    exclude: Exclude = ()
-    """Leave out of a folder that is new what a pattern as in .gitignore fits."""
-
     def run(self) -> None:
         with TerminalProgress() as progress:
             if is_cluster(self.index):
@@ -159,15 +130,7 @@ class Add(AddressOption, WaitOption, OpenIndexOptions, JsonOption):
                 return
             progress.say(f"reading {self.pool or self.vectors}")
             index = self.open_index(with_encoder=False)
-            added = index.add(
-                self.pool,
-                vectors=read_vectors(self.vectors),
-                ids=read_ids(self.ids),
-                captions=not self.no_captions,
-                exclude=self.exclude,
-                progress=progress,
-                wait_seconds=self.wait,
-            )
+            added = index.add(**self.items(), progress=progress, wait_seconds=self.wait)
             report_added(progress, added, as_json=self.json)
             suggest_refit(index, progress)
 

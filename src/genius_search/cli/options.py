@@ -104,6 +104,37 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
 
 
 @command
+class ItemOptions:
+    """A command that adds items to an index; its field ``pool`` says which."""
+
+    pool: Path | None
+
+    vectors: OptionalFile = None
+    """Instead of a pool: a .npy file with a vector of the encoder, or of your own, for each item."""
+
+    ids: OptionalFile = None
+    """With --vectors: a text file with the id of each item, a line each. A new index needs none: ids are the
+    numbers of the rows."""
+
+    no_captions: bool = False
+    """Ignore texts beside pictures (.txt, .json, .xmp, lists) and inside them, in a folder that is new."""
+
+    exclude: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()
+    """Leave out files and folders that a pattern as in .gitignore fits: 'drafts/', '*.png'. A file
+    .geniusignore in a folder may hold such patterns, too."""
+
+    def items(self) -> dict[str, Any]:
+        """Return the options as arguments of :meth:`Index.create` and :meth:`Index.add`."""
+        return {
+            "pool": self.pool,
+            "vectors": read_vectors(self.vectors),
+            "ids": read_ids(self.ids),
+            "captions": not self.no_captions,
+            "exclude": self.exclude,
+        }
+
+
+@command
 class WaitOption:
     """A command that changes an index."""
 
