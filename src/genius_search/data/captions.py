@@ -311,9 +311,10 @@ def _read_list(
     without_text: dict[str, Any] = {}
     without_name: set[Sequence[str]] = set()
     has_texts = False
-    named = [(line, row, _file_name(row)) for line, row in rows]
-    find = _finder(path.parent, [name for _, _, name in named if name], known)
-    for line, row, name in named:
+    rows, ahead = itertools.tee(rows)
+    find = _finder(path.parent, filter(None, (_file_name(row) for _, row in ahead)), known)
+    for line, row in rows:
+        name = _file_name(row)
         picture = find(name or "")
         if name is None:
             if (columns := tuple(row)) not in without_name:  # one message for all such rows
