@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Errors that a user can fix are one line on stderr."""
     # Threads of PyTorch that wait for others would keep cores busy that other processes need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # None if the caller closed them
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape what a terminal or a file of cp1252 cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments)
