@@ -45,8 +45,10 @@ MAX_LEVELS: Final = 128
 MAX_CODES: Final = 256
 """Largest codebook: a code fits into one byte."""
 MIN_CODES: Final = 4
-ITEMS_PER_CODE: Final = 30
-"""Codebooks shrink with the pool so that a code of the first level has at least about this many items."""
+ITEMS_PER_CODE: Final = 8
+"""Codebooks shrink with the pool so that a code of the first level has at least about this many items. Of 500
+photos by CLIP, codes alone find R@1 .67 with 8 and .41 with 30 (exact .65); of items that are added later, 2
+find less than 8."""
 MAX_SAMPLE: Final = 49_152
 """Most items that the codebooks are fitted to."""
 COARSE_LEVELS: Final = 3

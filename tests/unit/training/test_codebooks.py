@@ -44,7 +44,9 @@ def fit(embeddings, modalities, folder, fused_by=None):
     )
 
 
-@pytest.mark.parametrize(("items", "expected"), [(1, 4), (159, 8), (1_000, 64), (32_368, 256), (10**7, 256)])
+@pytest.mark.parametrize(
+    ("items", "expected"), [(1, 4), (159, 32), (1_000, 128), (32_368, 256), (10**7, 256)]
+)
 def test_codebooks_shrink_with_the_pool(items, expected):
     assert codebook_size(items) == expected
 
