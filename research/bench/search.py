@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -273,8 +274,9 @@ def write(
     told = "{machine}; {date}; `{command}`".format_map(about)
     text = "\n\n".join([*(one.markdown() for one in tables), describe_packages(), told])
     write_file(folder / "results.md", f"{text}\n".encode())
-    for name, figure in draw(rows["curves"]):
-        figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}):
+        for name, figure in draw(rows["curves"]):
+            figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
     return tables
 
 
@@ -334,7 +336,8 @@ def _label(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
     place = 1.0
     for method, (x, y, colour) in sorted(ends.items(), key=lambda end: -end[1][1]):
         place = min(place - APART, (y - low) / (high - low))
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5)}
         axes.annotate(
-            method, (x, y), (1.01, place), textcoords="axes fraction", color=colour,
-            fontsize=8, va="center", arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4},
+            method, (x, y), (1.01, place), textcoords="axes fraction", color=colour, fontsize=8, va="center",
+            arrowprops=line,
         )  # fmt: skip

@@ -151,7 +151,8 @@ class SearchConfig:
     # Deviation 23: the paper decodes every level.
     candidates: Annotated[Natural, Le(10**9)] = 0
     """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
-    beams, and rank them all. Where at most twice as many are allowed, all are ranked and none is decoded."""
+    beams, and rank them all. None is decoded where few are allowed: not more than the root of this many times
+    all IDs."""
 
     router: Literal["generator", "geometry"] = "generator"
     """With re-ranking: find candidates by the generator, or by the distances between the query and the code
@@ -181,9 +182,6 @@ LARGE: Final = 500_000
 WIDE_BEAM: Final = 128
 CANDIDATES_PER_ROOT: Final = 30
 """Of a large index."""
-RANK_ALL: Final = 2
-"""A query that allows at most this many times the candidates ranks all of them: to leave some out takes
-longer."""
 
 
 @lru_cache

@@ -22,7 +22,6 @@
 #endif
 
 enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 4, SOME = 32, TOGETHER = 128 };
-enum { RANK_ALL = 2 }; /* as in config.py */
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
 #ifdef __AVX512F__
@@ -765,9 +764,11 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
   w->first_token = 0;
   *(int64_t *)w->parents.at = 0; /* the start token has no parent */
   *(float *)w->total.at = 0;
+  double rows = 0;
   for (int64_t p = 0; p < num_parts; p++) {
     ((int32_t *)w->ranges.at)[2 * p] = 0;
     ((int32_t *)w->ranges.at)[2 * p + 1] = (int32_t)parts[p].table->rows;
+    rows += parts[p].table->rows;
   }
   if (!reserve(&w->logits, CODES, sizeof(float))) return NO_MEMORY;
   int status = list_children(m, 0, request, NULL, budget, w);
@@ -775,7 +776,8 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
   Child *children = w->children.at;
   w->below = 0;
   for (int64_t i = 0; i < w->num_children; i++) w->below += children[i].count;
-  if (w->below <= budget || w->below <= RANK_ALL * request->candidates) { /* nothing to decode */
+  /* of few IDs none is left out, as in beam.py */
+  if (w->below <= budget || (double)w->below * w->below <= rows * request->candidates) {
     if (!reserve(&w->keys, w->num_children, sizeof(uint64_t))) return NO_MEMORY;
     for (int64_t i = 0; i < w->num_children; i++) ((uint64_t *)w->keys.at)[i] = (uint64_t)i;
     w->num_keys = w->num_children;

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from genius_search.config import RANK_ALL, SearchConfig
+from genius_search.config import SearchConfig
 from genius_search.search.decoder import Decoder
 from genius_search.search.rank import Beams, topk
 from genius_search.search.table import Children, Restriction, SearchSegment, children_in_segments, count_ids
@@ -88,9 +88,11 @@ def search(
     for level in range(num_levels):
         children, counts = _children(segments, prefixes, level, level0 if level == 0 else None, allowed_items)
         owner = prefixes.query[children.parent]
-        if level == 0 and is_reranked:  # a query with few enough IDs needs no decoding
-            most = np.maximum(budgets, RANK_ALL * config.candidates)
-            is_open = (np.bincount(owner, counts, minlength=count) > most)[owner]
+        if level == 0 and is_reranked:
+            # Of few IDs none is left out: to find as many as candidates takes looking among more of all IDs.
+            below = np.bincount(owner, counts, minlength=count)
+            num_ids = sum(len(segment.table) for segment in segments)
+            is_open = ((below > budgets) & (below**2 > config.candidates * num_ids))[owner]
             finished.append(_extend(prefixes, children.take(~is_open)))
             children, counts, owner = children.take(is_open), counts[is_open], owner[is_open]
         if not len(owner):
