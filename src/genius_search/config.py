@@ -180,6 +180,8 @@ ITEMS_PER_CANDIDATE: Final = 4
 LARGE: Final = 500_000
 """Larger indexes have so many items under each of 256 first codes that it pays to decode the next ones."""
 WIDE_BEAM: Final = 128
+LONG_SHORTLIST: Final = 200
+"""Of a large index: codes tell its items apart less well."""
 CANDIDATES_PER_ROOT: Final = 30
 """Of a large index."""
 
@@ -197,7 +199,9 @@ def usual_search(items: int) -> SearchConfig:
     """
     if items > LARGE:
         candidates = round(CANDIDATES_PER_ROOT * math.sqrt(items))
-        return dataclasses.replace(USUAL_SEARCH, beam=WIDE_BEAM, candidates=candidates)
+        return dataclasses.replace(
+            USUAL_SEARCH, beam=WIDE_BEAM, candidates=candidates, shortlist=LONG_SHORTLIST
+        )
     candidates = max(min(items, SMALL_POOL), items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates)
     return dataclasses.replace(USUAL_SEARCH, candidates=candidates)
 
