@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_overview()
     else:
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+        if name == "serve":  # it searches in threads of its own, and those of NumPy's BLAS wait busily
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             return refuse(words) if name is None else run(name, words[len(name.split()) :])
         except (GeniusError, KeyboardInterrupt, ModuleNotFoundError, OSError) as error:
