@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -115,6 +115,24 @@ class Bulk(NamedTuple):
     """Mean of what is subtracted from the products of a scaled query (:mod:`genius_search.nn.spread`)."""
     scaling: Float32[np.ndarray, "dim dim"]
     """By which a query is scaled: to the power of −½ of its product with itself by this matrix."""
+
+
+class Scored(NamedTuple):
+    """A hit that is not read yet, since of several modalities' hits few are."""
+
+    rank: int
+    score: float
+    probability: float | None
+    standard_score: float | None
+    segment: int
+    item: int
+    """The row of the item, or that of its best passage."""
+    row: int
+    """Row of its ID in the segment's table."""
+    log_probabilities: Float32[np.ndarray, " levels"]
+
+
+AnyHit = TypeVar("AnyHit", SearchHit, Scored)
 
 
 class SearchResult(NamedTuple):
@@ -377,7 +395,7 @@ class SnapshotSearcher:
             for _, group in groupby(pairs, key=lambda pair: pair[0].number):
                 several = [*group]
                 parts = [self._score(query, own, is_part=len(several) > 1) for query, own in several]
-                hits = numbered(merge(parts, several[0][0].k)) if len(parts) > 1 else parts[0][0]
+                hits = self._read(merge(parts, several[0][0].k))
                 results.append(SearchResult(hits, sum(own.ranking.touched for _, own in several)))
             return results
 
@@ -471,11 +489,10 @@ class SnapshotSearcher:
         ranking = Ranking._make([*map(np.concatenate, columns), own.ranking.touched])
         return Found(ranking, np.concatenate([own.log_probabilities, more.log_probabilities]))
 
-    def _score(self, query: EncodedQuery, own: Found, *, is_part: bool) -> tuple[list[SearchHit], int]:
+    def _score(self, query: EncodedQuery, own: Found, *, is_part: bool) -> tuple[list[Scored], int]:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
         ranking, log_probabilities = own
-        scores = ranking.scores
-        weights, is_first = np.zeros(len(scores)), np.zeros(len(scores), dtype=bool)
+        scores, order, num_first = ranking.scores, np.arange(min(query.k, len(ranking.scores))), 0
         if query.raised:
             places = self._places(ranking)
             rare = query.rare or RareWords({}, frozenset())
@@ -490,47 +507,56 @@ class SnapshotSearcher:
                     max(0.0, float(query.embedding @ bulk.covariance @ query.embedding))
                 )
             is_first = np.array([place in rare.first for place in places], dtype=bool)
-        order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
-        probabilities: Sequence[float | None] = [None] * len(order)
+            order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
+            num_first = int(is_first[order].sum())
+        ranking, count = ranking.take(order), len(order)
+        probabilities: list[float | None] = [None] * count
         if self._calibration is not None and query.has_probability:  # it knows scores of vectors alone
-            known = self._calibration.probabilities(ranking.scores)[order].tolist()
-            first = is_first[order].tolist()
-            probabilities = [None if worded else one for one, worded in zip(known, first, strict=True)]
-        standard = self._standardize(query, scores[order]) if is_part else [None] * len(order)
-        found = Found(ranking.take(order)._replace(scores=scores[order]), log_probabilities[order])
-        return self._read(found, probabilities, standard), int(is_first[order].sum())
+            known = self._calibration.probabilities(own.ranking.scores)[order].tolist()
+            probabilities = [None] * num_first + known[num_first:]
+        hits = map(
+            Scored,
+            range(1, count + 1),
+            scores[order].tolist(),
+            probabilities,
+            self._standardize(query, scores[order]) if is_part else [None] * count,
+            ranking.segments.tolist(),
+            ranking.items.tolist(),
+            ranking.rows.tolist(),
+            log_probabilities[order],
+        )
+        return [*hits], num_first
 
-    def _read(
-        self, found: Found, probabilities: Sequence[float | None], standard: Sequence[float | None]
-    ) -> list[SearchHit]:
-        """Read the items of a ranking."""
-        ranking, decoded = found
-        rows = self.snapshot.items_of(ranking.segments, ranking.items)
-        hits = []
-        for at, item in enumerate(self.snapshot.items(ranking.segments, rows)):
-            segment = self.snapshot.segments[ranking.segments[at]]
-            passage, behind = None, int(ranking.items[at]) - segment.num_items
+    def _read(self, hits: Sequence[Scored]) -> list[SearchHit]:
+        """Read the items of hits, and number them."""
+        places = [(hit.segment, hit.item) for hit in hits]
+        segments, rows = np.array(places, dtype=np.int64).reshape(-1, 2).T
+        items = self.snapshot.items(segments, self.snapshot.items_of(segments, rows))
+        read = []
+        for rank, (hit, item) in enumerate(zip(hits, items, strict=True), start=1):
+            segment = self.snapshot.segments[hit.segment]
+            passage, behind = None, hit.item - segment.num_items
             if behind >= 0 and item.text is not None:
                 _, start, end = segment.passages[behind].tolist()
                 passage = item.text[start:end]
-            steps = decoded[at].tolist() if self._decodes else ()
-            hits.append(
+            steps = hit.log_probabilities.tolist() if self._decodes else ()
+            read.append(
                 SearchHit(
-                    rank=at + 1,
+                    rank=rank,
                     id=item.id,
-                    score=float(ranking.scores[at]),
+                    score=hit.score,
                     modality=item.modality,
                     text=item.text,
                     image=item.image,
                     fields=item.fields,
-                    codes=tuple(segment.table.ids[ranking.rows[at], : self._num_levels].tolist()),
+                    codes=tuple(segment.table.ids[hit.row, : self._num_levels].tolist()),
                     log_probabilities=tuple(one for one in steps if not math.isnan(one)),
-                    probability=probabilities[at],
+                    probability=hit.probability,
                     passage=passage,
-                    standard_score=standard[at],
+                    standard_score=hit.standard_score,
                 )
             )
-        return hits
+        return read
 
     def _standardize(self, query: EncodedQuery, scores: Float[np.ndarray, " hits"]) -> Sequence[float | None]:
         """Return by how many standard deviations scores exceed those of a sample of the query's modality.
@@ -689,7 +715,7 @@ def split_words(text: str) -> list[str]:
     return [*words.values()]
 
 
-def merge(parts: Sequence[tuple[list[SearchHit], int]], k: int) -> list[SearchHit]:
+def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
     """Merge the hits of several modalities into one list of ``k``; they keep their ranks.
 
     With the hits of each part comes how many are the first of their modality because of their words: those
@@ -706,7 +732,7 @@ def merge(parts: Sequence[tuple[list[SearchHit], int]], k: int) -> list[SearchHi
         if None not in map(attrgetter(name), hits):
             known = name
 
-    def order(hit: SearchHit) -> tuple[bool, float, int, float]:
+    def order(hit: AnyHit) -> tuple[bool, float, int, float]:
         return id(hit) not in first, -getattr(hit, known) if known else 0.0, hit.rank, -hit.score
 
     return sorted(hits, key=order)[:k]
