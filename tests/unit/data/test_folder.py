@@ -232,7 +232,7 @@ def test_all_captions_of_a_list_count(tmp_path, name, text, encoding):
     [
         (["a.png", "B.png"], ["in/a.png", "in/b.png"], ["A", "B"]),
         (["a.png", "b.png"], ["in/a.png", "in/b.png", "out/b.png"], ["A", None, None]),
-        (["C:\\in\\a.png", "/home/in/b.png"], ["in/a.png", "b.png"], ["B", "A"]),
+        (["C:\\in\\a.png", "/elsewhere/in/b.png"], ["in/a.png", "b.png"], ["B", "A"]),
         (["a.png", "b.png"], ["a.png", "in/b.png"], ["A", None]),
     ],
 )
