@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby, zip_longest
 from operator import attrgetter
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -201,6 +202,7 @@ class SnapshotSearcher:
         self._num_levels = model.num_levels
         self._level0: dict[Modality, frozenset[int]] = {}
         self._bulks: dict[frozenset[int], Bulk] = {}
+        self._measuring = Lock()
 
     @cached_property
     def _alive(self) -> Restriction:
@@ -502,7 +504,7 @@ class SnapshotSearcher:
             extent = float(best[0] - best[-1]) if len(best) else 0.0
             scores = scores + WORD_WEIGHT * extent * weights
             if query.gains:
-                bulk = self._bulks.get(query.level0) or self._bulk(query.level0)
+                bulk = self._bulk(query.level0)
                 scores = scores + gains * math.sqrt(
                     max(0.0, float(query.embedding @ bulk.covariance @ query.embedding))
                 )
@@ -566,7 +568,7 @@ class SnapshotSearcher:
         """
         if self.config.rerank == "none" or self._is_raw:
             return [None] * len(scores)
-        bulk, vector = self._bulks.get(query.level0) or self._bulk(query.level0), query.evidence
+        bulk, vector = self._bulk(query.level0), query.evidence
         deviation = math.sqrt(max(0.0, float(vector @ bulk.covariance @ vector)))
         if bulk.size < ENOUGH or not deviation:
             return [None] * len(scores)
@@ -574,7 +576,11 @@ class SnapshotSearcher:
         return [*((scores - bulk.mean @ vector + cost) / deviation).tolist()]
 
     def _bulk(self, level0: frozenset[int]) -> Bulk:
-        """Measure drawn IDs with these first codes; none means any."""
+        """Return what drawn IDs with these first codes measure, by one thread; none means any."""
+        with self._measuring:
+            return self._bulks.get(level0) or self._bulks.setdefault(level0, self._measure(level0))
+
+    def _measure(self, level0: frozenset[int]) -> Bulk:
         tables, lows, sizes = [], [], []
         for segment in self.snapshot.segments:
             table = segment.table
@@ -603,12 +609,12 @@ class SnapshotSearcher:
             costs = density_cost * ranker.densities(drawn)
         vectors = ranker.vectors(drawn)
         mean = vectors.mean(axis=0)
-        covariance = (vectors - mean).T @ (vectors - mean) / len(vectors)
+        vectors -= mean
+        covariance = vectors.T @ vectors / len(vectors)
         first = ranker.tables()[ranker.spread.level]
         first = (first - among.usage @ first) * np.sqrt(among.usage)[:, None]
         scaling = first.T @ first / max(among.first, MIN_LENGTH) ** 2
-        self._bulks[level0] = Bulk(len(vectors), mean, covariance, float(costs.mean()), scaling)
-        return self._bulks[level0]
+        return Bulk(len(vectors), mean, covariance, float(costs.mean()), scaling)
 
 
 def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:

@@ -31,6 +31,8 @@ MOST_CONSTANT: Final = 8
 """Most directions that are found to be constant, besides dimensions."""
 NEGLIGIBLE: Final = 1e-4
 """Smaller spreads, relative to the products or densities themselves, are no differences between items."""
+FEW: Final = 32
+"""IDs whose vectors are summed at once: as many as stay in a core's cache."""
 COLUMNS: Final = 3
 """Numbers stored for each modality: :class:`SpreadOf`, without the usage."""
 NUM_EXTRA_COLUMNS: Final = 2
@@ -212,6 +214,7 @@ def sum_codes(
 ) -> Float[np.ndarray, "items dim"]:
     """Return the vectors of IDs: the sums of their code vectors, in the precision of these."""
     vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
-    for level, table in enumerate(tables):
-        vectors += table[ids[:, level]]
+    for rows in map(slice, range(0, len(ids), FEW), range(FEW, len(ids) + FEW, FEW)):
+        for level, table in enumerate(tables):
+            vectors[rows] += table[ids[rows, level]]
     return vectors
