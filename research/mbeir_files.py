@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
-from genius_search.data.mbeir import replacing, write_json_lines
 from genius_search.errors import BadData
 from genius_search.records import Candidate, Modality, Query
+from genius_search.writing import write_atomically
 
 
 class InstructionRow(NamedTuple):
@@ -20,6 +22,20 @@ class InstructionRow(NamedTuple):
     dataset: str
     dataset_id: int
     instructions: tuple[str, ...]
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write one JSON object per line atomically."""
+    with replacing(path) as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Open a text file for writing that replaces ``path`` when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomically(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def write_queries(path: Path, queries: Iterable[Query]) -> None:

@@ -78,7 +78,6 @@ class Create(DeviceOptions, ItemOptions, JsonOption, IndexArgument):
 
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors}", file=sys.stderr, flush=True)
-        from genius_search.encoders.base import IMAGES_AND_TEXTS, TEXTS_ONLY
         from genius_search.index.build import check_place
         from genius_search.index.index import Index
         from genius_search.index.pool import open_pool
@@ -89,10 +88,6 @@ class Create(DeviceOptions, ItemOptions, JsonOption, IndexArgument):
             check_place(self.index)
             items["pool"] = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
             encoder, download = choose_encoder(items["pool"], download=download)
-        elif download:
-            for known in (IMAGES_AND_TEXTS, TEXTS_ONLY):
-                if encoder == known.spec and not known.is_downloaded():
-                    print(f"downloading {known.description}", file=sys.stderr)
         with TerminalProgress() as progress:
             _, added = Index.create(
                 self.index,

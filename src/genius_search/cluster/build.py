@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -23,7 +24,6 @@ from genius_search.cluster.searcher import (
     shard_folder,
     shard_of,
 )
-from genius_search.data.mbeir import write_json_lines
 from genius_search.encoders.base import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index.build import add_pool, find_changes, first_manifest, fit_model
@@ -36,7 +36,7 @@ from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.training.codebooks import MAX_SAMPLE
-from genius_search.writing import write_json
+from genius_search.writing import write_file, write_json
 
 MAX_SHARDS: Final = 64
 """More would open too many files at once; and the call of a shard costs more than the search it carries."""
@@ -104,7 +104,8 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
         progress.advance(done, {})
     lists = [read_json(file) for file in sorted((folder / BUILD).glob("left-out-*.json"))]
     left_out = [{"file": file, "reason": reason} for listed in lists for file, reason in listed]
-    write_json_lines(folder / "left-out.jsonl", left_out)
+    lines = (f"{json.dumps(one, ensure_ascii=False)}\n" for one in left_out)
+    write_file(folder / "left-out.jsonl", "".join(lines).encode())
     cluster = ClusterManifest(
         model=MODEL if settings.encoder else manifest.model,
         model_fingerprint=manifest.model_fingerprint,

@@ -36,6 +36,8 @@ FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "pat
 TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
 """Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
+_NUMBERED: Final = re.compile(r"#\d+$")
+"""Behind the name of a file: which of its captions this is."""
 _NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
 """What programs write into a cell without a value."""
 _EDITED: Final = re.compile(r"-(edited|bearbeitet|modifié|modificato|editad[oa]|bewerkt|redigeret|編集済み)")
@@ -168,7 +170,7 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
         case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
             with contextlib.suppress(ValueError, OverflowError, OSError):
                 fields["taken"] = datetime.fromtimestamp(int(seconds), UTC).isoformat()
-            del fields["photoTakenTime"]
+                del fields["photoTakenTime"]
             fields.pop("title", None)  # the name of the file
         case {"title": str() as title} if is_image_file(Path(title)):
             del fields["title"]
@@ -237,13 +239,11 @@ def _csv_rows(path: Path) -> Rows | None:
     names = {
         mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t|"
     }
-    mark = next((mark for mark, columns in names.items() if _keys(columns, FILE_KEYS)), None)
-    if mark is not None:
-        return _cells(csv.DictReader(file, names[mark], delimiter=mark), mark, 1)
     for mark, cells in names.items():
-        if len(cells) > 1 and is_image_file(Path(cells[0])):
-            lines = itertools.chain([header], file)
-            columns = (FILE_KEYS[0], TEXT_KEYS[0])
+        if _keys(cells, FILE_KEYS):
+            return _cells(csv.DictReader(file, cells, delimiter=mark), mark, 1)
+        if len(cells) > 1 and is_image_file(Path(_NUMBERED.sub("", cells[0]))):
+            lines, columns = itertools.chain([header], file), (FILE_KEYS[0], TEXT_KEYS[0])
             return _cells(csv.DictReader(lines, columns, delimiter=mark), mark, 0)
     if path.suffix.lower() == ".txt":
         return None
@@ -276,7 +276,8 @@ def _wanted(columns: Collection[str]) -> str:
 
 
 def _file_name(row: Mapping[str, Any]) -> str | None:
-    return next((row[column] for column in _keys(row, FILE_KEYS) if isinstance(row[column], str)), None)
+    names = (row[column] for column in _keys(row, FILE_KEYS) if isinstance(row[column], str))
+    return next((_NUMBERED.sub("", name) for name in names), None)
 
 
 def _finder(folder: Path, names: Iterable[str], known: Mapping[str, Path]) -> Callable[[str], Path | None]:

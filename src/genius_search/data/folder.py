@@ -122,6 +122,8 @@ def _walk(
         except OSError as error:
             problems.append(BadImage(folder, f"is a folder that cannot be read: {error.strerror}"))
             continue
+        if {"index.json", "segments"} <= {path.name for path in entries}:
+            continue  # an index of ours
         if (own := folder / IGNORE_FILE) in entries:
             try:
                 specs = (*specs, (folder, GitIgnoreSpec.from_lines(composed(decode_text(own)).splitlines())))

@@ -11,18 +11,16 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TextIO, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from genius_search.artifact import first_problem
 from genius_search.errors import BadData, BadRecord, UsageError
 from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, parse_id, query_number
-from genius_search.writing import write_atomically
 
 Record = TypeVar("Record")
 OnBad = Callable[[BadRecord], None]
@@ -227,20 +225,6 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         if qrels.setdefault(qid, {}).setdefault(did, int(relevance)) != int(relevance):
             raise BadRecord(path, line, f"{qid} {did} has another relevance in an earlier line")
     return qrels
-
-
-def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Write one JSON object per line atomically."""
-    with replacing(path) as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing that replaces ``path`` when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        yield file
 
 
 class InstructionKey(NamedTuple):

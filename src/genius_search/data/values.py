@@ -83,10 +83,16 @@ def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a kind of value each
             return [plain(inner) for inner in value]
         case PurePath():
             return plain(str(value))
-    if value is None or type(value).__name__ == "NAType":
+    if is_missing(value):
         return None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(f"a {kind} is no number, text, date, true or false, nor a list or mapping of them")
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value is None, NaN or pandas' NA."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or type(value).__name__ == "NAType"
 
 
 def table_values(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Value]]:

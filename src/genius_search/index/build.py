@@ -21,6 +21,7 @@ from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut
+from genius_search.data.values import fields_to_json
 from genius_search.encoders.base import (
     Encoder,
     VectorEncoder,
@@ -32,13 +33,14 @@ from genius_search.encoders.base import (
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Entry, Item, Passage, read_entries
 from genius_search.index.pool import (
+    FROM_PATH,
     GivenPool,
     Pool,
     nothing_to_index,
     open_given,
     stamp_of,
 )
-from genius_search.index.roots import content_of, size_of
+from genius_search.index.roots import content_of, is_gone, size_of, without_text
 from genius_search.index.segment_writer import Batch, check_bits, stored_batches
 from genius_search.index.snapshot import Known, Location, Snapshot
 from genius_search.index.source import SavedFeatures, draw_embeddings, given_features, saved_features
@@ -118,6 +120,8 @@ class Reused(NamedTuple):
     content: str
     location: Location
     """Of an item with these contents."""
+    how: Literal["copied", "moved", "touched"] = "copied"
+    """Whether it is that item, with another file or another time."""
 
 
 @dataclass(slots=True)
@@ -164,10 +168,7 @@ class Changes:
 
     def is_touched(self, number: int) -> bool:
         """Return whether nothing but the time of the item's file has changed."""
-        old = self.known.get(number)
-        if old is None or number not in self.reused or old.content != self.reused[number].content:
-            return False
-        return str(old.stamp).partition(".")[0] == str(self.stamps[number]).partition(".")[0]
+        return number in self.reused and self.reused[number].how == "touched"
 
     def encode(self, work: SavedFeatures, progress: Progress) -> None:
         """Find the features of what is not reused."""
@@ -198,13 +199,17 @@ class Changes:
     ) -> Iterator[Batch]:
         """Yield what is to be written: reused items first, then those with features."""
         if self.reused:
-            places = [one.location for _, one in sorted(self.reused.items())]
+            reused = [one for _, one in sorted(self.reused.items())]
+            places = [one.location for one in reused]
             old = snapshot.items(*map(np.array, zip(*places, strict=True)))
             chosen = (item for number, item in self.changed() if number in self.reused)
-            items = [
-                self.pool.with_fields(item)._replace(content=was.content, modality=was.modality)
-                for item, was in zip(chosen, old, strict=True)
-            ]
+            items = []
+            for item, was, one in zip(chosen, old, reused, strict=True):
+                whole = self.pool.with_fields(item)
+                if one.how != "copied" and self.pool.has_files:
+                    fields = {name: was.fields[name] for name in was.fields if name not in FROM_PATH}
+                    whole = whole._replace(source=fields_to_json({**fields, **whole.fields})[0])
+                items.append(whole._replace(text=was.text, content=was.content, modality=was.modality))
             yield from stored_batches(snapshot.segments, items, places)
         if len(self.features):
             encoded = self._encoded_entries()
@@ -282,26 +287,33 @@ def find_changes(
 
 
 def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
-    """Find changed items whose contents the index has: of touched, moved and copied files."""
+    """Find changed items whose contents the index has: of touched, moved and copied files.
+
+    A picture that was moved keeps its text: what gave it, a list or a file beside it, may have the old name.
+    """
     sizes = {
         number: str(size_of(item, folder))
         for number, item in changes.changed()
         if number in changes.known or changes.pool.has_files
     }
     wanted = set(sizes.values())
-    if changes.pool.has_files and sizes:  # which may have been moved here
-        places = [(item.content, location) for item, location in snapshot.alive()]
-    else:
-        places = [(old.content, old.location) for old in changes.known.values()]
-    known = {
-        content: location
-        for content, location in places
-        if content is not None and content.partition("-")[0] in wanted
-    }
+    known = {own.content: Reused(own.content, own.location) for own in changes.known.values() if own.content}
+    for item, location in snapshot.alive() if changes.pool.has_files and sizes else ():
+        if item.content is not None and item.content.partition("-")[0] in wanted:
+            known[item.content] = Reused(item.content, location)
+            if item.root is not None and is_gone(snapshot.manifest.roots, item):
+                known[item.content] = Reused(item.content, location, "moved")
+                known.setdefault(without_text(item.content), known[item.content])
     there = {content.partition("-")[0] for content in known}
     for number, item in changes.changed():  # only contents of the same size are compared
-        if sizes.get(number) in there and (content := content_of(item, folder)) in known:
-            changes.reused[number] = Reused(content, known[content])
+        if sizes.get(number) not in there or (content := content_of(item, folder)) is None:
+            continue
+        own, found = changes.known.get(number), known.get(content)
+        if own and own.content and without_text(own.content) == without_text(content):
+            but_for_times = {str(stamp).partition(".")[0] for stamp in (own.stamp, changes.stamps[number])}
+            found = found if len(but_for_times) > 1 else Reused(own.content, own.location, "touched")
+        if found is not None:
+            changes.reused[number] = found
             changes.num_unchanged += changes.is_touched(number)
 
 

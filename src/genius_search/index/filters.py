@@ -64,10 +64,11 @@ _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _ORDERS: Final = ("<", "<=", ">", ">=")
 # Possessive quantifiers (*+, ++) never backtrack, so that reading a condition takes linear time.
 _QUOTED: Final = r"\"[^\"]*+\"|'[^']*+'"
-_PART: Final = rf"(?:{_QUOTED}|[^\s.=!<>~\"',]++)"
+_BARE: Final = r"[^\s.=!<>~\"',]++"
+_PART: Final = rf"(?:{_QUOTED}|{_BARE})"
 _NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
 _CONDITION: Final = re.compile(
-    rf"\s*+({_NAME.pattern})\s*+(!=|<=|>=|=|<|>|~|(?:in|is)(?=[\s\"']))\s*+(.*+)", re.DOTALL
+    rf"\s*+({_NAME.pattern})\s*+(!=|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)", re.DOTALL
 )
 _VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
 _LISTED: Final = re.compile(rf"\s*+(?:({_QUOTED})\s*+|([^\"',][^,]*+))(,|$)", re.DOTALL)
@@ -221,6 +222,7 @@ def _parse_text(text: str) -> Condition:
     if found is None:
         raise UsageError(f"condition {shown!r}: expected a field and an operator; {GRAMMAR}")
     name, operator, rest = found.groups()
+    operator = "=" if operator == "==" else operator.lower()
     if operator == "is":
         negation, _, kind = rest.lower().rpartition("not ")
         if kind.strip() not in ("missing", "null") or (negation and negation.strip()):
@@ -429,10 +431,31 @@ def check_fields(wanted: Filter, names: AbstractSet[str]) -> None:
     """Raise :class:`UnknownField` if a condition is about a field that is not one of these."""
     for condition in wanted.conditions:
         if condition.column is None and spell_path(condition.path) not in names:
-            parts = (json.loads(name) for name in names)
-            shown = sorted(".".join(f'"{one}"' if "." in one else one for one in path) for path in parts)
+            shown = spell_fields(names)
             known = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
             raise UnknownField(
                 f"no item of this index has a field {'.'.join(condition.path)!r}; "
                 + (f"the fields are {known}" if shown else "none has any field")
             )
+
+
+def spell_fields(keys: Iterable[str]) -> list[str]:
+    """Return fields as conditions name them: inner ones after a dot, unusual names in quotes.
+
+    Of fields with inner ones only those are returned.
+    """
+    paths = {tuple(json.loads(key)) for key in keys}
+    objects = {path[:end] for path in paths for end in range(1, len(path))}
+    names = []
+    for first, *inner in sorted(paths - objects):
+        if any('"' in name and "'" in name for name in (first, *inner)):
+            continue  # cannot be written in a condition
+        is_column = first in COLUMNS and not inner
+        names.append(".".join([_quote(first, is_plain=not is_column), *map(_quote, inner)]))
+    return names
+
+
+def _quote(name: str, *, is_plain: bool = True) -> str:
+    if is_plain and re.fullmatch(_BARE, name):
+        return name
+    return f"'{name}'" if '"' in name else f'"{name}"'

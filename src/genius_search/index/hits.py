@@ -75,15 +75,9 @@ class Hits(list[SearchHit]):
         """
         import pandas as pd  # noqa: PLC0415  not needed otherwise
 
-        names = [field.name for field in dataclasses.fields(SearchHit) if field.name != "fields"]
-        rows = [
-            {
-                **{name: getattr(hit, name) for name in names},
-                **{f"fields.{name}": value for name, value in hit.fields.items()},
-            }
-            for hit in self
-        ]
-        return pd.DataFrame(rows, columns=None if rows else names)
+        if not self:
+            return pd.DataFrame(columns=[field.name for field in dataclasses.fields(SearchHit)])
+        return pd.json_normalize([dataclasses.asdict(hit) for hit in self])
 
 
 def draw_hits(hits: Sequence[SearchHit]) -> str:

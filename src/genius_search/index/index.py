@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
     from genius_search.index.pool import GivenPool, NewItem, Pool
-    from genius_search.index.store import Root
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
@@ -107,10 +106,7 @@ class Index:
 
     def __contains__(self, item_id: str) -> bool:
         """Return whether there is an item with this id."""
-        try:
-            return bool(self.snapshot.locate(item_id))
-        except UnknownItem:
-            return False
+        return bool(self.snapshot.known([item_id]))
 
     def get(self, item_id: str) -> Item:
         """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
@@ -324,9 +320,14 @@ class Index:
             if ids is None:
                 raise UsageError("vectors that are added need ids=, a name for each row")
             items = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-        elif isinstance(pool, str | Path) and is_list(Path(pool)):
+        elif not isinstance(pool, str | Path):
+            raise UsageError(
+                f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
+                "memory, each with an id"
+            )
+        elif is_list(Path(pool)):
             items = open_pool(Path(pool), captions=captions)
-        elif isinstance(pool, str | Path):
+        else:
             with self._one_writer(wait_seconds) as writer:
                 return follow(
                     writer,
@@ -337,11 +338,6 @@ class Index:
                     deletes=False,
                     progress=progress or Silent(),
                 )
-        else:
-            raise UsageError(
-                f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
-                "memory, each with an id"
-            )
         with self._one_writer(wait_seconds) as writer:
             return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
 

@@ -223,10 +223,6 @@ class ItemStore:
                 yield Item(item_id, _MODALITIES[modality], *rest)
                 count += 1
 
-    def rows_by_id(self, item_ids: Iterable[str]) -> dict[str, int]:
-        """Return the row of each of these items that is in the store."""
-        return {name: row for name, row, *_ in self.find(item_ids)}
-
     def find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None, str | None, int | None]]:
         """Return id, row, stamp, content and root of each of these items that is in the store."""
         # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.

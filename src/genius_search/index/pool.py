@@ -22,7 +22,7 @@ from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
 from genius_search.data.photo import Caption, read_photo
-from genius_search.data.values import fields_to_json
+from genius_search.data.values import fields_to_json, is_missing
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.query import SHORTEST_VECTOR
@@ -31,6 +31,8 @@ from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
 from genius_search.records import Candidate, Modality, composed
 
+FROM_PATH: Final = ("folder", "name")
+"""Fields that a file has by its place."""
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
 MAX_ID_LENGTH: Final = 500
@@ -345,6 +347,7 @@ def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
                 f"an item is of type {kind}; expected a NewItem, a dict with id, text, image and fields, a "
                 "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
             )
+    item = {name: None if is_missing(value) else value for name, value in item.items()}
     if not isinstance(item["id"], str):
         raise UsageError(f"an item has the id {item['id']!r}; give each one a text as its id")
     new = NewItem(**item)

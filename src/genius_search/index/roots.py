@@ -17,7 +17,7 @@ from genius_search.data.folder import read_file
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Root
-from genius_search.records import composed
+from genius_search.records import Modality, composed
 
 SAMPLE: Final = 32
 """Files that are compared to see whether a folder is one that was moved."""
@@ -81,10 +81,32 @@ def content_of(item: Item, folder: Path) -> str | None:
     folder
         that of the index, which paths of stored pictures begin at.
     """
-    words = hashlib.blake2b(repr((item.modality.mbeir, item.text)).encode(), digest_size=12).hexdigest()
     size = size_of(item, folder)
     picture = "" if item.image is None else digest_of(folder / item.image)
+    words = _digest_of_words(item.modality, item.text)
     return None if size is None or picture is None else f"{size}-{words}-{picture}"
+
+
+def without_text(content: str) -> str:
+    """Return what :func:`content_of` returns for the same picture without a text."""
+    size, _, picture = content.split("-")
+    return f"{size}-{_digest_of_words(Modality.IMAGE, None)}-{picture}"
+
+
+def _digest_of_words(modality: Modality, text: str | None) -> str:
+    return hashlib.blake2b(repr((modality.mbeir, text)).encode(), digest_size=12).hexdigest()
+
+
+def is_gone(roots: Sequence[Root], item: Item) -> bool:
+    """Return whether the file of an item of a root is not there, though its root is."""
+    file, root = file_of(roots, item), roots[item.root or 0].folder
+    try:
+        os.lstat(item.image or file)
+    except (FileNotFoundError, NotADirectoryError):
+        return os.path.isdir(root if file != root else os.path.dirname(root))  # noqa: PTH112, PTH120
+    except OSError:
+        pass
+    return False
 
 
 def digest_of(file: Path) -> str | None:
@@ -106,15 +128,12 @@ def size_of(item: Item, folder: Path) -> int | None:
 
 def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int | None:
     """Return the number of the root that was moved to a folder: what it had is gone, and found there."""
-    below: dict[int, list[tuple[str, Item]]] = {number: [] for number in range(len(roots))}
-    for item, _ in snapshot.alive():
-        if item.root is not None:
-            path = os.path.relpath(file_of(roots, item), roots[item.root].folder)
-            below[item.root].append((path, item))
-    for number, items in below.items():
-        if any(os.path.lexists(item.image or Path(roots[number].folder, path)) for path, item in items):
+    for number, root in enumerate(roots):
+        items = [item for item, _ in snapshot.alive() if item.root == number]
+        if any(os.path.lexists(item.image or file_of(roots, item)) for item in items):
             continue
-        there = [(folder / path, item) for path, item in items if os.path.isfile(folder / path)]  # noqa: PTH113
+        files = (folder / os.path.relpath(file_of(roots, item), root.folder) for item in items)
+        there = [(file, item) for file, item in zip(files, items, strict=True) if os.path.isfile(file)]  # noqa: PTH113
         sample = there[:: max(1, len(there) // SAMPLE)]
         same = [_is_same(item, file) for file, item in sample]
         if 2 * len(there) > len(items) and 2 * sum(same) > len(same):

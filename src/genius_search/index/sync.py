@@ -17,7 +17,7 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import Added, Change, Changes, find_changes, write_changes
 from genius_search.index.items import Item
 from genius_search.index.pool import open_roots
-from genius_search.index.roots import file_of, find_moved, new_root, root_of
+from genius_search.index.roots import file_of, find_moved, is_gone, new_root, root_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import saved_features
 from genius_search.index.store import Root
@@ -171,7 +171,7 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
         file = composed(file_of(roots, item))
         above = {file, *map(str, Path(file).parents)}
         is_blocked = not above.isdisjoint(blocked)
-        if new.get(item.content) and not is_blocked and _is_gone(roots, item):
+        if new.get(item.content) and not is_blocked and is_gone(roots, item):
             moved[new[item.content].pop()] = item.id
         elif item.root in lost and (within is None or composed(str(within)) in above):
             is_there = os.path.lexists(item.image or file)
@@ -182,18 +182,6 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
     few = [number for number, items in lost.items() if 2 * len(items) <= sizes[number]]
     deleted = [*excluded, *(item for number in few for item in lost.pop(number))]
     return _Gone(moved, deleted, [*kept, *itertools.chain.from_iterable(lost.values())])
-
-
-def _is_gone(roots: Sequence[Root], item: Item) -> bool:
-    """Return whether an item's file is not there, though its root is."""
-    file, root = file_of(roots, item), roots[item.root or 0].folder
-    try:
-        os.lstat(item.image or file)
-    except (FileNotFoundError, NotADirectoryError):
-        return os.path.isdir(root if file != root else os.path.dirname(root))  # noqa: PTH112, PTH120
-    except OSError:
-        pass
-    return False
 
 
 def _list_changes(changes: Changes, gone: _Gone) -> Iterator[Change]:

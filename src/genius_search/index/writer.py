@@ -363,7 +363,7 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
 
 def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:
     """Return the ids that are in a segment and not deleted, and their rows."""
-    found = segment.items.rows_by_id(ids)
+    found = {name: row for name, row, *_ in segment.items.find(ids)}
     rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
     alive = ~segment.is_dead(rows)
     return list(itertools.compress(found, alive)), rows[alive]

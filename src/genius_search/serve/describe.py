@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -13,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import reads_images
-from genius_search.index.filters import COLUMNS
+from genius_search.index.filters import spell_fields
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.items import Item
@@ -24,7 +23,6 @@ from genius_search.serve.schemas import THUMBNAIL, IndexInfo, SearchSettings
 MAX_FIELDS: Final = 100
 NUM_EXAMPLES: Final = 16
 """Items shown as an impression of an index."""
-_UNQUOTED: Final = re.compile(r"[^\s.=!<>~\"',]+")
 
 
 def show(value: Any, index: str) -> Any:
@@ -69,13 +67,14 @@ def _names(value: Any) -> list[str]:
 def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
     """Describe an index to a client."""
     snapshot, model = index.snapshot, index.model
+    fields = spell_fields(key for segment in snapshot.segments for key in segment.items.field_names)
     counts = snapshot.count_by_modality()
     return IndexInfo(
         name=name,
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
         levels=list(model.codebooks.sizes),
-        fields=_field_names(snapshot),
+        fields=fields[:MAX_FIELDS],
         instructions=list(dict.fromkeys(known.text for known in model.instructions)),
         reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",
@@ -95,22 +94,3 @@ def describe_settings(
         rerank=config.rerank,
         router="generator" if index.model.uses_generator(config) else "geometry",
     )
-
-
-def _field_names(snapshot: Snapshot) -> list[str]:
-    """Return the fields as conditions name them: inner ones after a dot, unusual names in quotes."""
-    paths = {tuple(json.loads(path)) for segment in snapshot.segments for path in segment.items.field_names}
-    objects = {path[:end] for path in paths for end in range(1, len(path))}
-    names = []
-    for first, *inner in sorted(paths - objects)[:MAX_FIELDS]:
-        if any('"' in name and "'" in name for name in (first, *inner)):
-            continue  # cannot be written in a condition
-        is_column = first in COLUMNS and not inner
-        names.append(".".join([_quote(first, is_plain=not is_column), *map(_quote, inner)]))
-    return names
-
-
-def _quote(name: str, *, is_plain: bool = True) -> str:
-    if is_plain and _UNQUOTED.fullmatch(name):
-        return name
-    return f"'{name}'" if '"' in name else f'"{name}"'

@@ -63,6 +63,9 @@ def test_programs_folders_and_excluded_files_are_left_out(tmp_path):
         "__MACOSX/e.png",
     ):
         picture(tmp_path / name)
+    picture(tmp_path / "photos.index" / "a.png")
+    (tmp_path / "photos.index" / "segments").mkdir()
+    (tmp_path / "photos.index" / "index.json").touch()
     for name in ("b/ra\u0308w/f.png", "b/g.draft.png", "b/keep.draft.png", "raw/h.png", "o\u0308.webp"):
         picture(tmp_path / name)
     (tmp_path / "b" / ".geniusignore").write_text("# mine\nr\u00e4w/\n*.draft.png\n!keep.*\n")
@@ -194,6 +197,9 @@ def test_what_google_takeout_knows_becomes_fields(tmp_path):
     fields = json.loads(candidate.source)
     assert (fields["taken"], fields["people"]) == ("2009-11-16T12:51:58+00:00", ["Ann", "Ben"])
     assert (fields["latitude"], fields["longitude"], fields["favorited"]) == (30.65, 104.07, True)
+    about["photoTakenTime"] = {"timestamp": "in May"}
+    (tmp_path / "p.jpg.json").write_text(json.dumps(about))
+    assert '"in May"' in read_folder(tmp_path).candidates[0].source
 
 
 @pytest.mark.parametrize(
@@ -204,7 +210,7 @@ def test_what_google_takeout_knows_becomes_fields(tmp_path):
         ("metadata.csv", "file_name;text;n\np.jpg;one;1\np.jpg;two;2\n", "utf-8-sig"),
         ("captions.tsv", "image\tcaption\tn\np.jpg\tone\t1\np.jpg\ttwo\t2\n", "utf-16"),
         ("metadata.csv", "file_name|text|n\np.jpg|one|1\np.jpg|two|nan\n", "utf-8"),
-        ("captions.txt", "image,caption,n\np.jpg,one,1\np.jpg,two,2\n", "utf-8"),
+        ("captions.txt", "image,caption,n\np.jpg#0,one,1\np.jpg#1,two,2\n", "utf-8"),
         ("captions.jsonl", '{"image": "./p.jpg", "captions": ["one", "two"], "n": "1"}', "utf-16"),
         (
             "metadata.jsonl",

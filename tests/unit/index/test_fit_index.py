@@ -11,11 +11,11 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.config import FusionConfig
-from genius_search.data.mbeir import write_json_lines
 from genius_search.errors import BadData, UsageError
 from genius_search.index import fit
 from genius_search.index.index import Index
 from genius_search.recipe import preset
+from research.mbeir_files import write_json_lines
 
 ITEMS, SIGNAL, DIM = 400, 6, 24
 TINY = preset("tiny")

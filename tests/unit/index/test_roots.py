@@ -224,6 +224,26 @@ def test_a_file_that_cannot_be_read_keeps_its_item_and_one_that_is_gone_loses_it
     assert ids(index) == ["a.txt", "sub/a.txt", "sub/b.txt"]
 
 
+def test_a_renamed_picture_keeps_text_and_fields_that_a_list_gave_its_old_name(tmp_path):
+    place = tmp_path / "trip"
+    for name in "abc":
+        draw(place / f"{name}.png", ord(name))
+    rows = "a.png,a red kite,Ulm\nb.png,a boat,Bonn\nc.png,a car,Hof\n"
+    (place / "metadata.csv").write_text(f"file_name,text,town\n{rows}")
+    index, _ = Index.create(tmp_path / "i", pool=place, encoder="text:wordllama")
+    (place / "sub").mkdir()
+    for again in ("a.png", "sub/d.png"):
+        (place / again).rename(place / "sub" / "d.png")
+        os.utime(place / "sub" / "d.png", (0, 0))
+        done = index.sync()
+        assert (done.deleted, done.missing, len(index)) == (0, 0, 3)
+        item = index.get("sub/d.png")
+        assert (item.text, item.fields["town"], item.fields["name"]) == ("a red kite", "Ulm", "d")
+    (place / "metadata.csv").write_text("file_name,text\nb.png,a boat\nc.png,a car\nsub/d.png,a green kite\n")
+    index.sync()
+    assert (index.get("sub/d.png").text, "town" in index.get("b.png").fields) == ("a green kite", False)
+
+
 @pytest.mark.parametrize("command", ["add", "sync"])
 def test_a_folder_that_was_moved_is_recognised(index, notes, tmp_path, monkeypatch, command):
     place = notes.rename(tmp_path / "there")

@@ -146,7 +146,7 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     (segment,) = before.segments
     assert not segment.folder.exists()
     assert [item.id for item in segment.items.get([3, 4])] == ["3", "4"]
-    assert segment.items.rows_by_id(["3"]) == {"3": 3}
+    assert [row for _, row, *_ in segment.items.find(["3"])] == [3]
     assert segment.vectors()(np.array([3]))[0].argmax() == 3
     assert segment.table.ids[-1].tolist() == [1, 2, 47]
 
