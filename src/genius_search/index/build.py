@@ -543,7 +543,7 @@ def encode_batch(
         kept = normalize(features.total()) if embeddings == "raw" else encoded.embeddings
         if is_residual(bits):
             kept = kept - model.ranker.vectors(encoded.codes)
-        vectors, scales = quantize(kept.astype(np.float16), bits)
+        vectors, scales = quantize(kept, bits)
     return ItemArrays(
         encoded.columns,
         encoded.code_cosine.astype(np.float16),

@@ -1454,17 +1454,19 @@ API int nearest_sums(const float *products, const float *halves, const float *cr
       for (int64_t i = 0; i < rows; i++)
         for (int64_t b = 0; b < widths[i]; b++) {
           const float *own = products + ((start + i) * levels + level) * CODES, *half = halves + level * CODES;
-          float *sum = sums + (i * beam + b) * CODES;
-          for (int64_t c = 0; c < CODES; c += LANES)
-            *(vec *)(sum + c) = *(const vec *)(half + c) + errors[i * beam + b] - *(const vec *)(own + c);
-        }
-      for (int64_t before = 0; before < level; before++, earlier += CODES * CODES)
-        for (int64_t i = 0; i < rows; i++)
-          for (int64_t b = 0; b < widths[i]; b++) {
-            const float *more = earlier + paths[(i * beam + b) * levels + before] * CODES;
-            float *sum = sums + (i * beam + b) * CODES;
-            for (int64_t c = 0; c < CODES; c += LANES) *(vec *)(sum + c) += *(const vec *)(more + c);
+          const uint8_t *path = paths + (i * beam + b) * levels;
+          for (int64_t c = 0; c < CODES; c += 4 * LANES) {
+            vec sum[4];
+            for (int v = 0; v < 4; v++)
+              sum[v] = *(const vec *)(half + c + v * LANES) + errors[i * beam + b] - *(const vec *)(own + c + v * LANES);
+            for (int64_t before = 0; before < level; before++) {
+              const float *more = earlier + (before * CODES + path[before]) * CODES + c;
+              for (int v = 0; v < 4; v++) sum[v] += *(const vec *)(more + v * LANES);
+            }
+            memcpy(sums + (i * beam + b) * CODES + c, sum, sizeof sum);
           }
+        }
+      earlier += level * CODES * CODES;
       for (int64_t i = 0; i < rows; i++) {
         uint8_t *own = paths + i * beam * levels;
         widths[i] = find_smallest(sums + i * beam * CODES, widths[i] * CODES, beam, places, errors + i * beam);

@@ -26,14 +26,14 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float64, Int16, Int64, Integer, UInt8
+from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
 
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, normalize, sum_codes
 
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""
-SPARE: Final = 4
-"""Vectors beyond the nearest whose cosines are computed, in case single precision confuses near ones."""
+SPARE: Final = 1
+"""Vectors beyond the nearest whose cosines are computed, in case a matrix product confuses near ones."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
 """Odd and with irregular bits, as multiplicative hashing requires."""
 SCORES_AT_ONCE: Final = 1 << 22
@@ -43,14 +43,14 @@ SCORES_AT_ONCE: Final = 1 << 22
 class Measured(NamedTuple):
     """Half norms and densities of IDs, before rounding to bytes."""
 
-    half_norms: Float64[np.ndarray, " ids"]
-    densities: Float64[np.ndarray, " ids"]
+    half_norms: Float32[np.ndarray, " ids"]
+    densities: Float32[np.ndarray, " ids"]
 
 
 class _Reference(NamedTuple):
     """Unit vectors that IDs are compared with."""
 
-    directions: Float64[np.ndarray, "others dim"]
+    directions: Float32[np.ndarray, "others dim"]
     hashes: Int64[np.ndarray, " others"] | None
     """Hashes of the vectors' IDs, so that no ID is its own neighbour; None if they have no IDs."""
 
@@ -80,9 +80,7 @@ class NormAndDensity:
         norm_weight: float = 1.0,
         sample: Integer[np.ndarray, "sampled levels"] | None = None,
     ) -> None:
-        # In double precision, since single-precision matrix products depend on the batch, so equal IDs could
-        # get different numbers in different batches.
-        self._tables = [table.astype(np.float64) for table in tables]
+        self._tables = [table.astype(np.float32) for table in tables]
         self._has_modality_level = has_modality_level
         self._norm_weight = norm_weight
         self._sample = np.empty((0, len(tables)), dtype=np.int64) if sample is None else sample
@@ -108,14 +106,14 @@ class NormAndDensity:
 
         An embedding is compared with the same vectors as its ID.
         """
-        densities = self._densities(embeddings.astype(np.float64), codes)
+        densities = self._densities(np.asarray(embeddings, dtype=np.float32), codes)
         return np.asarray(np.rint(densities * DENSITY_STEPS).clip(0, LARGEST), dtype=np.uint8)
 
     def _densities(
-        self, vectors: Float64[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
-    ) -> Float64[np.ndarray, " items"]:
+        self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
+    ) -> Float32[np.ndarray, " items"]:
         """Return the density around each vector; ``codes`` are those of its ID."""
-        densities = np.zeros(len(codes))
+        densities = np.zeros(len(codes), dtype=np.float32)
         groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
         for code in np.unique(groups).tolist():
             reference = self._reference(code)
@@ -141,16 +139,16 @@ class NormAndDensity:
 
 
 def _density(
-    vectors: Float64[np.ndarray, "items dim"],
+    vectors: Float32[np.ndarray, "items dim"],
     codes: Integer[np.ndarray, "items levels"],
     reference: _Reference,
-) -> Float64[np.ndarray, " items"]:
+) -> Float32[np.ndarray, " items"]:
     """Return the mean cosine to the nearest reference vectors, excluding an item's own ID.
 
-    Single precision tells which vectors are nearest, up to a few; their cosines are then computed in double.
+    A matrix product, which depends on the batch, tells which are nearest; their cosines are computed singly.
     """
     units = normalize(vectors)
-    rough = units.astype(np.float32) @ reference.directions.astype(np.float32).T
+    rough = units @ reference.directions.T
     if reference.hashes is not None:
         rough[_hashes(codes)[:, None] == reference.hashes] = -np.inf
     rows, nearest = np.arange(len(rough)), []

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Integer
+from jaxtyping import Float, Float32, Integer
 
 SAMPLED: Final = 1024
 """Most IDs of a modality whose products are measured."""
@@ -161,7 +161,7 @@ class Spread:
     def measure(
         tables: Sequence[Float32[np.ndarray, "_ dim"]],
         ids: Integer[np.ndarray, "items levels"],
-        densities: Float64[np.ndarray, " items"],
+        densities: Float[np.ndarray, " items"],
         *,
         has_modality_level: bool,
     ) -> Spread:

@@ -57,14 +57,14 @@ COARSE_ITERATIONS: Final = 15
 DEEP_ITERATIONS: Final = 3
 """Iterations of k-means at the deeper levels. With 15, codes alone find .003 more of exact search's first ten
 (Flickr8k, CLIP), and k-means takes more than twice as long."""
-FITTING_BEAM: Final = 4
-"""Width of the beam search by which codes are chosen before code vectors are moved."""
+ENCODING_BEAM: Final = 4
+"""Width of the beam search by which codes are chosen. With 8 it takes twice as long and finds no more."""
 SWEEPS: Final = 2
 """How often the code vectors of every level are moved to fit the items' codes."""
 NORM_WEIGHT: Final = 0.5
 """Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries.
 Distance (1) finds fewer of exact search's first five, above all if items are unlike the codebooks'."""
-SAMPLED_IDS: Final = 2048
+SAMPLED_IDS: Final = 512
 """Most items of a modality whose IDs are sampled. More find no more, and take longer with every item."""
 MEASURED: Final = 8192
 """Most items that spreads are measured of."""
@@ -165,7 +165,7 @@ def fit_codebooks(
         levels=levels,
         codebook_size=codebook_size(items),
         level0="assigned",
-        encoding_beam=8,
+        encoding_beam=ENCODING_BEAM,
         norm_weight=NORM_WEIGHT if fusion.kind == "sum" else 1.0,
         kmeans_iterations=COARSE_ITERATIONS,
         fusion=fusion,
@@ -256,7 +256,7 @@ def _fit(
     progress.advance(1, {})
     of_modalities, *tables = [level.centroids for level in started]
     residuals = embeddings - of_modalities[modalities]
-    _move_vectors(tables, residuals, NearestSums(tables, beam=FITTING_BEAM)(residuals))
+    _move_vectors(tables, residuals, NearestSums(tables, beam=ENCODING_BEAM)(residuals))
     progress.advance(2, {})
     return [of_modalities, *tables]
 
