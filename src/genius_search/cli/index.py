@@ -210,6 +210,7 @@ class Refit(WaitOption, OpenIndexOptions):
 
     def run(self) -> None:
         with TerminalProgress() as progress:
+            progress.say(f"reading {self.index}")
             index = self.open_index()
             query_vectors = read_vectors(self.query_vectors)
             index.refit(

@@ -67,6 +67,7 @@ def cached_index(folder: Path) -> Path:
 
 def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
+    print_text(f"reading {folder}", error=True)
     from genius_search.cli.index import choose_encoder, report_added
     from genius_search.index.index import Index
     from genius_search.index.pool import open_pool
@@ -77,14 +78,14 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
         if (place / CURRENT).exists():
             try:
                 index = Index.open(place, device=device, download=download)
-                index.sync(folder, progress=progress)
+                done = index.sync(folder, progress=progress)
+                if done.added or done.deleted or done.missing:
+                    report_added(progress, done, as_json=False, again=True)
             except ArtifactMismatch as error:  # of another version, or damaged
                 progress.say(f"the index of {folder} is made again, since {error}")
                 shutil.rmtree(place)
             else:
                 return index
-        if inside := sorted(folder.glob(f"*.index/{CURRENT}")):
-            raise UsageError(f"{folder} is no index; did you mean {inside[0].parent}?")
         pool = open_pool(folder, captions=True)
         encoder, download = choose_encoder(pool, download=download)
         progress.say(f"indexing {folder} once; the index is kept in {place}")

@@ -33,7 +33,6 @@ from genius_search.encoders.base import (
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Entry, Item, Passage, read_entries
 from genius_search.index.pool import (
-    FROM_PATH,
     GivenPool,
     Pool,
     nothing_to_index,
@@ -207,7 +206,7 @@ class Changes:
             for item, was, one in zip(chosen, old, reused, strict=True):
                 whole = self.pool.with_fields(item)
                 if one.how != "copied" and self.pool.has_files:
-                    fields = {name: was.fields[name] for name in was.fields if name not in FROM_PATH}
+                    fields = {name: was.fields[name] for name in was.fields if name not in ("folder", "name")}
                     whole = whole._replace(source=fields_to_json({**fields, **whole.fields})[0])
                 items.append(whole._replace(text=was.text, content=was.content, modality=was.modality))
             yield from stored_batches(snapshot.segments, items, places)

@@ -31,8 +31,6 @@ from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
 from genius_search.records import Candidate, Modality, composed
 
-FROM_PATH: Final = ("folder", "name")
-"""Fields that a file has by its place."""
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
 MAX_ID_LENGTH: Final = 500

@@ -74,9 +74,9 @@ def follow(
         gone = gone.without_kept(delete_missing)
     for folder, count in Counter(roots[item.root or 0].folder for item in gone.kept).items():
         progress.say(
-            f"{folder}: files of {plural(count, 'item')} are not found, and nothing is deleted; if it moved, "
-            f"sync its new place; `genius index sync {writer.folder} --delete-missing {len(gone.kept)}` "
-            "deletes all such items"
+            f"{folder}: files of {plural(count, 'item')} are not there or cannot be read, and nothing is "
+            f"deleted; if it moved, sync its new place; `genius index sync {writer.folder} --delete-missing "
+            f"{len(gone.kept)}` deletes all such items"
         )
     if dry_run:
         listed = [*_list_changes(changes, gone)]
