@@ -406,8 +406,8 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
         words = f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions alone"
     raise NetworkNeeded(
         f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
-        "machine. Add --download to fetch it, or name one: --encoder FOLDER (of ONNX graphs), text:FOLDER or "
-        "onnx:Xenova/clip-vit-base-patch32 (610 MB, licence MIT, English), or a trained --model"
+        "machine. Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of ONNX "
+        "graphs), text:FOLDER or onnx:Xenova/clip-vit-base-patch32 (610 MB, MIT, English), or a --model"
         f"{words}"
     )
 

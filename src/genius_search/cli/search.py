@@ -258,8 +258,7 @@ def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
             scores.append("" if hit.probability is None else f"{hit.probability:.2f}")
         rows.append([*scores, hit.id, " ".join(filter(None, content))])
     scores = [*(["score"] if has_score else []), *(["probability"] if has_probability else [])]
-    columns = ["rank", *scores, "item", "text or picture"]
-    print_table(columns, rows, left=("item",), fill=True, cut=not full)
+    print_table(["rank", *scores, "item", "text or picture"], rows, left=("item",), fill=True, cut=not full)
 
 
 @command

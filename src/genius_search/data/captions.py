@@ -36,6 +36,8 @@ FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "pat
 TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
 """Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
+_ONE_OF_SEVERAL: Final = re.compile(r"(caption|text|description|comment|sentence)[ _]?\d+", re.IGNORECASE)
+"""Names of columns that have a caption each."""
 _NUMBERED: Final = re.compile(r"#\d+$")
 """Behind the name of a file: which of its captions this is."""
 _NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
@@ -166,6 +168,8 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
     """Return the texts and the fields of an object; those of Google Takeout get the names of ours."""
     files = _keys(row, FILE_KEYS)
     fields = {name: value for name, value in row.items() if name not in files}
+    if numbered := [name for name in fields if _ONE_OF_SEVERAL.fullmatch(name)]:
+        fields["captions"] = [fields.pop(name) for name in numbered]
     match row:
         case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
             with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -256,6 +260,9 @@ def _cells(reader: csv.DictReader[str], mark: str, skipped: int) -> Rows:
             row[[*row][-1]] += mark + mark.join(rest)
         # A column without a name numbers the rows: pandas writes it.
         cells = {column: (cell or "").strip() for column, cell in row.items() if column}
+        inner = itertools.chain.from_iterable(cell.split("\n")[1:] for cell in cells.values())
+        if any(is_image_file(Path(line.partition(mark)[0])) for line in inner):
+            raise ValueError(f"the row that ends in line {reader.line_num + skipped} has a quote without end")
         yield reader.line_num + skipped, {name: cell for name, cell in cells.items() if cell not in _NO_VALUE}
 
 

@@ -133,11 +133,6 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
         opened = open_roots((root,), [0])
         next(_some(opened.items(), pool, opened.left_out))
         return opened
-    if not pool.is_file():
-        raise BadData(
-            f"{pool} is not a pool: give a folder of pictures and texts, one such file, or a .jsonl file of "
-            "candidates in M-BEIR's layout"
-        )
     # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
     above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
     place = above or pool.resolve().parent

@@ -209,7 +209,7 @@ def test_what_google_takeout_knows_becomes_fields(tmp_path):
         ("metadata.csv", ",file_name,text,n\n0,p.jpg,one,1\n10,p.jpg,two,2\n", "utf-8"),
         ("metadata.csv", "file_name;text;n\np.jpg;one;1\np.jpg;two;2\n", "utf-8-sig"),
         ("captions.tsv", "image\tcaption\tn\np.jpg\tone\t1\np.jpg\ttwo\t2\n", "utf-16"),
-        ("metadata.csv", "file_name|text|n\np.jpg|one|1\np.jpg|two|nan\n", "utf-8"),
+        ("metadata.csv", "file_name|Caption 1|Caption 2|n\np.jpg|one|two|1\np.jpg|||nan\n", "utf-8"),
         ("captions.txt", "image,caption,n\np.jpg#0,one,1\np.jpg#1,two,2\n", "utf-8"),
         ("captions.jsonl", '{"image": "./p.jpg", "captions": ["one", "two"], "n": "1"}', "utf-16"),
         (
@@ -261,7 +261,10 @@ def test_a_list_in_parquet_names_the_extra_that_it_needs(tmp_path, monkeypatch):
 def test_a_caption_with_commas_needs_no_quotes_and_broken_rows_cost_only_themselves(tmp_path):
     picture(tmp_path / "p.jpg")
     for header, last in (("image,caption\n", 3), ("", 2)):
-        (tmp_path / "captions.txt").write_text(f'{header}p.jpg,one,two\ngone.jpg,three\nq,"{"x" * 1_000_001}')
+        rows = f"{header}p.jpg,one,two\ngone.jpg,three\n"
+        (tmp_path / "captions.txt").write_text(f'{rows}q,"four\np.jpg,five\n')
+        assert "quote without end" in problems_of(tmp_path)["captions.txt"]
+        (tmp_path / "captions.txt").write_text(f'{rows}q,"{"x" * 1_000_001}')
         scan = read_folder(tmp_path)
         assert [one.text for one in scan.candidates] == ["one,two"]
         assert [getattr(one, "line", None) for one in scan.problems] == [last, None]
