@@ -579,19 +579,27 @@ static inline uint64_t make_key(float score, int64_t order) { /* ascending keys:
   return (uint64_t)bits << 32 | (uint32_t)order;
 }
 
+static uint64_t pick_pivot(const uint64_t *keys, int64_t n) { /* the median of three */
+  uint64_t a = keys[0], b = keys[n / 2], c = keys[n - 1], low = a < b ? a : b, high = a < b ? b : a;
+  return c < low ? low : c > high ? high : c;
+}
+
+/* Move the keys below a pivot to the front; return their number. */
+static int64_t partition(uint64_t *keys, int64_t n, uint64_t pivot) {
+  int64_t smaller = 0;
+  for (int64_t i = 0; i < n; i++) { /* without branches, which would be guessed wrong */
+    uint64_t key = keys[i];
+    keys[i] = keys[smaller];
+    keys[smaller] = key;
+    smaller += key < pivot;
+  }
+  return smaller;
+}
+
 /* Sort keys such that at least the first ``needed`` are in their places. */
 static void sort_keys(uint64_t *keys, int64_t n, int64_t needed) {
   while (n > SMALL && needed > 0) {
-    uint64_t a = keys[0], b = keys[n / 2], c = keys[n - 1], low = a < b ? a : b, high = a < b ? b : a;
-    uint64_t pivot = c < low ? low : c > high ? high : c;
-    int64_t smaller = 0;
-    for (int64_t i = 0; i < n; i++) { /* without branches, which would be guessed wrong */
-      uint64_t key = keys[i];
-      keys[i] = keys[smaller];
-      keys[smaller] = key;
-      smaller += key < pivot;
-    }
-    int64_t left = n - smaller;
+    int64_t smaller = partition(keys, n, pick_pivot(keys, n)), left = n - smaller;
     if (smaller < left) { /* the shorter side first, so that few calls are nested */
       sort_keys(keys, smaller, needed);
       keys += smaller, n = left, needed -= smaller;
@@ -608,31 +616,48 @@ static void sort_keys(uint64_t *keys, int64_t n, int64_t needed) {
   }
 }
 
-/* Sort the best possible children into keys: as many as the beam is wide, or more if all IDs below them fit the
-   budget. Only what may be chosen is sorted. Returns the number of IDs below. */
+/* Move the keys of the best possible children to the front: of as many as the beam is wide, or of more if all IDs below
+   them fit the budget; the best of the others is the next. Returns the number of IDs below. */
 static int64_t choose(Work *w, const Request *request, int64_t budget) {
   const Child *children = w->children.at;
-  int64_t possible = 0, below = 0, chosen = 0, sorted = 0, all = 1;
+  int64_t chosen = 0, end = 0, below = 0;
   if (!reserve(&w->keys, w->num_children + 1, sizeof(uint64_t))) return NO_MEMORY;
   uint64_t *keys = w->keys.at;
   for (int64_t i = 0; i < w->num_children; i++) {
-    keys[possible] = make_key(children[i].total, i);
-    possible += children[i].total > -INFINITY;
-    all += children[i].count;
+    keys[end] = make_key(children[i].total, i);
+    end += children[i].total > -INFINITY;
   }
-  keys[possible] = make_key(-INFINITY, 0); /* after the worst */
-  int64_t enough = budget * w->num_children / all; /* if all have as many IDs */
-  for (int64_t more = enough > request->width ? enough : request->width; sorted < possible; more = 1 + sorted / 4) {
-    sort_keys(keys + sorted, possible - sorted, more);
-    for (sorted = sorted + more < possible ? sorted + more : possible; chosen < sorted; chosen++) {
-      int64_t count = children[(uint32_t)keys[chosen]].count;
-      if (chosen >= request->width && below + count > budget) goto done;
-      below += count;
+  keys[end] = make_key(-INFINITY, 0); /* after the worst */
+  while (chosen < end) { /* those from ``end`` on are left out */
+    int64_t n = end - chosen, sum = below;
+    if (n <= SMALL) {
+      sort_keys(keys + chosen, n, n);
+      for (; chosen < end; chosen++) {
+        int64_t count = children[(uint32_t)keys[chosen]].count;
+        if (chosen >= request->width && below + count > budget) break;
+        below += count;
+      }
+      break;
     }
+    int64_t better = chosen + partition(keys + chosen, n, pick_pivot(keys + chosen, n));
+    for (int64_t i = chosen; i < better; i++) sum += children[(uint32_t)keys[i]].count;
+    if (better <= request->width || sum <= budget) chosen = better, below = sum;
+    else end = better;
   }
-done:
   w->num_keys = chosen;
   return below;
+}
+
+/* Put the chosen keys into the order of their children, whose rows then lie side by side. */
+static void order_by_rows(Work *w) {
+  const Child *children = w->children.at;
+  uint64_t *keys = w->keys.at, last = 0;
+  for (int64_t i = 0; i < w->num_keys; i++) last = keys[i] > last ? keys[i] : last;
+  for (int64_t i = 0, n = 0; i < w->num_children; i++) {
+    uint64_t key = make_key(children[i].total, i);
+    if (n < w->num_keys) keys[n] = key;
+    n += key <= last;
+  }
 }
 
 /* Return a score that a child must reach to be chosen, whatever other children are found: that of the best left out. */
@@ -790,7 +815,10 @@ static int64_t find_beams(const Model *m, const Request *request, const float *q
     status = level ? list_children(m, level, request, scores, budget, w) : 1;
     if (status < 0) return status;
     w->below = choose(w, request, budget);
-    if (w->below < 0 || !extend(m, w, num_parts, level)) return NO_MEMORY;
+    if (w->below < 0) return NO_MEMORY;
+    if (w->below > budget) sort_keys(w->keys.at, w->num_keys, w->num_keys);
+    else order_by_rows(w);
+    if (!extend(m, w, num_parts, level)) return NO_MEMORY;
     if (w->below <= budget || level + 1 == m->levels) return level + 1;
   }
 }

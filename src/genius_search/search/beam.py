@@ -120,7 +120,7 @@ def search(
         places = torch.from_numpy(np.stack([prefixes.row[children.parent], children.code])).to(values.device)
         gained = values[places[0], places[1]].float().cpu().numpy()
         totals = prefixes.total[children.parent] + gained
-        chosen = _choose(owner, totals, counts, beam_widths, budgets)
+        chosen = _choose(owner, totals, counts, beam_widths, budgets, by_row=is_reranked)
         prefixes = _extend(prefixes, children.take(chosen))
         prefixes.total[:] = totals[chosen]
         prefixes.log_probabilities[:, level] = gained[chosen]
@@ -175,10 +175,13 @@ def _choose(
     counts: Int64[np.ndarray, " children"],
     widths: Int64[np.ndarray, " queries"],
     budgets: Int64[np.ndarray, " queries"],
+    *,
+    by_row: bool,
 ) -> Int64[np.ndarray, " chosen"]:
     """Choose the best children of each query: as many as its beam width, or more if its budget allows.
 
-    Equal scores keep their order. Children of probability 0 are dropped.
+    Equal scores keep their order. Children of probability 0 are dropped. With ``by_row``, those whose IDs are
+    within the budget come in the order of their rows instead of their scores.
     """
     bounds = [*np.flatnonzero(np.diff(owner, prepend=-1)).tolist(), len(owner)]
     kept = []
@@ -187,7 +190,8 @@ def _choose(
         best = first + topk(scores[first:last], budget)
         affordable = int(counts[best].cumsum().searchsorted(budget, "right"))
         best = best[: max(width, affordable)]
-        kept.append(best[scores[best] > -np.inf])
+        best = best[scores[best] > -np.inf]
+        kept.append(np.sort(best) if by_row and counts[best].sum() <= budget else best)
     return np.concatenate(kept)
 
 

@@ -21,7 +21,7 @@ NO_EMBEDDINGS: Final = (
 
 
 class Beams(NamedTuple):
-    """Final beams of each query, best first.
+    """Final beams of each query: best first, or by their rows if items are re-ranked.
 
     A beam is an ID if all levels were decoded, otherwise a prefix, as a range of rows in the table of each
     segment. The range of an unused beam is empty in every segment.
