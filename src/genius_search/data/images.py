@@ -10,6 +10,7 @@ import io
 import math
 import re
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ MAX_PIXELS: Final = 50_000_000
 """Pictures that would decode to more pixels than this are refused (200 MB as RGB)."""
 MAX_RATIO: Final = 32
 """The longer side of a reduced picture is at most so many times the wanted shortest side."""
+MAX_PARTS: Final = 100_000
+"""Reads of a file from its head to its last pixel: hostile files have millions of parts."""
+MAX_SECONDS: Final = 5.0
+"""Processor time in which a picture must have been read, as a JPEG can go over its pixels again and again."""
 MAX_EXIF_BYTES: Final = 1 << 20
 """Larger EXIF or XMP data is ignored."""
 STRIP_PIXELS: Final = 1 << 20
@@ -161,6 +166,20 @@ def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
     return file.getvalue()
 
 
+class _Source(io.BufferedReader):
+    """The file of a picture; reading it ends with :class:`BadImage` if that takes too long."""
+
+    def __init__(self, given: Path | bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(given) if isinstance(given, bytes) else io.FileIO(given))
+        self._path, self._parts, self._end = path, 0, time.thread_time() + MAX_SECONDS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._parts += 1
+        if self._parts > MAX_PARTS or time.thread_time() > self._end:
+            raise BadImage(self._path, "has too many parts to be read; save it anew with another program")
+        return super().read(size)
+
+
 @contextmanager
 def opened_image(
     given: Path | bytes | Image.Image, path: Path, formats: tuple[str, ...] = FORMATS
@@ -172,13 +191,14 @@ def opened_image(
         if isinstance(given, Image.Image):
             yield given
             return
-        with quiet():
-            opened = Image.open(io.BytesIO(given) if isinstance(given, bytes) else given, formats=formats)
-        with opened:
-            for name in ("exif", "xmp"):
-                if len(opened.info.get(name) or b"") > MAX_EXIF_BYTES:
-                    del opened.info[name]
-            yield opened
+        with _Source(given, path) as file:
+            with quiet():
+                opened = Image.open(file, formats=formats)
+            with opened:
+                for name in ("exif", "xmp"):
+                    if len(opened.info.get(name) or b"") > MAX_EXIF_BYTES:
+                        del opened.info[name]
+                yield opened
     except BadImage:
         raise
     except UnidentifiedImageError:

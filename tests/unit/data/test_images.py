@@ -136,9 +136,11 @@ def test_a_cut_off_picture_is_refused_as_such(tmp_path, suffix, share):
         ("page.jpg", "not a picture"),
         ("gone.jpg", "missing"),
         (".", "not a file"),
+        ("parts.jpg", "too many parts"),
     ],
 )
 def test_what_is_no_picture_is_refused_with_the_reason(tmp_path, name, reason):
+    (tmp_path / "parts.jpg").write_bytes(b"\xff\xd8" + b"\xff\xe5\x00\x02" * 100_000)
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "page.jpg").write_text("<html>404</html>")
     assert reason in refused(tmp_path / name)
