@@ -34,8 +34,6 @@ MOST_SECONDS = 1.0
 MOST_MB = 600
 SOCKETS = 1_100
 CLIENTS = 16
-PAUSE_SECONDS = 0.05
-FAT_ITEMS = 300
 JSON = "application/json"
 FORM = "multipart/form-data; boundary=x"
 HEAD = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
@@ -135,7 +133,8 @@ def kept_connections(url: str, seconds: float) -> Counter[str]:
 
 def half_a_head(url: str, seconds: float) -> Counter[str]:
     head = HEAD.format(path="/v1/search", kind=JSON, size=9)[:-4].encode()
-    return send_slowly(url, seconds, [b"GET /hea", head] * (SOCKETS // 2))
+    fat = head + b"\r\nX: ".join([b"x" * 9_000] * 40)
+    return send_slowly(url, seconds, [b"GET /hea", fat] * (SOCKETS // 2), fat)
 
 
 def trickled_bodies(url: str, seconds: float) -> Counter[str]:
@@ -166,11 +165,9 @@ def hostile_uploads(url: str, seconds: float) -> Counter[str]:
 
 
 def unread_answers(url: str, seconds: float) -> Counter[str]:
-    body = json.dumps({"text": "a kite", "k": 1_000, "where": ["fat~x"]})
-    head = HEAD.format(path="/v1/search", kind=JSON, size=len(body))
-    few = {"text": "a kite", "k": 100, "where": ["fat~x"]}
-    other = HEAD.format(path="/v1/search", kind=JSON, size=len(json.dumps(few))) + json.dumps(few)
-    return send_slowly(url, seconds, [(head + body).encode(), other.encode()] * 100)
+    bodies = [json.dumps({"text": "a kite", "k": k, "where": ["fat~x"]}) for k in (1_000, 100)]
+    heads = [HEAD.format(path="/v1/search", kind=JSON, size=len(body)) for body in bodies]
+    return send_slowly(url, seconds, [(a + b).encode() for a, b in zip(heads, bodies, strict=True)] * 100)
 
 
 def saved(mode: str, size: tuple[int, int], kind: str, **options: Any) -> bytes:
@@ -179,18 +176,31 @@ def saved(mode: str, size: tuple[int, int], kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def segment(kind: int, data: bytes) -> bytes:
+    return bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2) + data
+
+
+def jpeg(kind: int, side: int, colours: int, symbol: int, scans: bytes) -> bytes:
+    frame = b"\x08" + 2 * side.to_bytes(2) + bytes([colours])
+    frame += b"".join(bytes([one, 0x11, 0]) for one in range(1, colours + 1))
+    tables = [segment(0xC4, bytes([to, 1, *[0] * 15, one])) for to, one in ((0, 0), (0x10, symbol))]
+    head = segment(0xDB, bytes([0] + [1] * 64)) + segment(kind, frame)
+    return b"\xff\xd8" + head + b"".join(tables) + scans + b"\xff\xd9"
+
+
 def in_three_scans(side: int) -> bytes:
     """Make a grey JPEG whose colours come one after the other, so that all of it is kept while it is read."""
-
-    def segment(kind: int, data: bytes) -> bytes:
-        return bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2) + data
-
-    frame = b"\x08" + 2 * side.to_bytes(2) + b"\x03" + b"".join(bytes([one, 0x11, 0]) for one in (1, 2, 3))
-    tables = [segment(0xC4, bytes([kind, 1, *[0] * 15, 0])) for kind in (0x00, 0x10)]
     zeros = bytes((-(-side // 8)) ** 2 // 4 + 1)
     scans = [segment(0xDA, bytes([1, one, 0, 0, 63, 0])) + zeros for one in (1, 2, 3)]
-    head = segment(0xDB, bytes([0] + [1] * 64)) + segment(0xC0, frame)
-    return b"\xff\xd8" + head + b"".join(tables + scans) + b"\xff\xd9"
+    return jpeg(0xC0, side, 3, 0, b"".join(scans))
+
+
+def in_many_scans(side: int, count: int) -> bytes:
+    """Make a grey, progressive JPEG of scans that go over all pixels, in a few bytes each."""
+    blocks = (-(-side // 8)) ** 2
+    first = segment(0xDA, bytes([1, 1, 0, 0, 0, 0])) + bytes(blocks // 8 + 1)
+    again = segment(0xDA, bytes([1, 1, 0, 1, 63, 0])) + bytes(blocks // 8_000 + 2)
+    return jpeg(0xC2, side, 1, 0xE0, first + again * count)
 
 
 def large_pictures(url: str, seconds: float) -> Counter[str]:
@@ -210,6 +220,8 @@ def large_pictures(url: str, seconds: float) -> Counter[str]:
         saved("RGB", whole, "TIFF", compression="tiff_lzw"),
         in_three_scans(4_990),
         in_three_scans(13_000),
+        in_many_scans(4_990, 100_000),
+        b"\xff\xd8" + b"\xff\xe1\x00\x09Exif\0\0x" * 1_000_000,
     ]
     bodies = [form_of({"image": "picture"}, one) for one in pictures]
     return send_repeatedly(url, seconds, "/v1/search", bodies, FORM)
@@ -220,25 +232,22 @@ def slow_conditions(url: str, seconds: float) -> Counter[str]:
         {"text": "a kite", "where": [f"fat~{'x' * 50}{number}y{place}" for place in range(50)]}
         for number in range(CLIENTS)
     ]
+    bodies[::4] = [{"text": "a kite", "match": f"k*{' x*' * place}"} for place in range(CLIENTS // 4)]
     return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies])
 
 
 def slow_explanations(url: str, seconds: float) -> Counter[str]:
-    bodies = [
-        {
-            "id": "fat0",
-            "text": "a kite",
-            "beam": 1_000,
-            "where": [f"fat~{number}y{place}" for place in range(50)],
-        }
-        for number in range(CLIENTS)
-    ]
-    return send_repeatedly(url, seconds, "/v1/explain", [json.dumps(body).encode() for body in bodies])
+    body = {"id": "fat0", "text": "a kite", "beam": 1_000}
+    conditions = [[f"fat~{number}y{place}" for place in range(50)] for number in range(CLIENTS)]
+    bodies = [json.dumps({**body, "where": where}).encode() for where in conditions]
+    return send_repeatedly(url, seconds, "/v1/explain", bodies)
 
 
 def wide_searches(url: str, seconds: float) -> Counter[str]:
-    body = {"text": "a kite", "k": 1_000, "beam": 1_000, "candidates": 100_000}
-    return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode()])
+    wide = {"k": 1_000, "beam": 1_000}
+    generated = {"parts": [{"text": f"kite {n}"} for n in range(16)], "combine": "any", "rerank": "none"}
+    bodies = [{"text": "a kite", **wide, "candidates": 100_000}, {**generated, **wide}]
+    return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies])
 
 
 ATTACKS: dict[str, Attack] = {
@@ -265,9 +274,9 @@ def add_fat_items(url: str) -> None:
     """Add items with as large a field as is allowed, for conditions that take long."""
     items = [
         {"id": f"fat{n}", "text": f"a kite {n}", "fields": {"fat": f"{n} " + "x" * 60_000}}
-        for n in range(FAT_ITEMS)
+        for n in range(300)
     ]
-    for start in range(0, FAT_ITEMS, 4):
+    for start in range(0, len(items), 4):
         body = {"items": items[start : start + 4]}
         httpx.post(f"{url}/v1/items", json=body, timeout=120).raise_for_status()
 
@@ -289,7 +298,7 @@ def watch(url: str, attack: multiprocessing.Process) -> Iterator[tuple[str, floa
             except httpx.HTTPError as error:
                 sys.stderr.write(f"{path}: {error!r}\n")
                 yield path, float("inf")
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(0.05)
 
 
 def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[str, object]:

@@ -200,13 +200,13 @@ class Filter:
             The text contains no words.
         """
         match = check_unicode(self.match or "")
-        found = []
+        found: dict[str, None] = {}  # the same word again would be looked up again
         for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
             words = phrase or word.rstrip("*")
             star = phrase_star or ("*" if word.endswith("*") else "")
             kinds = map(unicodedata.category, words)
             if any(kind[0] in "LN" or kind == "Co" for kind in kinds):
-                found.append(f'"{words}"{star}')
+                found[f'"{words}"{star}'] = None
         if not found:
             raise UsageError(
                 f"match {match!r} has no word in it; give words that the text must have, for example "

@@ -415,10 +415,11 @@ class IndexManifest(BaseModel):
 
 
 def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:
-    """Raise :class:`ArtifactMismatch` if there is a symbolic link in the folder of an index.
+    """Raise :class:`ArtifactMismatch` if there is a symbolic link, or a pipe, in the folder of an index.
 
-    What is read, written or removed through it would be files elsewhere. The hub's cache consists of links to
-    files beside the folder. There may be many pictures; they are looked at only ``with_pictures``.
+    What is read, written or removed through a link would be files elsewhere; reading a pipe does not end. The
+    hub's cache consists of links to files beside the folder. There may be many pictures; they are looked at
+    only ``with_pictures``.
     """
     cached = (folder.parent.parent / "blobs").resolve() if folder.parent.name == "snapshots" else None
     places = [folder] if folder.is_dir() else []
@@ -426,13 +427,14 @@ def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:
         place = places.pop()
         with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:  # a writer may remove it
             for entry in entries:
-                if entry.is_symlink() and Path(entry).resolve().parent != cached:
+                if entry.is_dir(follow_symlinks=False):
+                    if with_pictures or place.name != PICTURES:
+                        places.append(Path(entry))
+                elif not entry.is_file(follow_symlinks=False) and Path(entry).resolve().parent != cached:
                     raise ArtifactMismatch(
-                        f"{entry.path} is a symbolic link, through which files elsewhere would be changed; "
-                        "put what it links to in its place"
+                        f"{entry.path} is a symbolic link or a pipe, through which files elsewhere would be "
+                        "changed; put what it stands for in its place"
                     )
-                if entry.is_dir(follow_symlinks=False) and (with_pictures or place.name != PICTURES):
-                    places.append(Path(entry))
 
 
 def read_manifest(folder: Path) -> IndexManifest:

@@ -35,6 +35,8 @@ PICTURE_PIXELS: Final = 25_000_000
 FIELDS_BYTES: Final = 64 << 10
 """Size of an item's fields as JSON."""
 MAX_HITS: Final = 1_000
+MAX_GENERATED: Final = 100
+"""Beams of a search without re-ranking, whose states the generator keeps: 50 kB each."""
 MAX_OFFSET: Final = 1_000_000
 MAX_ITEMS: Final = 1_000
 """Items added by one request."""
@@ -117,7 +119,9 @@ class SearchBody(RequestBody):
         description=f"Number of hits to skip, for later pages; with a query, at most {MAX_HITS:,} with k.",
     )
     beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
-    rerank: Rerank | None = Field(None, description="What orders the hits.")
+    rerank: Rerank | None = Field(
+        None, description=f"What orders the hits. With none, at most {MAX_GENERATED} hits and beams."
+    )
     router: Router | None = Field(
         None, description="With re-ranking: what finds candidates, the generator or the distance of codes."
     )

@@ -19,11 +19,13 @@ from granian.server.embed import Server
 
 HEAD_SECONDS: Final = 5
 """Longest time until the head of a request has arrived."""
+HEAD_BYTES: Final = 64 << 10
+"""Size of the head of a request; one that never ends takes up to 80 kB of memory."""
 IDLE_SECONDS: Final = 60
 """How long the system keeps a connection on which nothing has arrived; the server does not see it."""
 UNREAD_SECONDS: Final = 20
 """Longest time for which a client may acknowledge nothing of a response; the system closes the connection."""
-CONNECTIONS: Final = 8_192
+CONNECTIONS: Final = 4_096
 BACKLOG: Final = 2_048
 """Connections that the system accepts before the server does."""
 ALLOCATOR: Final = {-3: 128 << 10, -8: 2}
@@ -61,7 +63,9 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
             websockets=False,
             backlog=BACKLOG,
             backpressure=CONNECTIONS if is_unlimited else min(CONNECTIONS, max_files // 2),
-            http1_settings=HTTP1Settings(header_read_timeout=1000 * HEAD_SECONDS, keep_alive=False),
+            http1_settings=HTTP1Settings(
+                header_read_timeout=1000 * HEAD_SECONDS, keep_alive=False, max_buffer_size=HEAD_BYTES
+            ),
             log_enabled=False,
         )
         self._bound = bound

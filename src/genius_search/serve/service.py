@@ -41,6 +41,8 @@ THREADS: Final = 2
 """Of each kind; more would keep more memory."""
 MAX_WAITING: Final = 256
 """Requests that wait for the threads of a kind."""
+PLAIN_HITS: Final = 100
+"""Hits and those skipped up to which a search is quick."""
 MAX_DEAD_SHARE: Final = 0.2
 """Share of deleted items that triggers compaction: at most four items are rewritten per deleted one."""
 PATIENCE_SECONDS: Final = 10.0
@@ -118,11 +120,11 @@ class Service:
         self.parsers = Threads(1)
         """More would not be faster, but keep Python from the searches."""
         self._searches = Threads(THREADS)
-        """For searches by words alone."""
+        """For searches by words alone, with settings of the index."""
         self._pictures = Threads(THREADS)
         """For searches with pictures, and for pictures that are added."""
         self.slow = Threads(THREADS)
-        """For searches with conditions and for explanations, which can take as long as their deadline."""
+        """For explanations and all other searches, which can take as long as their deadline."""
         self._writers = {name: Threads(1) for name in self.indexes}
         for index in self.indexes.values():
             index.watch()
@@ -140,8 +142,9 @@ class Service:
         """Return the threads for a search, so that slow ones delay no others."""
         if pictures:
             return self._pictures
-        is_plain = (body.text or body.parts) and not (body.where or body.match or body.combine == "any")
-        return self._searches if is_plain else self.slow
+        special = (body.where, body.match, body.beam, body.rerank, body.router, body.candidates)
+        is_plain = (body.text or body.parts) and body.combine == "sum" and not any(special)
+        return self._searches if is_plain and body.k + body.offset <= PLAIN_HITS else self.slow
 
     async def add(
         self, name: str, items: Sequence[schemas.NewItem], pictures: Mapping[str, memoryview]
@@ -215,8 +218,16 @@ def search_request(
         condition.column == "image" for condition in request.filter.conditions
     ):
         raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
-    if request.query and request.k + request.offset > schemas.MAX_HITS:
+    width = request.k + request.offset
+    if request.query and width > schemas.MAX_HITS:
         raise Problem(422, f"offset: with k at most {schemas.MAX_HITS:,}; use where for other items")
+    width = max(width, request.beam or 1) * len(request.alternatives())
+    if request.query and body.rerank == "none" and width > schemas.MAX_GENERATED:
+        raise Problem(
+            422,
+            f"rerank: with none, at most {schemas.MAX_GENERATED} hits or beams in all its alternatives; "
+            "ask for fewer, or leave it out",
+        )
     return request
 
 

@@ -152,6 +152,8 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": "x", "beam": 1_000 + 1}, "beam: "),
         ({"text": "x", "candidates": 100_000 + 1}, "candidates: "),
         ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
+        ({"text": "x", "rerank": "none", "beam": 101}, "rerank: "),
+        ({"parts": [{"text": "x"}] * 16, "combine": "any", "rerank": "none"}, "rerank: "),
         ({"text": "x" * (10_000 + 1)}, "text: "),
         ({"text": "x", "modality": "sound"}, "modality: "),
         ({"text": "x", "where": ["price"]}, "expected a field and an operator"),
