@@ -327,11 +327,8 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
         snapshot.check(most_bytes=CHECKED_FIRST)
     try:
         yield
-    except (ArtifactError, sqlite3.Error) as error:
+    except (ArtifactError, sqlite3.Error, LookupError, ValueError) as error:
+        if isinstance(error, GeniusError) and not isinstance(error, ArtifactError):
+            raise  # of the request
         snapshot.check()
         raise ArtifactMismatch(f"{snapshot.folder} cannot be read ({error}); {REMEDY}") from error
-    except GeniusError:
-        raise
-    except (LookupError, ValueError):
-        snapshot.check()
-        raise

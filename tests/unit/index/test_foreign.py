@@ -33,7 +33,8 @@ def made(request, tmp_path_factory) -> Path:
     """An index of two segments with deleted items."""
     folder = tmp_path_factory.mktemp("foreign") / str(request.param)
     vectors = np.random.default_rng(0).standard_normal((ITEMS, DIM)).astype(np.float32)
-    index, _ = Index.create(folder, vectors=vectors, embedding_bits=request.param, texts=["a kite"] * ITEMS)
+    known = {"texts": ["a kite"] * ITEMS, "fields": [{"x": 1}] * ITEMS}
+    index, _ = Index.create(folder, vectors=vectors, embedding_bits=request.param, **known)
     index.add(vectors=vectors[:30] + 1, ids=[f"new {row}" for row in range(30)])
     index.delete(["3", "4", "new 5"])
     return folder
@@ -122,6 +123,9 @@ def test_ids_of_fewer_levels_than_the_model_has_are_refused(folder, tmp_path, is
         "UPDATE items SET modality = 'smell'",
         "UPDATE items SET text = CAST(x'ff' AS TEXT)",
         "DELETE FROM modalities",
+        "UPDATE fields SET row = 'x'",
+        "UPDATE field_names SET path = '['",
+        "INSERT INTO words(rowid, text) VALUES (1000000000000, 'zebra')",
     ],
 )
 def test_items_that_do_not_fit_are_refused(folder, statement):
@@ -130,7 +134,7 @@ def test_items_that_do_not_fit_are_refused(folder, statement):
     database.close()
     sign(folder)
     with pytest.raises(ArtifactMismatch):
-        Index.open(folder).search(vector=QUERIES[0], k=ITEMS)
+        Index.open(folder).search(vector=QUERIES[0], k=ITEMS, where=["x=1"], match="zebra")
 
 
 def spoil(folder: Path, seeds: range) -> None:
