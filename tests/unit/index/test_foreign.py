@@ -134,7 +134,10 @@ def test_items_that_do_not_fit_are_refused(folder, statement):
     database.close()
     sign(folder)
     with pytest.raises(ArtifactMismatch):
-        Index.open(folder).search(vector=QUERIES[0], k=ITEMS, where=["x=1"], match="zebra")
+        index = Index.open(folder)
+        index.search(vector=QUERIES[0], k=ITEMS)
+        index.search(where=["x=1"])
+        index.search(match="zebra")
 
 
 def spoil(folder: Path, seeds: range) -> None:
