@@ -123,7 +123,7 @@ def test_ids_of_fewer_levels_than_the_model_has_are_refused(folder, tmp_path, is
         "UPDATE items SET modality = 'smell'",
         "UPDATE items SET text = CAST(x'ff' AS TEXT)",
         "DELETE FROM modalities",
-        "UPDATE fields SET row = 'x'",
+        "UPDATE fields SET row = row || 'x'",
         "UPDATE field_names SET path = '['",
         "INSERT INTO words(rowid, text) VALUES (1000000000000, 'zebra')",
     ],
@@ -133,11 +133,9 @@ def test_items_that_do_not_fit_are_refused(folder, statement):
         database.execute(statement)
     database.close()
     sign(folder)
+    searches = [{"vector": QUERIES[0]}, {"where": ["x=1"]}, {"match": "zebra"}]
     with pytest.raises(ArtifactMismatch):
-        index = Index.open(folder)
-        index.search(vector=QUERIES[0], k=ITEMS)
-        index.search(where=["x=1"])
-        index.search(match="zebra")
+        _ = [Index.open(folder).search(**search, k=ITEMS) for search in searches]
 
 
 def spoil(folder: Path, seeds: range) -> None:
