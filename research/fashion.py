@@ -20,7 +20,7 @@ from genius_search.cli.terminal import TerminalProgress
 from genius_search.data.mbeir import Layout, read_json_lines
 from genius_search.records import Candidate, Modality, Query
 from research.command import run
-from research.mbeir_files import write_candidates, write_queries
+from research.mbeir_files import query_file, write_candidates, write_queries
 
 SPLITS: Final = {"train": 0.7, "val": 0.15, "test": 0.15}
 """Shares of the groups of products."""
@@ -106,7 +106,7 @@ def write_data(source: Path, out: Path, *, most: int, seed: int) -> list[Product
             tasks[query.task_id].append(query)
         for task, queries in tasks.items():
             name = f"fashion_task{task}_{split}"
-            write_queries(layout.queries(split, name), queries)
+            write_queries(query_file(layout.root, split, name), queries)
             write_candidates(layout.local_pool(name), cards if task == 3 else photos)
     if not (out / "photos").exists():
         (out / "photos").symlink_to((source / "photos").resolve())

@@ -28,6 +28,7 @@ from genius_search.writing import new_folder
 from research.command import run
 from research.mbeir_files import (
     InstructionRow,
+    query_file,
     write_candidates,
     write_instructions,
     write_qrels,
@@ -210,7 +211,7 @@ def _write_split(
         for task, pool in pools.items():
             write_candidates(layout.local_pool(f"{name}_task{task}_{split}"), pool)
     for stem, rows in files.items():
-        write_queries(layout.queries(split, stem), rows)
+        write_queries(query_file(layout.root, split, stem), rows)
         write_qrels(layout.qrels(split, stem), rows)
     return split, len(pools[0]), len(pools[3]), len(queries[0]) + len(queries[3])
 

@@ -38,6 +38,11 @@ def replacing(path: Path) -> Iterator[TextIO]:
         yield file
 
 
+def query_file(root: Path, split: str, name: str) -> Path:
+    """Return the path of a query file; ``name`` ends with the split."""
+    return root / "query" / split / f"mbeir_{name}.jsonl"
+
+
 def write_queries(path: Path, queries: Iterable[Query]) -> None:
     """Write queries in M-BEIR's format atomically."""
     write_json_lines(

@@ -32,7 +32,7 @@ from genius_search.errors import UsageError
 from genius_search.records import TASKS, Candidate, Modality, Query
 from genius_search.writing import write_json
 from research.command import run
-from research.mbeir_files import write_candidates, write_qrels, write_queries
+from research.mbeir_files import query_file, write_candidates, write_qrels, write_queries
 from research.synth import wordings
 from research.synth.pictures import NUM_LOOKS, SHIFT, Pose, draw, font_file, save
 from research.synth.world import (
@@ -359,7 +359,7 @@ def _write_texts(root: Path, worlds: list[SplitRows]) -> None:
         all_queries = chain.from_iterable(map(rows.queries, TASKS))
         if split == "train":  # in one piece only
             write_candidates(layout.union_pool(split), chain.from_iterable(map(rows.candidates, KINDS)))
-            write_queries(layout.queries("union_train", "union_up_train"), all_queries)
+            write_queries(query_file(layout.root, "union_train", "union_up_train"), all_queries)
             continue
         pools = {task: layout.local_pool(f"{DATASET}_task{task}_{split}") for task in TASKS}
         first_pools = []
@@ -373,9 +373,9 @@ def _write_texts(root: Path, worlds: list[SplitRows]) -> None:
         layout.union_pool(split).write_bytes(b"".join(path.read_bytes() for path in first_pools))
         for task in TASKS:
             name = f"{DATASET}_task{task}_{split}"
-            write_queries(layout.queries(split, name), rows.queries(task))
+            write_queries(query_file(layout.root, split, name), rows.queries(task))
             write_qrels(layout.qrels(split, name), rows.queries(task))
-        write_queries(layout.queries(f"union_{split}", f"union_{split}"), all_queries)
+        write_queries(query_file(layout.root, f"union_{split}", f"union_{split}"), all_queries)
 
 
 @command

@@ -310,10 +310,6 @@ class Layout:
         """Return the path of the union pool of a split."""
         return self.root / "cand_pool" / "global" / f"mbeir_union_{split}_cand_pool.jsonl"
 
-    def queries(self, split: str, name: str) -> Path:
-        """Return the path of a query file; ``name`` ends with the split."""
-        return self.root / "query" / split / f"mbeir_{name}.jsonl"
-
     def qrels(self, split: str, name: str) -> Path:
         """Return the path of a query file's qrels."""
         return self.root / "qrels" / split / f"mbeir_{name}_qrels.txt"

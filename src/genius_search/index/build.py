@@ -326,7 +326,7 @@ def write_changes(
     delete: Collection[str] = (),
 ) -> Added:
     """Add items to an index, and delete some in the same step, or create the index with them."""
-    result = Added(unchanged=changes.num_unchanged, left_out=changes.left_out)
+    result = Added(0, 0, changes.num_unchanged, changes.left_out, shortened=changes.shortened)
     snapshot = writer.snapshot if create is None else Snapshot(create, ())
     batches = changes.batches(model, snapshot.manifest, snapshot, progress)
     done = writer.add(batches, delete=delete) if create is None else writer.create(create, batches)
@@ -334,7 +334,6 @@ def write_changes(
     result.added, result.replaced = done.added - num_touched, done.replaced - num_touched
     result.reused = len(changes.reused) - num_touched
     remove_work(writer.folder)
-    result.shortened = changes.shortened
     return result
 
 

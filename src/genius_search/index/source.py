@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -40,11 +41,11 @@ from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.codebooks import MAX_SAMPLE
-from genius_search.training.features import SHARD_ROWS, FeatureRow, chunks, encode_shard
+from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
 from genius_search.writing import make_folder
 
 IMAGES_AT_ONCE: Final = 8
-"""Pictures that are encoded together: an interrupted run loses at most those."""
+"""Pictures that are encoded together: an interrupted run loses at most those. Texts begin with as many."""
 TEXTS_AT_ONCE: Final = 1024
 SAVE_SECONDS: Final = 10.0
 """Features are saved so often."""
@@ -188,15 +189,19 @@ class SavedFeatures:
         progress.begin("encode", expected)
         saved = {one for shard in read_shards(self._place) for one in shard.rows["id"].tolist()}
         has_pixels = self._encoder.needs_pixels and reads_images(self._encoder)
+        remaining, size = iter(items), IMAGES_AT_ONCE
         keys = array("q")
         left_out: list[LeftOut] = []
         saved_at = time.monotonic()
-        for block in chunks(items, IMAGES_AT_ONCE if has_pixels else TEXTS_AT_ONCE):
+        while block := list(islice(remaining, size)):
+            began = time.monotonic()
             own = [*map(_key, block)]
             keys.extend(own)
             new = [(key, item) for key, item in zip(own, block, strict=True) if key not in saved]
             left_out += (one._replace(id=keys.index(one.id)) for one in self._encode(new, complete))
             progress.advance(len(keys), {})
+            if not has_pixels and time.monotonic() - began < 1:
+                size = min(2 * size, TEXTS_AT_ONCE)
             if time.monotonic() - saved_at > SAVE_SECONDS or len(self._contents) >= SHARD_ROWS:
                 self.save()
                 saved_at = time.monotonic()
