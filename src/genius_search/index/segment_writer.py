@@ -58,14 +58,20 @@ Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
 """Items that are written together, each followed by its passages."""
 
 
-def save_array(path: Path, *parts: Shaped[np.ndarray, ...]) -> None:
-    """Write an ``.npy`` file of arrays, one behind the other; a full disk is named, unlike by ``np.save``."""
-    first = parts[0]
-    shape = (sum(map(len, parts)), *first.shape[1:])
-    with path.open("wb") as file:
-        header = {"descr": first.dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        for rows in filter(len, parts):
+def append_rows(path: Path, rows: Shaped[np.ndarray, ...]) -> None:
+    """Add rows to an ``.npy`` file, or begin one; a full disk is named, unlike by ``np.save``."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        count = 0
+        if file.seek(0, os.SEEK_END):
+            file.seek(0)
+            np.lib.format.read_magic(file)
+            (count, *_), _, _ = np.lib.format.read_array_header_1_0(file)
+        shape = (count + len(rows), *rows.shape[1:])
+        header = {"descr": rows.dtype.str, "fortran_order": False, "shape": shape}
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, header)  # as long for any number of rows
+        if len(rows):
+            file.seek(0, os.SEEK_END)
             file.write(np.ascontiguousarray(rows).data)
 
 
@@ -73,13 +79,15 @@ def save_table(table: IdTable, folder: Path) -> None:
     """Save each array of an ID table to its own file in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
-        save_array(folder / f"{name}.npy", getattr(table, name))
+        (folder / f"{name}.npy").unlink(missing_ok=True)
+        append_rows(folder / f"{name}.npy", getattr(table, name))
 
 
 def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     """Write the files of a segment into an empty folder; return the number of its items.
 
-    Its arrays are in memory until then, those of passages as its last rows.
+    Embeddings are written batch by batch; other arrays, and those of passages, which are the last rows, are
+    in memory until then.
 
     Raises
     ------
@@ -96,7 +104,10 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
         row = -1
         for entries, arrays in batches:
             is_item = np.array([isinstance(entry, Item) for entry in entries])
-            of_items.append(arrays.take(is_item))
+            own = arrays.take(is_item)
+            if own.embeddings is not None:
+                append_rows(folder / EMBEDDINGS, own.embeddings)
+            of_items.append(own._replace(embeddings=None))
             of_passages.append(arrays.take(~is_item))
             for entry in entries:
                 if isinstance(entry, Item):
@@ -106,13 +117,13 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
                     passages.append((row, *entry))
 
     written = write_items(folder, all_items())
-    codes, code_cosine, *stored = zip(*of_items, *of_passages, strict=True)
-    for file, parts in zip((EMBEDDINGS, DENSITIES, SCALES), stored, strict=True):
-        if parts[0] is not None:
-            save_array(folder / file, *parts)
-    save_array(folder / CODE_COSINE, *code_cosine)
+    for arrays in (*of_items, *of_passages):
+        for file, rows in zip((CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES), arrays[1:], strict=True):
+            if rows is not None:
+                append_rows(folder / file, rows)
     if passages:
-        save_array(folder / PASSAGES, np.array(passages, dtype=np.int64))
+        append_rows(folder / PASSAGES, np.array(passages, dtype=np.int64))
+    codes, code_cosine, *_ = zip(*of_items, *of_passages, strict=True)
     save_table(IdTable.build(np.concatenate(codes), np.concatenate(code_cosine)), folder)
     return written
 
