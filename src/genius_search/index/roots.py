@@ -110,8 +110,10 @@ def is_gone(roots: Sequence[Root], item: Item) -> bool:
 
 
 def digest_of(file: Path) -> str | None:
-    """Return a hash of a file; None if it cannot be read."""
+    """Return a hash of a file; None if it cannot be read, or is a pipe or a device, which may not end."""
     try:
+        if not file.is_file():
+            return None
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
     except OSError:

@@ -35,8 +35,8 @@ PICTURE_PIXELS: Final = 25_000_000
 FIELDS_BYTES: Final = 64 << 10
 """Size of an item's fields as JSON."""
 MAX_HITS: Final = 1_000
-MAX_GENERATED: Final = 100
-"""Beams of a search without re-ranking, whose states the generator keeps: 50 kB each."""
+QUICK_HITS: Final = 100
+"""Hits or beams, whose states the generator keeps, up to which a search is quick."""
 MAX_OFFSET: Final = 1_000_000
 MAX_ITEMS: Final = 1_000
 """Items added by one request."""
@@ -120,7 +120,7 @@ class SearchBody(RequestBody):
     )
     beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
     rerank: Rerank | None = Field(
-        None, description=f"What orders the hits. With none, at most {MAX_GENERATED} hits and beams."
+        None, description=f"What orders the hits. With none, at most {QUICK_HITS} hits and beams."
     )
     router: Router | None = Field(
         None, description="With re-ranking: what finds candidates, the generator or the distance of codes."

@@ -41,8 +41,6 @@ THREADS: Final = 2
 """Of each kind; more would keep more memory."""
 MAX_WAITING: Final = 256
 """Requests that wait for the threads of a kind."""
-PLAIN_HITS: Final = 100
-"""Hits and those skipped up to which a search is quick."""
 MAX_DEAD_SHARE: Final = 0.2
 """Share of deleted items that triggers compaction: at most four items are rewritten per deleted one."""
 PATIENCE_SECONDS: Final = 10.0
@@ -144,7 +142,7 @@ class Service:
             return self._pictures
         special = (body.where, body.match, body.beam, body.rerank, body.router, body.candidates)
         is_plain = (body.text or body.parts) and body.combine == "sum" and not any(special)
-        return self._searches if is_plain and body.k + body.offset <= PLAIN_HITS else self.slow
+        return self._searches if is_plain and body.k + body.offset <= schemas.QUICK_HITS else self.slow
 
     async def add(
         self, name: str, items: Sequence[schemas.NewItem], pictures: Mapping[str, memoryview]
@@ -222,10 +220,10 @@ def search_request(
     if request.query and width > schemas.MAX_HITS:
         raise Problem(422, f"offset: with k at most {schemas.MAX_HITS:,}; use where for other items")
     width = max(width, request.beam or 1) * len(request.alternatives())
-    if request.query and body.rerank == "none" and width > schemas.MAX_GENERATED:
+    if request.query and body.rerank == "none" and width > schemas.QUICK_HITS:
         raise Problem(
             422,
-            f"rerank: with none, at most {schemas.MAX_GENERATED} hits or beams in all its alternatives; "
+            f"rerank: with none, at most {schemas.QUICK_HITS} hits or beams in all its alternatives; "
             "ask for fewer, or leave it out",
         )
     return request
@@ -246,8 +244,7 @@ def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
         raise Problem(404, f"item {item.id[:80]!r} has no picture")
     place = Path(item.image).resolve()
     is_below = any(place.is_relative_to(root) for root in (folder.resolve(), *roots))
-    is_file = place.is_file()  # from a device or a pipe, reading would not end
-    if not is_file or not (is_below or digest_of(place) == (item.content or "").rpartition("-")[2]):
+    if not place.is_file() or not (is_below or digest_of(place) == (item.content or "").rpartition("-")[2]):
         raise Problem(
             404,
             "the picture of this item is gone, or is not the one that the index was made of; bring the index "
