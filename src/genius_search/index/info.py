@@ -89,7 +89,7 @@ def _verify_model(index: Path, snapshot: Snapshot) -> None:
     if not manifest.has_own_model and not (manifest.model and (folder / MODEL_FILE).exists()):
         return
     model = read_model_file(folder)
-    if model.fingerprint_of_parts() != manifest.model_fingerprint:
+    if {model.fingerprint, model.fingerprint_of_parts()} != {manifest.model_fingerprint}:
         if not manifest.has_own_model:  # it is opened with another folder, which is compared then
             return
         raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
