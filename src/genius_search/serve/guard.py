@@ -291,7 +291,10 @@ def _check_form(scope: Scope, headers: Headers) -> None:
 
 
 def _length(headers: Headers) -> int:
-    return int(headers.get("content-length", "0")[:20])  # the server takes only numbers
+    announced = headers.get("content-length", "0")
+    if not announced.isdecimal():
+        raise Problem(400, "Content-Length is not a number")
+    return int(announced[:20])
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
