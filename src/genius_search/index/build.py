@@ -30,7 +30,9 @@ from genius_search.encoders.base import (
     load_encoder,
     reads_images,
 )
+from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
+from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Entry, Item, Passage, read_entries
 from genius_search.index.pool import (
     GivenPool,
@@ -420,13 +422,18 @@ def create_index(
             else:
                 manifest = first_manifest(model, embeddings, embedding_bits)
             manifest = manifest.replace(roots=given.roots)
-            return model, write_changes(writer, model, changes, manifest, progress)
+            added = write_changes(writer, model, changes, manifest, progress)
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
                 shutil.rmtree(folder / PICTURES, ignore_errors=True)
                 if [path.name for path in folder.iterdir()] == [LOCK]:
                     shutil.rmtree(folder)
             raise
+        has_words = given.vectors is None and not isinstance(reads, PrecomputedEncoder)
+        if manifest.has_own_model and (has_words or query_vectors is not None):
+            least = measure_least_scores(model, writer.snapshot, query_vectors)
+            writer.commit(writer.snapshot.manifest.replace(least=least))
+        return model, added
 
 
 def first_manifest(

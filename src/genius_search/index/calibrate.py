@@ -1,8 +1,9 @@
-"""What queries with known answers tell of an index: what a score is worth, and what the density should weigh.
+"""What queries tell of an index: what a score is worth, and what the density should weigh.
 
 A calibration is the probability that a hit is right. The weight of densities has a default that costs nothing
 beyond one standard error on any of our four kinds of data; where more of it finds more, as among captions,
-such queries show that.
+such queries show that. Without them, phrases of an index's own texts, or queries that it may answer or not,
+tell what first hits score at least (:func:`measure_least_scores`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Shaped
 
 from genius_search.config import SearchConfig
 from genius_search.errors import BadData, UsageError
@@ -24,6 +26,7 @@ from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Calibration, Hubness, expit, hit_numbers
+from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import Modality
 
@@ -49,6 +52,12 @@ LIKELY: Final = 0.5
 """A hit that is more likely wrong than right is never called a good match."""
 SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
+WORDS: Final = 3
+"""Words of a phrase. With two, fewer queries about other things are refused; with five, more right ones."""
+DRAWN: Final = 1000
+"""Most items that a phrase is drawn from, and most query vectors."""
+RARE: Final = 0.03
+"""Share of the searches whose first hits score less."""
 STEPS: Final = 30
 BATCH: Final = 32
 
@@ -248,3 +257,33 @@ def threshold_for(
     reached = ((weights * right).cumsum() / weights.cumsum())[last]
     enough = last[(reached >= precision) & (last + 1 >= FEWEST) & (ordered[last] >= LIKELY)]
     return float(ordered[enough[-1]]) if len(enough) else None
+
+
+def measure_least_scores(
+    model: Genius, snapshot: Snapshot, query_vectors: Shaped[np.ndarray, ...] | None
+) -> dict[str, float]:
+    """Return what all but a few in a hundred first hits score at least, by their modality.
+
+    Without ``query_vectors``, which are the features of texts, phrases of the items' texts are searched for,
+    and each finds other items than its own. Which of the queries are answered need not be known, for these
+    score more than the others.
+    """
+    random = np.random.default_rng(0)
+    rows = random.permutation(snapshot.segments[0].num_items)[:DRAWN]
+    items = [] if query_vectors is not None else snapshot.items(np.zeros_like(rows), rows)
+    vectors = () if query_vectors is None else tuple(random.permutation(query_vectors)[:DRAWN])
+    least = {}
+    for modality in snapshot.modalities:
+        ask = partial(SearchRequest, modality=modality, hybrid=False, k=2)
+        asked = [("", ask(vector=vector)) for vector in vectors]
+        for item in items:
+            words = (item.text or "").split()
+            if item.modality is modality and len(words) >= WORDS:
+                start = int(random.integers(len(words) - WORDS + 1))
+                asked.append((item.id, ask(text=" ".join(words[start : start + WORDS]))))
+        if len(asked) >= FEWEST_QUERIES:
+            found = SnapshotSearcher(model, snapshot).search([request for _, request in asked])
+            pairs = zip(asked, found, strict=True)
+            others = [[hit.score for hit in hits if hit.id != name] for (name, _), hits in pairs]
+            least[modality.value] = float(np.quantile([scores[0] for scores in others if scores], RARE))
+    return least

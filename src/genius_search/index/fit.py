@@ -32,7 +32,7 @@ from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_se
 from genius_search.index.segment_writer import alive_entries
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
-from genius_search.index.store import OWN_MODEL, WORK
+from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
 from genius_search.index.writer import Writer, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.codebooks import sum_features
@@ -161,7 +161,7 @@ def fit_index(
     after = find(trained, written, settings)
     kept = force or clear_gain(np.asarray(after.any(axis=1)), np.asarray(before.any(axis=1))) > 0
     if kept:
-        _commit_replacement(writer, trained, written)
+        _commit_replacement(writer, trained, written.manifest)
         is_found = {}
         for weight in WEIGHTS:
             found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
@@ -224,7 +224,8 @@ def refit_index(
     )
     fitted = Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
     fitted.fuse = sum_features  # from here on: what is stored is fused already
-    _commit_replacement(writer, fitted, _write_replacement(writer, fitted, features, progress))
+    written = _write_replacement(writer, fitted, features, progress)
+    _commit_replacement(writer, fitted, written.manifest.replace(least=manifest.least))
     remove_work(writer.folder)
 
 
@@ -236,18 +237,19 @@ def _write_replacement(writer: Writer, model: Genius, features: Features, progre
         model_fingerprint=model.fingerprint,
         calibration=None,
         hubness=None,
+        least={},
     )
     entries = alive_entries(writer.snapshot.segments)
     return writer.rewrite(manifest, encode_items(model, entries, features, manifest, progress))
 
 
-def _commit_replacement(writer: Writer, model: Genius, written: Snapshot) -> None:
+def _commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) -> None:
     """Move a new model from the folder of unfinished work into the index, and commit its items."""
-    before, place = writer.snapshot.manifest.model, writer.folder / written.manifest.model
+    before, place = writer.snapshot.manifest.model, writer.folder / manifest.model
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
     sync_tree(model.folder)
     put_in_place(model.folder, place)
-    writer.commit(written.manifest)
+    writer.commit(manifest)
     shutil.rmtree(writer.folder / before, ignore_errors=True)
 
 

@@ -688,16 +688,21 @@ class Index:
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether there is a good match: the most probable hit reaches the calibration's threshold.
 
-        Without hits the result is False. It is None if the index is not calibrated for the hits' settings, if
+        Without a calibration, some hit must have a usual score (:attr:`SearchHit.least_score`). Without hits
+        the result is False. It is None if the index does not know this for the hits' settings and query, if
         no probability was found from which enough hits are right (`genius calibrate --precision`), or if the
         first hit was found by its code, such as a product's number, or is one of a later page.
         """
         calibration = self._opened.searcher.snapshot.manifest.calibration
         if not hits:
             return False
-        if calibration is None or calibration.threshold is None or hits[0].probability is None:
-            return None
         if hits[0].rank > 1:
+            return None
+        if calibration is None:
+            if any(hit.least_score is not None and hit.score >= hit.least_score for hit in hits):
+                return True
+            return None if any(hit.least_score is None for hit in hits) else False
+        if calibration.threshold is None or hits[0].probability is None:
             return None
         return max(hit.probability or 0.0 for hit in hits) >= calibration.threshold
 

@@ -23,6 +23,7 @@ from genius_search.errors import UsageError
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.store import score_settings
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
@@ -49,6 +50,8 @@ RARE: Final = 100
 WORD_WEIGHT: Final = 0.3
 """The weight of a word that one item has, as a share of the scores' range among the hits of the vectors.
 Chosen on names and captions: more finds more names and fewer captions."""
+NAME_WORDS: Final = 2
+"""Most words of a query that is a name, if one of them is rare."""
 CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
 """A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
 ROWS_EACH: Final = 4
@@ -99,6 +102,8 @@ class EncodedQuery(NamedTuple):
     """What items gain because they were chosen for similar queries, in spreads."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
+    is_text: bool = False
+    """Whether the query is a text or a vector, whose first hits are compared with those of others."""
 
     @property
     def raised(self) -> set[Place]:
@@ -125,6 +130,8 @@ class Scored(NamedTuple):
     score: float
     probability: float | None
     standard_score: float | None
+    is_compared: bool
+    """With the least score of its modality."""
     segment: int
     item: int
     """The row of the item, or that of its best passage."""
@@ -197,6 +204,8 @@ class SnapshotSearcher:
         calibration = manifest.calibration
         is_calibrated = calibration is not None and calibration.applies_to(self.config)
         self._calibration = calibration if is_calibrated else None
+        is_usual = score_settings(self.config) == score_settings(default_settings(model, snapshot))
+        self._least = manifest.least if calibration is None and is_usual else {}
         self._decodes = model.uses_generator(self.config)
         self._splits = model.level0_is_exact
         self._num_levels = model.num_levels
@@ -266,6 +275,7 @@ class SnapshotSearcher:
                 rare = None
                 if request.hybrid and request.text and request.image is None and len(request.query) == 1:
                     rare = find_rare_words(snapshot, request.text)
+                is_name = rare is not None and len((request.text or "").split()) <= NAME_WORDS
                 for modality in modalities:
                     level0, conditions = frozenset[int](), request.filter
                     if modality is not None and self._splits:
@@ -290,6 +300,7 @@ class SnapshotSearcher:
                             beam=request.beam,
                             rare=rare,
                             has_probability=not request.parts,
+                            is_text=not (is_name or request.parts or request.image is not None),
                         )
                     )
                     wanted.append((request, modality or snapshot.modalities[0]))
@@ -522,6 +533,7 @@ class SnapshotSearcher:
             scores[order].tolist(),
             probabilities,
             self._standardize(query, scores[order]) if is_part else [None] * count,
+            [False] * num_first + [query.is_text] * (count - num_first),
             ranking.segments.tolist(),
             ranking.items.tolist(),
             ranking.rows.tolist(),
@@ -555,6 +567,7 @@ class SnapshotSearcher:
                     log_probabilities=tuple(one for one in steps if not math.isnan(one)),
                     probability=hit.probability,
                     passage=passage,
+                    least_score=self._least.get(item.modality) if hit.is_compared else None,
                     standard_score=hit.standard_score,
                 )
             )

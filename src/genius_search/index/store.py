@@ -291,7 +291,7 @@ class Calibration:
 
     def applies_to(self, config: SearchConfig) -> bool:
         """Return whether searches with these settings have such scores."""
-        return _score_settings(config) == _score_settings(self.search)
+        return score_settings(config) == score_settings(self.search)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +323,7 @@ def expit(log_odds: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"
     return np.asarray(1 / (1 + np.exp(-log_odds)))
 
 
-def _score_settings(config: SearchConfig) -> tuple[object, ...]:
+def score_settings(config: SearchConfig) -> tuple[object, ...]:
     """Return the settings that the scores of hits depend on."""
     is_generated = config.rerank == "none"
     return (
@@ -392,6 +392,8 @@ class IndexManifest(BaseModel):
     """Never fewer than before: items name theirs by its number."""
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
     hubness: Annotated[Hubness | None, Field(exclude_if=lambda value: value is None)] = None
+    least: Annotated[dict[str, float], Field(exclude_if=lambda value: not value)] = {}
+    """:func:`genius_search.index.calibrate.measure_least_scores`"""
 
     @model_validator(mode="after")
     def _check_names(self) -> IndexManifest:

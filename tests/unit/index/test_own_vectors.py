@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import os
 import shutil
 
 import numpy as np
@@ -80,6 +82,29 @@ def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path
     assert scores == sorted(scores, reverse=True)
     alone = mixed.search_vectors(asked[:1], k=5, modality="image")
     assert {hit.standard_score for hit in alone[0]} == {None}
+
+
+def test_queries_about_nothing_in_the_index_have_no_good_match(tmp_path):
+    vectors, noise = draw(400), draw(400, seed=5)
+    asked, others = vectors + 0.4 * noise, draw(100, seed=6)
+    about = lambda index, queries: [*map(index.good_match, index.search_vectors(queries, k=3))]  # noqa: E731
+    plain, _ = Index.create(tmp_path / "plain.index", vectors=vectors)
+    assert about(plain, asked[:1]) == [None]
+    index, _ = Index.create(tmp_path / "asked.index", vectors=vectors, query_vectors=asked[:200])
+    assert about(index, asked[200:]).count(False) <= 15
+    assert about(index, others).count(False) > 50
+    index.refit()
+    assert about(index, asked[200:]).count(False) <= 15
+    assert index.good_match(index.search(parts=[SearchPart(vector=others[0])])) is None
+    lines = {
+        one.__doc__.partition(".")[0]
+        for module in (str, os, math)
+        for one in vars(module).values()
+        if one.__doc__
+    }
+    texts, _ = Index.create(tmp_path / "texts.index", pool=sorted(lines), encoder="text:wordllama")
+    assert texts.good_match(texts.search("return the square root of a number"))
+    assert texts.good_match(texts.search("two dogs play with a ball in the snow")) is False
 
 
 def test_filters_words_and_parts_go_with_vectors(made):
