@@ -183,7 +183,7 @@ LARGE: Final = 500_000
 WIDE_BEAM: Final = 128
 LONG_SHORTLIST: Final = 200
 """Of a large index: codes tell its items apart less well."""
-CANDIDATES_PER_ROOT: Final = 48
+CANDIDATES_PER_ROOT: Final = 96
 """Of a large index."""
 
 
@@ -195,7 +195,7 @@ def usual_search(items: int) -> SearchConfig:
     at a level, these are the items under the best 64 first semantic codes. They lie side by side, so ranking
     them takes little longer than decoding another code to leave most of them out. In large indexes the first
     two codes are decoded, with wide beams, since a query unlike the items has its answers under many first
-    codes; 48 times the square root of the number of items are candidates then. What this finds of a million
+    codes; 96 times the square root of the number of items are candidates then. What this finds of a million
     texts, and costs, is in ``docs/lab/log.md``.
     """
     if items > LARGE:
