@@ -143,8 +143,8 @@ def test_checking_names_the_setting_that_is_out_of_range():
         (10, 1000, 10),
         (32_368, 32_368, 10),
         (300_000, 100_000, 10),
-        (1_000_000, 30_000, 128),
-        (100_000_000, 300_000, 128),
+        (1_000_000, 96_000, 128),
+        (100_000_000, 960_000, 128),
     ],
 )
 def test_candidates_grow_with_the_items_and_then_with_their_root_and_so_does_the_beam(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.index.segment_writer import save_array
+from genius_search.index.segment_writer import append_rows
 from genius_search.search.vectors import Expected, open_array
 
 
@@ -54,12 +54,13 @@ def test_arrays_that_genius_does_not_write_are_refused(tmp_path):
     "array", [np.arange(5), np.ones((3, 2), dtype=np.float16), np.empty((0, 4), np.int8)]
 )
 def test_parts_of_an_array_are_saved_as_numpy_saves_it(tmp_path, array):
-    save_array(tmp_path / "ours.npy", array[:1], array[1:1], array[1:])
+    for rows in (array[:1], array[1:1], array[1:]):
+        append_rows(tmp_path / "ours.npy", rows)
     np.save(tmp_path / "theirs.npy", array)
     assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
 
 
 def test_an_array_that_the_disk_has_no_room_for_says_so():
     with pytest.raises(OSError, match="No space left") as error:
-        save_array(Path("/dev/full"), np.zeros(100_000))
+        append_rows(Path("/dev/full"), np.zeros(100_000))
     assert error.value.errno == errno.ENOSPC
