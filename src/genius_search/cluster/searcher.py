@@ -40,7 +40,7 @@ from genius_search.index.pool import (
 from genius_search.index.query import interleave, merge, numbered
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
-from genius_search.index.store import CLUSTER, Root, refuse_links
+from genius_search.index.store import CLUSTER, Roots, refuse_links
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
@@ -69,7 +69,7 @@ class ClusterManifest(BaseModel):
     shards: int = Field(ge=1)
     items: int
     left_out: int
-    roots: tuple[Root, ...] = ()
+    roots: Roots = ()
     """The folders that were added; ids in the first one have no name before them."""
 
 
@@ -102,8 +102,8 @@ def open_addition(
     roots = manifest.roots
     number = root_of(roots, place)
     if number is None:
-        number, taken = len(roots), searcher.id_beginnings() | {root.name for root in roots}
-        roots = (*roots, new_root(place, taken, is_first=not roots, captions=captions, exclude=exclude))
+        number, taken = len(roots), searcher.id_beginnings()
+        roots = (*roots, new_root(place, roots, taken, captions=captions, exclude=exclude))
         write_json(cluster / CLUSTER, manifest.model_copy(update={"roots": roots}).model_dump(mode="json"))
     return open_roots(roots, [number], None if str(place) == roots[number].folder else place)
 

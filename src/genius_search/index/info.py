@@ -13,6 +13,7 @@ import numpy as np
 
 from genius_search.artifact import check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
+from genius_search.index.roots import MAX_BYTES
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
     CURRENT,
@@ -76,7 +77,7 @@ def _verify(
     for picture in sorted(stored_pictures(folder, snapshot.segments)) if with_pictures else ():
         if not picture.is_file():
             raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
-        if file_fingerprint(picture) != picture.name:
+        if picture.stat().st_size > MAX_BYTES or file_fingerprint(picture) != picture.name:
             raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
     deleted = sum(len(segment.dead) for segment in snapshot.segments)
     return Verified(len(snapshot.segments), snapshot.num_alive, deleted)

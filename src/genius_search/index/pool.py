@@ -129,7 +129,7 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
     if not os.path.exists(pool):  # noqa: PTH110  False whatever the error
         raise BadData(f"{pool}: there is no such file or folder")
     if not is_list(pool):
-        root = new_root(pool.resolve(), (), is_first=True, captions=captions, exclude=exclude)
+        root = new_root(pool.resolve(), (), (), captions=captions, exclude=exclude)
         opened = open_roots((root,), [0])
         next(_some(opened.items(), pool, opened.left_out))
         return opened

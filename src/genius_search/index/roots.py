@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.data.folder import read_file
+from genius_search.errors import UsageError
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import Root
+from genius_search.index.store import MAX_ROOTS, Root
 from genius_search.records import Modality, composed
 
+MAX_BYTES: Final = 1 << 30
+"""Of a picture. A file that somebody else's index names may be as large as it likes."""
 SAMPLE: Final = 32
 """Files that are compared to see whether a folder is one that was moved."""
 
@@ -50,23 +53,30 @@ def root_of(roots: Sequence[Root], path: Path) -> int | None:
 
 
 def new_root(
-    folder: Path, taken: Collection[str], *, is_first: bool, captions: bool, exclude: Sequence[str]
+    folder: Path, roots: Sequence[Root], taken: Collection[str], *, captions: bool, exclude: Sequence[str]
 ) -> Root:
     """Return a root with a name that no id begins with: that of its folder or file, with a number if needed.
 
     Parameters
     ----------
+    roots
+        the other roots; if there are none, the ids of a folder are plain paths.
     taken
-        what the ids of the index begin with, up to the first slash, and the names of the other roots.
-    is_first
-        whether there is no other root, so that the ids of a folder are plain paths.
+        what the ids of the index begin with, up to the first slash.
+
+    Raises
+    ------
+    UsageError
+        There are too many.
     """
+    if len(roots) >= MAX_ROOTS:
+        raise UsageError(f"an index follows at most {MAX_ROOTS:,} folders; add one that contains them")
     is_file = folder.is_file()
-    if is_first and not is_file:
+    if not roots and not is_file:
         return Root(folder=str(folder), name="", captions=captions, exclude=(*exclude,))
     plain = "".join(letter if letter.isprintable() else "_" for letter in composed(folder.name)) or "root"
     stem, suffix = os.path.splitext(plain) if is_file else (plain, "")  # noqa: PTH122  of a name
-    name, count = plain, 1
+    name, count, taken = plain, 1, {*taken, *(root.name for root in roots)}
     while name in taken:
         count += 1
         name = f"{stem}-{count}{suffix}"
@@ -109,10 +119,19 @@ def is_gone(roots: Sequence[Root], item: Item) -> bool:
     return False
 
 
-def digest_of(file: Path) -> str | None:
-    """Return a hash of a file; None if it cannot be read, or is a pipe or a device, which may not end."""
+def has_picture(item: Item, file: Path) -> bool:
+    """Return whether a file is the picture that an item was made of; one of another size is not read."""
+    size, _, rest = (item.content or "").partition("-")
     try:
-        if not file.is_file():
+        return str(file.stat().st_size) == size and digest_of(file) == rest.rpartition("-")[2]
+    except OSError:
+        return False
+
+
+def digest_of(file: Path) -> str | None:
+    """Return a hash of a file; None for what cannot be read, is too large for a picture, or may never end."""
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return None
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
@@ -146,5 +165,5 @@ def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int |
 def _is_same(item: Item, file: Path) -> bool:
     """Return whether a file has the picture or the text of an item."""
     if item.image is not None:
-        return item.content is not None and item.content.rpartition("-")[2] == digest_of(file)
+        return has_picture(item, file)
     return item.text in [candidate.text for candidate in read_file(file).candidates]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, Shaped, UInt8
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from genius_search.artifact import FileFact, check_files, fingerprint_of, read_json
+from genius_search.artifact import FileFact, check_files, fingerprint_of, first_problem, read_json
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
@@ -349,6 +349,10 @@ class Root(BaseModel):
     """Patterns of what is left out."""
 
 
+MAX_ROOTS: Final = 1_000
+Roots: TypeAlias = Annotated[tuple[Root, ...], Field(max_length=MAX_ROOTS)]
+
+
 class SegmentEntry(BaseModel):
     """A segment in ``index.json``. Names are generated, so that none leads out of the folder."""
 
@@ -388,7 +392,7 @@ class IndexManifest(BaseModel):
     embeddings: StoredEmbeddings
     embedding_bits: EmbeddingBits = 16
     segments: tuple[SegmentEntry, ...] = ()
-    roots: tuple[Root, ...] = ()
+    roots: Roots = ()
     """Never fewer than before: items name theirs by its number."""
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
     hubness: Annotated[Hubness | None, Field(exclude_if=lambda value: value is None)] = None
@@ -477,7 +481,8 @@ def read_manifest(folder: Path) -> IndexManifest:
             f"no index at {folder}; `genius index create {folder} --pool FOLDER` makes one"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArtifactMismatch(f"{path} is damaged ({error}); {REMEDY}") from None
+        problem = first_problem(error) if isinstance(error, ValidationError) else error
+        raise ArtifactMismatch(f"{path} is damaged ({problem}); {REMEDY}") from None
 
 
 PICTURES: Final = "pictures"

@@ -128,8 +128,8 @@ def _choose(
         place = roots[moved].model_copy(update={"folder": str(path)})
         return (*roots[:moved], place, *roots[moved + 1 :]), [moved, *inside], None
     if may_be_new:
-        taken = {name.partition("/")[0] for name in snapshot.ids()} | {root.name for root in roots}
-        new = new_root(path, taken, is_first=not roots, captions=captions, exclude=exclude)
+        taken = {name.partition("/")[0] for name in snapshot.ids()}
+        new = new_root(path, roots, taken, captions=captions, exclude=exclude)
         if new.name:
             progress.say(f"ids of what is in {path} begin with {new.name}")
         return (*roots, new), [*inside, len(roots)], None

@@ -128,10 +128,11 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
             raise NotWritable(
                 f"{folder} cannot be changed ({error.strerror}); make it writable, or change a copy"
             ) from None
-        if error.errno not in {errno.EEXIST, *NO_PLACE}:
+        if error.errno not in {errno.EEXIST, errno.EISDIR, *NO_PLACE}:
             raise
         raise UsageError(
-            f"{folder} cannot be a folder ({error.strerror}); choose another place for the index"
+            f"{error.filename or folder} is not what an index has there ({error.strerror}); choose another "
+            "place for the index, or remove it"
         ) from None
     try:
         yield
@@ -141,8 +142,10 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
     """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
-    shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
-    (folder / f"{CURRENT}.tmp").unlink(missing_ok=True)
+    for place in (folder / TEMPORARY, folder / f"{CURRENT}.tmp"):
+        shutil.rmtree(place, ignore_errors=True)
+        if place.is_file():
+            place.unlink()
     segments = {entry.name for entry in entries}
     for path in (folder / SEGMENTS).glob("*"):
         if NAME.fullmatch(path.name) and path.name not in segments:

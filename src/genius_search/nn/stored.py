@@ -56,7 +56,9 @@ def read_arrays(
                 if not fits(array.shape, wanted):
                     raise ValueError(f"{name} has the shape {array.shape}, not {wanted}")  # noqa: TRY301
                 is_float = np.issubdtype(array.dtype, np.floating)
-                arrays[name] = array.astype(np.float32, copy=False) if is_float else array
+                arrays[name] = array = array.astype(np.float32, copy=False) if is_float else array
+                if is_float and not np.isfinite(np.vdot(array, array)):
+                    raise ValueError(f"{name} has numbers that are infinite, or NaN")  # noqa: TRY301
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise unfit(file, error) from None
     return arrays

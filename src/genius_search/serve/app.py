@@ -44,6 +44,7 @@ from genius_search.serve.schemas import (
     THUMBNAIL,
     Problem,
     RequestBody,
+    log,
     respond,
 )
 from genius_search.serve.service import (
@@ -64,10 +65,6 @@ ANSWER_BYTES: Final = 8 << 20
 PART_NAME: Final = re.compile(
     rb'^content-disposition:.*?;[ \t]*name="?([^";\r\n]+)', re.IGNORECASE | re.MULTILINE
 )
-LOOK_UPS: Final = 2
-"""Items, thumbnails and codes that are looked up at once."""
-THUMBNAILS_KEPT: Final = 512
-QUALITY: Final = 85
 GONE: Final = "the picture of this item is gone or cannot be read"
 
 
@@ -322,12 +319,12 @@ def get_picture(
     return Response(jpeg, headers=headers, media_type="image/jpeg")
 
 
-@functools.lru_cache(THUMBNAILS_KEPT)
+@functools.lru_cache(512)
 def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
     """Return a picture as JPEG, at most ``size`` pixels on its longer side."""
     picture = open_image(pathlib.Path(path), shortest_side=size)
     picture.thumbnail((size, size))
-    return encode_jpeg(picture, quality=QUALITY)
+    return encode_jpeg(picture, quality=85)
 
 
 @router.get("/v1/items/original", response_class=FileResponse)
@@ -373,9 +370,14 @@ async def delete_items(
 @router.get("/v1/indexes")
 def get_indexes(request: Request) -> schemas.Indexes:
     """Describe every index as far as a search needs it."""
-    indexes = get_service(request).indexes.items()
-    writable = request.state.may_write
-    return schemas.Indexes(indexes=[describe_index(*one, writable=writable) for one in indexes])
+    described, damaged = [], []
+    for name, index in get_service(request).indexes.items():
+        try:
+            described.append(describe_index(name, index, writable=request.state.may_write))
+        except Exception:  # noqa: BLE001  whatever a file of somebody else leads to
+            log.exception("%s could not be described", name)
+            damaged.append(name)
+    return schemas.Indexes(indexes=described, damaged=damaged)
 
 
 @router.get("/healthz")
@@ -400,7 +402,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 @asynccontextmanager
 async def limit_look_ups(_: FastAPI) -> AsyncIterator[None]:
     """Let few of the routes that are no coroutines run at once; they run in threads."""
-    current_default_thread_limiter().total_tokens = LOOK_UPS
+    current_default_thread_limiter().total_tokens = 2
     yield
 
 

@@ -21,7 +21,7 @@ from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
 from genius_search.index.request import SearchPart
-from genius_search.index.roots import digest_of
+from genius_search.index.roots import has_picture
 
 SIDE: Final = 768
 """Longer side of an item's picture, in pixels."""
@@ -61,7 +61,7 @@ class Tools:
         item = self._find(index).get(id)
         facts = {name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")}
         # Somebody else's index may name a private file, but does not have the hash of its contents.
-        if item.image is None or digest_of(Path(item.image)) != (item.content or "").rpartition("-")[2]:
+        if item.image is None or not has_picture(item, Path(item.image)):
             return [facts]
         picture = open_image(Path(item.image), shortest_side=SIDE)
         picture.thumbnail((SIDE, SIDE))

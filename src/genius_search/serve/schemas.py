@@ -29,7 +29,6 @@ SEARCH_BYTES: Final = 64 << 10
 """Size of any other JSON, which keys that may only read can send: parsing stops all of Python."""
 BODY_BYTES: Final = 32 << 20
 """Size of a multipart body."""
-PICTURE_BYTES: Final = 16 << 20
 PICTURE_PIXELS: Final = 25_000_000
 """Pixels of a decoded picture. Large JPEGs are decoded at an eighth of their size, so they may have more."""
 FIELDS_BYTES: Final = 64 << 10
@@ -37,7 +36,6 @@ FIELDS_BYTES: Final = 64 << 10
 MAX_HITS: Final = 1_000
 QUICK_HITS: Final = 100
 """Hits or beams, whose states the generator keeps, up to which a search is quick."""
-MAX_OFFSET: Final = 1_000_000
 MAX_ITEMS: Final = 1_000
 """Items added by one request."""
 MAX_PARTS: Final = 16
@@ -45,8 +43,6 @@ DEADLINE_MS: Final = 60_000
 """Longest time for a search, also if it has no deadline of its own."""
 THUMBNAIL: Final = 256
 """Default length of a thumbnail's longer side in pixels."""
-MAX_ERRORS: Final = 20
-"""Invalid fields named in one response."""
 
 
 Text = Annotated[str, Field(max_length=10_000)]
@@ -115,7 +111,7 @@ class SearchBody(RequestBody):
     offset: int = Field(
         0,
         ge=0,
-        le=MAX_OFFSET,
+        le=1_000_000,
         description=f"Number of hits to skip, for later pages; with a query, at most {MAX_HITS:,} with k.",
     )
     beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
@@ -250,6 +246,7 @@ class Indexes(BaseModel):
     """The indexes of this server."""
 
     indexes: list[IndexInfo]
+    damaged: list[str] = Field(description="Names of those that cannot be read; the server's log says why.")
 
 
 class FieldError(BaseModel):
@@ -271,7 +268,6 @@ class ProblemDetails(BaseModel):
 
 
 PROBLEM_TYPE: Final = "application/problem+json"
-HIDDEN: Final = "the server failed; its log has the details under this request_id"
 STATUS: Final[Mapping[type[GeniusError], int]] = {
     DeadlinePassed: 504,
     UnknownItem: 404,
@@ -281,7 +277,6 @@ STATUS: Final[Mapping[type[GeniusError], int]] = {
     BadData: 422,
 }
 """Errors of the Python API that a client can do something about."""
-RETRY_SECONDS: Final = 1
 
 Redact: TypeAlias = Callable[[str], str]
 """Removes from a message what clients must not see."""
@@ -302,7 +297,7 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
     problem = _problem_of(error)
     if problem is None or isinstance(error, NotWritable | OSError):
         log.error("request %s failed", request_id, exc_info=error)
-    problem = problem or Problem(500, HIDDEN)
+    problem = problem or Problem(500, "the server failed; its log has the details under this request_id")
     status = problem.status_code
     details = ProblemDetails(
         title=HTTPStatus(status).phrase,
@@ -314,7 +309,7 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
     headers = {
         400: {"Connection": "close"},  # where this request ends may be understood in two ways
         401: {"WWW-Authenticate": "Bearer"},
-        429: {"Retry-After": str(RETRY_SECONDS)},
+        429: {"Retry-After": "1"},
     }.get(status)
     # Lone surrogates of a request cannot be encoded.
     body = json.dumps(details.model_dump(exclude_none=True), ensure_ascii=False).encode("utf-8", "replace")
@@ -345,7 +340,7 @@ def _problem_of(error: BaseException) -> Problem | None:
 def _invalid_fields(error: RequestValidationError | ValidationError) -> list[FieldError]:
     """Return what is wrong with which fields, without their values; of very many errors only their number."""
     if isinstance(error, ValidationError):
-        if error.error_count() > MAX_ERRORS:  # listing all would take seconds
+        if error.error_count() > 20:  # listing all would take seconds
             problem = f"there are {error.error_count():,} invalid fields or values"
             return [FieldError(field="", problem=problem)]
         errors = [(one["loc"], one["msg"]) for one in error.errors(include_url=False, include_input=False)]

@@ -55,14 +55,13 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
     def __init__(self, app: Any, bound: socket.socket) -> None:
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
-        is_unlimited = max_files == resource.RLIM_INFINITY
         super().__init__(
             app,
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,
             websockets=False,
             backlog=BACKLOG,
-            backpressure=CONNECTIONS if is_unlimited else min(CONNECTIONS, max_files // 2),
+            backpressure=max_files // 2 if 0 < max_files < 2 * CONNECTIONS else CONNECTIONS,
             http1_settings=HTTP1Settings(
                 header_read_timeout=1000 * HEAD_SECONDS, keep_alive=False, max_buffer_size=HEAD_BYTES
             ),

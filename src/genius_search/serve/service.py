@@ -31,7 +31,7 @@ from genius_search.index.items import Item
 from genius_search.index.pool import NewItem
 from genius_search.index.query import adjust_settings
 from genius_search.index.request import SearchPart, SearchRequest
-from genius_search.index.roots import digest_of
+from genius_search.index.roots import has_picture
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
 
@@ -244,7 +244,7 @@ def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
         raise Problem(404, f"item {item.id[:80]!r} has no picture")
     place = Path(item.image).resolve()
     is_below = any(place.is_relative_to(root) for root in (folder.resolve(), *roots))
-    if not place.is_file() or not (is_below or digest_of(place) == (item.content or "").rpartition("-")[2]):
+    if not place.is_file() or not (is_below or has_picture(item, place)):
         raise Problem(
             404,
             "the picture of this item is gone, or is not the one that the index was made of; bring the index "
@@ -258,13 +258,9 @@ def decode(data: bytes) -> Image.Image:
 
     Raises
     ------
-    Problem
-        It has too many bytes.
     BadImage
         It is no picture of a safe format, is damaged, or has too many pixels.
     """
-    if len(data) > schemas.PICTURE_BYTES:
-        raise Problem(413, f"image: it has more than {schemas.PICTURE_BYTES:,} bytes; send a smaller one")
     return open_image(
         data,
         name="image",

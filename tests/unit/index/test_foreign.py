@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.errors import ArtifactMismatch, GeniusError
+from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
 from genius_search.index import index as indexes
 from genius_search.index import snapshot
 from genius_search.index.index import Index
 from genius_search.index.info import verify
+from genius_search.index.roots import new_root
 from genius_search.index.segment_writer import save_table
+from genius_search.index.store import Root
 from genius_search.search.table import IdTable
 
 DIM, ITEMS = 8, 80
@@ -201,6 +203,26 @@ def test_no_link_in_an_index_is_followed(folder, tmp_path, name):
             change()
     assert [path.name for path in home.rglob("*")] == ["letters", "a.npy"]
     assert (home / "letters" / "a.npy").read_text() == "precious"
+
+
+def test_a_folder_in_the_place_of_the_lock_and_a_file_in_that_of_a_folder_are_no_accident(folder):
+    (folder / ".lock").unlink()
+    (folder / ".lock").mkdir()
+    with pytest.raises(UsageError, match=r"\.lock is not what"):
+        Index.open(folder).delete("7")
+    (folder / ".lock").rmdir()
+    (folder / "tmp").write_text("a file")
+    Index.open(folder).compact()
+    assert verify(folder).segments == 1
+
+
+def test_an_index_follows_so_many_folders(folder, tmp_path):
+    roots = [{"folder": f"/nowhere/{number}", "name": f"{number}"} for number in range(1_001)]
+    sign(folder, roots=roots)
+    with pytest.raises(ArtifactMismatch, match="at most 1000"):
+        Index.open(folder)
+    with pytest.raises(UsageError, match="at most 1,000"):
+        new_root(tmp_path, [Root(**root) for root in roots[1:]], [], captions=True, exclude=())
 
 
 def test_a_model_outside_the_index_is_not_its_own(folder, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from genius_search.data.features import Features
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -53,6 +54,16 @@ def test_an_encoder_with_other_weights_is_found_out(copied):
     content[-4:] = np.float32(0.5).tobytes()
     weights.write_bytes(content)
     with pytest.raises(ArtifactMismatch, match="encoder"):
+        Genius.open(copied)
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf, 3e38])
+def test_weights_that_are_no_numbers_are_refused(copied, number):
+    file = copied / "quantizer" / "quantizer.safetensors"
+    weights = load_file(file)
+    weights["codebooks.1.embed"][0, 0] = number
+    save_file(weights, file)
+    with pytest.raises(ArtifactMismatch, match=r"quantizer\.safetensors.*codebooks\.1\.embed has numbers"):
         Genius.open(copied)
 
 

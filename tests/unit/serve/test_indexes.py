@@ -67,6 +67,9 @@ def test_with_several_indexes_a_request_names_one(model, tmp_path):
         assert [answer["name"] for answer in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
         assert "one, other" in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
         assert client.post("/v1/search", json={"text": "x", "index": "other"}).json()["index"] == "other"
+        (other.folder / "index.json").write_text("{")
+        answer = client.get("/v1/indexes").json()
+        assert ([index["name"] for index in answer["indexes"]], answer["damaged"]) == (["one"], ["other"])
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,10 @@ import io
 import json
 import os
 
+import pytest
 from PIL import Image
 
+from genius_search.errors import ArtifactMismatch
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
 from genius_search.serve.app import split_parts
@@ -77,6 +79,9 @@ def test_no_other_file_than_a_picture_is_given_away(writable, tmp_path):
     [stored] = tmp_path.rglob("pictures/*/*")
     stored.write_text("secret")
     is_problem(writable.get("/v1/items/original", params={"id": "photo"}), 404)
+    os.truncate(stored, 1 << 40)
+    with pytest.raises(ArtifactMismatch, match=stored.name):
+        writable.app.state.service.indexes["things"].verify()
 
 
 def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(writable, monkeypatch):
@@ -108,6 +113,8 @@ def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_inde
         for data, status in ((photo.read_bytes(), 200), (picture("blue", kind="JPEG"), 404)):
             photo.write_bytes(data)
             assert client.get("/v1/items/original?id=trip/a.jpg").status_code == status
+        os.truncate(photo, 1 << 40)  # of holes; to hash it would take hours
+        assert client.get("/v1/items/original?id=trip/a.jpg").status_code == 404
 
 
 def test_half_a_character_is_told_by_item_and_nothing_is_stored(writable):
