@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import numpy as np
@@ -19,6 +19,10 @@ from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
 from genius_search.serve.schemas import THUMBNAIL, IndexInfo, SearchSettings
+
+MAX_FIELDS: Final = 100
+NUM_EXAMPLES: Final = 16
+"""Items shown as an impression of an index."""
 
 
 def show(value: Any, index: str) -> Any:
@@ -43,7 +47,7 @@ def some_items(snapshot: Snapshot) -> list[Item]:
         return []
     rows = np.concatenate([segment.alive_rows() for segment in snapshot.segments])
     segments = np.arange(len(snapshot.segments)).repeat([one.num_alive for one in snapshot.segments])
-    chosen = np.unique(np.linspace(0, len(rows) - 1, 16, dtype=np.int64))
+    chosen = np.unique(np.linspace(0, len(rows) - 1, NUM_EXAMPLES, dtype=np.int64))
     return snapshot.items(segments[chosen], rows[chosen])
 
 
@@ -70,7 +74,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
         levels=list(model.codebooks.sizes),
-        fields=fields[:100],
+        fields=fields[:MAX_FIELDS],
         instructions=list(dict.fromkeys(known.text for known in model.instructions)),
         reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",
