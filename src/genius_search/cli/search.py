@@ -37,7 +37,7 @@ from genius_search.cli.terminal import (
     print_text,
     shorten,
 )
-from genius_search.errors import ArtifactMismatch, UsageError, plural
+from genius_search.errors import ArtifactMismatch, BadData, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import Explanation, Sibling
@@ -86,7 +86,12 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
                 shutil.rmtree(place)
             else:
                 return index
-        pool = open_pool(folder, captions=True)
+        try:
+            pool = open_pool(folder, captions=True)
+        except BadData as error:
+            if inside := next(folder.glob(f"*.index/{CURRENT}"), None):
+                raise UsageError(f"{error}; did you mean {inside.parent}?") from None
+            raise
         encoder, download = choose_encoder(pool, download=download)
         progress.say(f"indexing {folder} once; the index is kept in {place}")
         index, added = Index.create(
