@@ -149,8 +149,11 @@ def size_of(item: Item, folder: Path) -> int | None:
 
 def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int | None:
     """Return the number of the root that was moved to a folder: what it had is gone, and found there."""
-    for number, root in enumerate(roots):
-        items = [item for item, _ in snapshot.alive() if item.root == number]
+    of_roots: list[list[Item]] = [[] for _ in roots]
+    for item, _ in snapshot.alive():
+        if item.root is not None:
+            of_roots[item.root].append(item)
+    for number, (root, items) in enumerate(zip(roots, of_roots, strict=True)):
         if any(os.path.lexists(item.image or file_of(roots, item)) for item in items):
             continue
         files = (folder / os.path.relpath(file_of(roots, item), root.folder) for item in items)
