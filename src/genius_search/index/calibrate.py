@@ -55,7 +55,7 @@ SHRINKAGE: Final = 1.0
 WORDS: Final = 3
 """Words of a phrase. With two, fewer queries about other things are refused; with five, more right ones."""
 DRAWN: Final = 300
-"""Most items that a phrase is drawn from, and most query vectors; a new index waits until they are encoded."""
+"""Most items that a phrase is drawn from, and most query vectors: a new index waits for their encoding."""
 RARE: Final = 0.03
 """Share of the searches whose first hits score less."""
 STEPS: Final = 30
