@@ -1,10 +1,10 @@
-"""``python -m research.evaluate``: a model by ten methods on the rows of a data set, M-BEIR's above all."""
+"""``python -m research.evaluate``: a model or an encoder on the rows of a data set, M-BEIR's above all."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -19,7 +19,7 @@ from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import SearchConfig, checked
 from genius_search.data.features import Features, look_up
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
-from genius_search.encoders.base import Encoder
+from genius_search.encoders.base import Encoder, absolute_spec
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS
 from genius_search.index.store import ItemArrays, StoredEmbeddings
@@ -31,6 +31,7 @@ from genius_search.writing import write_json
 from research.codes import encode_features
 from research.command import run
 from research.methods import FUSED, MethodHits, PoolCandidates, RowQueries, find
+from research.published.fusions import open_encoder
 from research.published.numbers import SIZES
 from research.results import ResultRow, print_results, to_json
 from research.runs import filter_to_pool, measure_run, write_qrels, write_run
@@ -137,7 +138,7 @@ class EvaluationPools:
 
 def evaluate(
     data: MBeir,
-    model: Genius,
+    model: Genius | Encoder,
     config: EvaluationConfig,
     folder: Path,
     *,
@@ -146,11 +147,14 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate rows of a split; ``folder`` receives runs, and features and codes unless ``evaluation`` does.
 
-    No pool is held in memory: candidates' features and embeddings stay on disk.
+    An encoder alone is measured by ``exact-raw``, as UniIR's are. No pool is held in memory: candidates'
+    features and embeddings stay on disk.
 
     Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
     config = checked(config)
+    if not isinstance(model, Genius):
+        config = replace(config, methods=("exact-raw",))
     names = {field.name for field in fields(SearchConfig)} & {field.name for field in fields(config)}
     settings = SearchConfig(**{name: getattr(config, name) for name in names})
     rows = evaluate_pools(
@@ -294,15 +298,19 @@ def _evaluate_pool(
 class Evaluate(DeviceOptions, JsonOption):
     """Evaluate a model on a data set by several methods, beside exact search over the same candidates.
 
-    R@k is M-BEIR's: the share of queries with any right answer among the first k. Published numbers stand
-    beside ours if they are for the same numbers of queries and candidates.
+    An encoder alone is searched exactly, by the sums of its features. R@k is M-BEIR's: the share of queries
+    with any right answer among the first k. Published numbers stand beside ours if they are for the same
+    numbers of queries and candidates.
     """
 
     data: DataArgument
     """Folder of the data set, in M-BEIR's layout."""
 
-    model: Path
+    model: OptionalFolder = None
     """Folder of the model."""
+
+    encoder: str = ""
+    """Instead of a model: an encoder, such as clip:NAME, or fusion:FOLDER for UniIR's fusions."""
 
     options: Annotated[EvaluationConfig, tyro.conf.arg(name="")] = EvaluationConfig()
 
@@ -311,11 +319,16 @@ class Evaluate(DeviceOptions, JsonOption):
 
     def run(self) -> None:
         """Evaluate and print the table."""
-        config = self.options
+        folder = self.out or (self.model and self.model / "evaluation")
+        if (self.model is None) is not bool(self.encoder) or folder is None:
+            raise UsageError("give either --model, or --encoder with --out")
+        model: Genius | Encoder
         with TerminalProgress() as progress:
-            model = Genius.open(self.model, device=self.device, download=self.download)
-            folder = self.out or self.model / "evaluation"
-            result = evaluate(MBeir(self.data), model, config, folder, progress=progress)
+            if self.model is None:
+                model = open_encoder(absolute_spec(self.encoder), download=self.download, device=self.device)
+            else:
+                model = Genius.open(self.model, device=self.device, download=self.download)
+            result = evaluate(MBeir(self.data), model, self.options, folder, progress=progress)
         result.print(as_json=self.json)
 
 

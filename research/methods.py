@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.data.features import Features
+from genius_search.encoders.base import Encoder
 from genius_search.index.store import ItemArrays
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
@@ -169,7 +170,7 @@ class MethodHits(NamedTuple):
 
 
 def find(
-    model: Genius,
+    model: Genius | Encoder,
     rows: Sequence[RowQueries],
     pool: PoolCandidates,
     methods: Sequence[str],
@@ -179,7 +180,8 @@ def find(
 ) -> Iterator[list[MethodHits]]:
     """Answer the queries of each row by each of these methods, with ``depth`` hits each.
 
-    Exact search reads the candidates once for all rows: with millions of them that is its cost.
+    An encoder alone knows ``exact-raw`` and no other method. Exact search reads the candidates once for all
+    rows: with millions of them that is its cost.
     """
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
     nearest = {
@@ -188,7 +190,7 @@ def find(
             vectors_of,
             len(pool),
             k=depth,
-            device=torch.device(model.device),
+            device=torch.device(model.device if isinstance(model, Genius) else "cpu"),
         )
         for method, (queries_of, vectors_of) in _exact_methods(model, pool, settings).items()
         if method in methods
@@ -203,18 +205,20 @@ def find(
             hits = [pool.hits(*pair) for pair in zip(best.items[own], best.scores[own], strict=True)]
             size = pool.id_bytes if method == "exact-codes" else vector_bytes + method.endswith("+hubness")
             found.append(MethodHits(method, hits, size, float(len(pool))))
-        if by_beams:
+        if isinstance(model, Genius) and by_beams:
             found += _search(model, queries, pool, by_beams, settings, depth)
         yield found
 
 
 def _exact_methods(
-    model: Genius, pool: PoolCandidates, settings: SearchConfig
+    model: Genius | Encoder, pool: PoolCandidates, settings: SearchConfig
 ) -> dict[str, tuple[Callable[[RowQueries], Tensor], Callable[[slice], Tensor]]]:
     """Return each method's query vectors, and its vectors of a range of candidates.
 
     All compare by inner product; a bias that is taken from an item's score is one more column.
     """
+    if not isinstance(model, Genius):
+        return {"exact-raw": (lambda queries: queries.raw, pool.raw)}
     among = model.ranker.spread.among()
     density_cost = settings.density_weight * among.density_unit
 

@@ -33,7 +33,6 @@ from genius_search.progress import Progress
 from genius_search.recipe import FitConfig, preset
 from genius_search.training.fit import fit
 from genius_search.writing import write_json
-from research.baselines.dense import DenseConfig, evaluate_dense
 from research.baselines.generative import BaselineConfig, evaluate_baseline
 from research.command import run
 from research.evaluate import evaluate
@@ -78,8 +77,6 @@ class Row:
     """Settings of the evaluation."""
     baseline: Settings | None = None
     """Settings of a rival that writes IDs (research.baselines.generative), trained on ``model``."""
-    dense: Settings | None = None
-    """Settings of faiss's indexes (research.baselines.dense) over the features of ``model``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +151,6 @@ def make_row(
         fit(data, encoder, model_folder, settings_of(row, seed, quick), progress=progress)
     config = from_json(EvaluationConfig, {"seed": 0, **merge(row.evaluate, quick.get("evaluate", {}))})
     model = Genius.open(model_folder)
-    if row.dense is not None:
-        dense, out = from_json(DenseConfig, row.dense), folder / EVALUATION
-        evaluate_dense(data, model.encoder, config, dense, out, evaluation=place, progress=progress)
-        return
     if row.baseline is None:
         evaluate(data, model, config, folder / EVALUATION, evaluation=place, progress=progress)
         return

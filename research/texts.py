@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
-import faiss
 import numpy as np
 import tyro
-from jaxtyping import Float16, Float32
+from jaxtyping import Float16
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import print_text
@@ -22,9 +21,6 @@ from research.command import run
 FEWEST_WORDS: Final = 3
 """Shorter texts are left out."""
 BATCH: Final = 16_384
-SAMPLE: Final = 500
-"""Items whose neighbours are described."""
-NEIGHBOURS: Final = 100
 
 
 @command
@@ -46,7 +42,7 @@ class Texts:
     kinds.npy, the name of the file that each item and each query is from."""
 
     def run(self) -> None:
-        """Encode, and say how near the items are to one another."""
+        """Encode and save."""
         asked = [(file.stem, *line.split("\t")) for file in self.queries for line in _lines(file)]
         named = [(text, file.stem) for file in self.files for text in _lines(file)]
         named = [(text, name) for text, name in named if len(text.split()) >= FEWEST_WORDS]
@@ -70,9 +66,7 @@ class Texts:
             arrays |= {"answers": answers, "queries": queries, "kinds": np.array(kinds)}
         for name, array in arrays.items():
             np.save(self.out / f"{name}.npy", array)
-        print_text(
-            f"{len(items):,} texts, {len(asked):,} queries; {describe_neighbours(items.astype(np.float32))}"
-        )
+        print_text(f"{len(items):,} texts, {len(asked):,} queries")
 
     def _encode(self, texts: Sequence[str]) -> Float16[np.ndarray, "texts dim"]:
         encoder = load_encoder(self.encoder)
@@ -85,22 +79,6 @@ class Texts:
 
 def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
-
-
-def describe_neighbours(items: Float32[np.ndarray, "items dim"]) -> str:
-    """Describe the distances from items to others: of the 1st and 10th, and their dimension.
-
-    The local intrinsic dimension is the maximum-likelihood one of the hundred nearest (Levina and Bickel).
-    """
-    drawn = items[np.random.default_rng(0).permutation(len(items))[:SAMPLE]]
-    cosines = faiss.knn(drawn, items, NEIGHBOURS + 1, metric=faiss.METRIC_INNER_PRODUCT)[0][:, 1:]
-    distances = np.sqrt((2 - 2 * cosines).clip(min=1e-6))
-    dimensions = -1 / np.log(distances[:, :-1] / distances[:, -1:]).mean(axis=1)
-    near, further = (float(np.median(distances[:, place])) for place in (0, 9))
-    return (
-        f"medians: distance to the nearest {near:.2f}, to the tenth {further:.2f}, local intrinsic dimension "
-        f"{np.median(dimensions):.1f}"
-    )
 
 
 main = partial(run, Texts, "texts")

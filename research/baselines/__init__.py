@@ -1,1 +1,1 @@
-"""Rivals beside the model in every table: other IDs, dense indexes, ``generate``."""
+"""Rivals that write IDs of other kinds."""

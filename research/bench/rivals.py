@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from jaxtyping import Float32
 
 from genius_search.errors import UsageError
 from genius_search.index.build import MANY_ITEMS
-from research.baselines.faiss_index import TRAINING_ITEMS, num_lists, train_index
 from research.bench.given import Found, K, Search
 
 Vectors = Float32[np.ndarray, "items dim"]
 
+TRAINING_ITEMS: Final = 65_536
+"""From which centroids and code vectors are learned."""
 LINKS: Final = 32
 """Links of a node in all graphs; half as many in a pool of a million."""
 BUILD_EFFORT: Final = 100
@@ -74,15 +76,27 @@ def kept(
     return index, spent
 
 
+def num_lists(items: int) -> int:
+    """Return how many lists so many items get: about their number's root, with 32 items each at least."""
+    return max(1, min(max(1024, 1 << round(math.log2(items) / 2)), items // 32))
+
+
 def faiss_rival(factory: str, vectors: Vectors, file: Path) -> Rival:
     """Build an index of faiss."""
     library: Any = faiss
     is_graph, has_lists = "HNSW" in factory, "IVF" in factory
 
     def build() -> Any:
-        index = train_index(factory, vectors)
+        # Product codes compare by distance, the others by inner product, which order unit vectors alike.
+        metric = faiss.METRIC_L2 if "PQ" in factory else faiss.METRIC_INNER_PRODUCT
+        index: Any = faiss.index_factory(vectors.shape[1], factory, metric)
         if is_graph:
             index.hnsw.efConstruction = BUILD_EFFORT
+        elif has_lists:
+            index.cp.min_points_per_centroid = 1  # no warnings about small samples
+        if not index.is_trained:
+            chosen = np.sort(np.random.default_rng(0).permutation(len(vectors))[:TRAINING_ITEMS])
+            index.train(vectors[chosen])
         index.add(vectors)
         return index
 

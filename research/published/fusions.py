@@ -39,10 +39,12 @@ MAX_BERT_TOKENS: Final = 100
 """Tokens that BLIP reads of a text."""
 
 
-def open_encoder(spec: str) -> Encoder:
+def open_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:
     """Open ``fusion:FOLDER``, or any encoder that the product knows; raises like ``load_encoder``."""
     kind, _, folder = spec.partition(":")
-    return FeatureFusion(Path(folder)) if kind == "fusion" else load_encoder(spec)
+    if kind == "fusion":
+        return FeatureFusion(Path(folder))
+    return load_encoder(spec, download=download, device=device)
 
 
 def _bert_rows(folder: Path) -> Callable[[Sequence[str]], dict[str, Tensor]]:

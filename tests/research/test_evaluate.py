@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import TASKS, task_name
-from research.evaluate import EvaluationResult, evaluate
+from research.evaluate import EvaluationResult, evaluate, main
 from research.results import ResultRow
 from research.runs import measure_run, read_run
 from research.settings import METHODS, EvaluationConfig
@@ -58,6 +59,15 @@ def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
                 run = read_run(evaluated.folder / "runs" / f"{row.name}_test.{pool}.{method}.trec")
                 expected = evaluated.row(pool, row.task_id, method)
                 assert measure_run(qrels, run).means == expected.measures
+
+
+def test_an_encoder_alone_is_searched_exactly(evaluated, tmp_path, capsys):
+    words = [str(evaluated.data.root), "--encoder", evaluated.model.encoder.spec, "--out", str(tmp_path)]
+    assert main([*words, "--pools", "global", "--json"]) == 0
+    for row in json.loads(capsys.readouterr().out)["rows"]:
+        assert row["method"] == "exact-raw"
+        expected = evaluated.row("global", row["task_id"], "exact-raw")
+        assert expected.measures.items() <= row.items()
 
 
 @pytest.mark.parametrize(

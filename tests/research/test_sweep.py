@@ -18,12 +18,6 @@ table = "systems"
 fit.quantizer = { levels = 2, codebook_size = 8, level0 = "learned" }
 
 [[row]]
-name = "dense"
-table = "systems"
-model = "paper"
-dense.kinds = ["exact"]
-
-[[row]]
 name = "dsi"
 table = "systems"
 model = "paper"
@@ -87,12 +81,12 @@ def test_a_recipe_becomes_a_report(trained, tmp_path, capsys):
     words = [str(tmp_path / "recipe.toml"), "--data", str(trained.data), "--out", str(rows), "--quick"]
     assert main(words) == 0, capsys.readouterr().err
     made = {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
-    assert set(made) == {"paper", "dense", "dsi", "no-alignment", "beam-1", "beam-5"}
+    assert set(made) == {"paper", "dsi", "no-alignment", "beam-1", "beam-5"}
     assert main(words) == 0  # everything is done
     assert made == {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
     assert report([str(rows), "--out", str(out), "--data", str(trained.data)]) == 0
     text = (out / "report.md").read_text()
-    for part in ("dense-exact", "dsi", "no-alignment", "Paired tests", "figures/beam.png"):
+    for part in ("exact-raw", "dsi", "no-alignment", "Paired tests", "figures/beam.png"):
         assert part in text, part
     figures = {file.name for file in (out / "figures").iterdir()}
     assert figures == {"beam.png", "codes.png", "embeddings.png"}
