@@ -150,7 +150,7 @@ def served(nodes, trained, pool, tmp_path_factory) -> Path:
     return folder
 
 
-def test_no_query_fails_while_a_copy_and_a_node_are_killed(nodes, served, record_property):
+def test_no_query_fails_while_a_copy_hangs_and_others_and_a_node_are_killed(nodes, served, record_property):
     found = Searcher.open(served).search_many([SearchRequest(text=text) for text in QUERIES])
     expected = {
         text: [(hit.id, round(hit.score, 4)) for hit in hits]
@@ -160,10 +160,20 @@ def test_no_query_fails_while_a_copy_and_a_node_are_killed(nodes, served, record
     try:
         load.wait_for_more()
         workers = [nodes.nodes[address] for address in ("127.0.0.3", "127.0.0.4")]
+
+        def copies():
+            return [one for node in nodes.nodes.values() for one in node.processes("ServeReplica:X-")]
+
         wait(lambda: all(node.processes("ServeReplica:X-") for node in workers))
 
+        # A copy that hangs is replaced.
+        hung = copies()[-1]
+        os.kill(hung, signal.SIGSTOP)
+        load.wait_for_more(30)
+        wait(lambda: hung not in copies())
+
         # A copy of a shard.
-        os.kill(workers[1].processes("ServeReplica:X-")[0], signal.SIGKILL)
+        os.kill(copies()[-1], signal.SIGKILL)
         load.wait_for_more(30)
 
         # A node with its copies.

@@ -32,8 +32,8 @@ CONNECT_SECONDS: Final = 5.0
 """Longest wait for a machine to answer; Ray itself waits for minutes."""
 START_SECONDS: Final = 300.0
 """Longest wait for copies to open their shards."""
-CALL_SECONDS: Final = 10.0
-"""Longest wait for the answer of one copy to a search."""
+CALL_SECONDS: Final = 3.0
+"""How long one copy may take for a search before it is asked again, of another; then twice as long."""
 CHANGE_SECONDS: Final = 3600.0
 """Longest wait for an answer to a change."""
 CHANGES: Final = frozenset(
@@ -132,11 +132,11 @@ def begin(name: str, handle: Any, method: str, *arguments: Any, **options: Any) 
     """Begin to call a method of a deployed :class:`Shard`, or of its index."""
     call = partial(handle.call.remote, method, *arguments, **options)
     seconds = CHANGE_SECONDS if method in CHANGES else CALL_SECONDS
-    return partial(_collect, name, call, call(), seconds)
+    return partial(_collect, name, call, call(), time.monotonic(), seconds)
 
 
-def _collect(name: str, call: Callable[[], Any], pending: Any, seconds: float) -> Any:
-    """Wait for an answer, and ask again if a copy died before it gave one; Ray Serve does not.
+def _collect(name: str, call: Callable[[], Any], pending: Any, began: float, seconds: float) -> Any:
+    """Wait for an answer, and ask again if a copy hangs, or died before it gave one; Ray Serve does not.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _collect(name: str, call: Callable[[], Any], pending: Any, seconds: float) -
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return pending.result(timeout_s=seconds)
+            return pending.result(timeout_s=max(0.0, began + seconds - time.monotonic()))
         except RayTaskError as error:
             raise error.cause from None  # the shard's own error
         except (RayActorError, TimeoutError) as error:
@@ -154,4 +154,4 @@ def _collect(name: str, call: Callable[[], Any], pending: Any, seconds: float) -
             if time.monotonic() > until:
                 raise DeadlinePassed(f"no copy of shard {name} answers; `serve status` lists them") from None
             time.sleep(PAUSE_SECONDS)
-            pending = call()
+            pending, began, seconds = call(), time.monotonic(), 2 * seconds
