@@ -17,7 +17,7 @@ help:  ## Show this list
 $(VENV)/run: pyproject.toml constraints.txt src/genius_search/native/search.c
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate,train]' matplotlib pandas tabulate
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate,train]' matplotlib
 	$(BIN)/python -m genius_search.native.build --install-compiler
 	@touch $@
 

@@ -16,6 +16,7 @@ from genius_search.cli.terminal import TerminalProgress, print_table, print_text
 from genius_search.config import USUAL_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
+from genius_search.evaluate import AVERAGE, Evaluated, evaluate_index
 from genius_search.index.calibrate import calibrate
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
@@ -25,17 +26,11 @@ from genius_search.records import TASKS, task_name
 from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit
 from research.command import run
-from research.evaluate import evaluate
-from research.results import ResultRow, averages
-from research.settings import EvaluationConfig
 from research.synth.catalogue import draw_catalogue
 
 SEARCHES_PER_TASK: Final = 4
 SEARCHES_PRINTED: Final = 2
 HITS_SHOWN: Final = 5
-METHODS: Final = ("exact-fused", "routing+codes", "generative", "generative+codes", "generative+embeddings")
-"""Exact search; what distances to codes find, ranked by codes; and what the generator finds,
-in its own order, by codes and by embeddings."""
 _SMALL: Final = preset("small")
 SETTINGS: Final = replace(
     _SMALL,
@@ -64,7 +59,8 @@ class ShownSearch(NamedTuple):
 class DemoResult(NamedTuple):
     """The results of the demo."""
 
-    rows: list[ResultRow]
+    rows: list[Evaluated]
+    """Each task by each method, and the averages."""
     page: Path
     index_folder: Path
     searches: list[ShownSearch]
@@ -114,15 +110,8 @@ def demo(
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
         index.keep_calibration(*calibrate(index, data.root, split="test", progress=progress))
-    candidates = items // CANDIDATE_SHARE
-    result = evaluate(
-        data,
-        model,
-        EvaluationConfig(pools=("global",), methods=METHODS, beam=beam, candidates=candidates, seed=seed),
-        out / "model" / "evaluation",
-        progress=progress,
-    )
-    search_config = replace(USUAL_SEARCH, router="generator", beam=beam, candidates=candidates)
+    results = evaluate_index(index, data, progress=progress).rows
+    search_config = replace(USUAL_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE)
     searches = []
     for row in data.rows("test"):
         for query in islice(read_queries(row.queries), SEARCHES_PER_TASK):  # in random order already
@@ -134,11 +123,11 @@ def demo(
             )
             name, text = task_name(row.task_id), query.text or ""
             searches.append(ShownSearch(name, instruction, text, image, hits, query.positives))
-    write_page(page, result.rows, searches)
-    return DemoResult(result.rows, page, folder, searches)
+    write_page(page, results, searches)
+    return DemoResult(results, page, folder, searches)
 
 
-def write_page(page: Path, rows: Sequence[ResultRow], searches: Sequence[ShownSearch]) -> None:
+def write_page(page: Path, rows: Sequence[Evaluated], searches: Sequence[ShownSearch]) -> None:
     """Write what was measured and found as one HTML file beside the catalogue, whose pictures it shows."""
 
     def show(image: str | Path | None, text: str | None) -> str:
@@ -153,7 +142,11 @@ def write_page(page: Path, rows: Sequence[ResultRow], searches: Sequence[ShownSe
         return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"
 
     names = ("R@1", "R@5", "R@10")
-    scores = [line((one.method, *(f"{one.measures[name]:.3f}" for name in names))) for one in averages(rows)]
+    scores = [
+        line((one.method, *(f"{one.measures[name]:.3f}" for name in names)))
+        for one in rows
+        if one.row == AVERAGE
+    ]
     blocks = []
     for one in searches:
         asked = show(one.image, " ".join(filter(None, (one.instruction, one.text))))
@@ -217,7 +210,8 @@ class Demo:
             )
         lines = [
             (one.method, f"{one.measures['R@1']:.3f}", f"{one.measures['R@5']:.3f}")
-            for one in averages(result.rows)
+            for one in result.rows
+            if one.row == AVERAGE
         ]
         print_table(("mean of 8 tasks", "R@1", "R@5"), lines, left=("mean of 8 tasks",))
         for search in result.searches[::SEARCHES_PER_TASK][:SEARCHES_PRINTED]:

@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -68,23 +69,31 @@ def platform_tag(compiler: list[str]) -> str:
 
 
 def compile_variants(compiler: list[str], folder: Path = FOLDER) -> str | None:
-    """Compile the library for each kind of processor; return the compiler's message if it fails."""
-    built = {}
+    """Compile the library for all kinds of processors at once; return the compiler's message if it fails."""
+    pic = () if sys.platform == "win32" else ("-fPIC",)
     folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        for variant, flags in VARIANTS.items():
-            output = Path(work) / library(variant).name
-            pic = () if sys.platform == "win32" else ("-fPIC",)
-            command = [*compiler, *FLAGS, *pic, *flags, "-o", str(output), str(SOURCE)]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-            except OSError as error:
-                return str(error)
-            if done.returncode or not output.exists():
-                return done.stderr.strip() or f"exit status {done.returncode}"
-            built[output] = library(variant, folder)
-        for output, final in built.items():
-            output.replace(final)
+    with tempfile.TemporaryDirectory(dir=folder) as work, ExitStack() as waiting:
+        outputs = {Path(work) / library(variant).name: flags for variant, flags in VARIANTS.items()}
+        try:
+            running = [
+                waiting.enter_context(
+                    subprocess.Popen(  # noqa: S603
+                        [*compiler, *FLAGS, *pic, *flags, "-o", str(output), str(SOURCE)],
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+                for output, flags in outputs.items()
+            ]
+        except OSError as error:
+            return str(error)
+        for process, output in zip(running, outputs, strict=True):
+            _, message = process.communicate()
+            if process.returncode or not output.exists():
+                return message.strip() or f"exit status {process.returncode}"
+        for output in outputs:
+            output.replace(folder / output.name)
     return None
 
 
