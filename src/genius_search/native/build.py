@@ -17,7 +17,8 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -70,28 +71,19 @@ def platform_tag(compiler: list[str]) -> str:
 
 def compile_variants(compiler: list[str], folder: Path = FOLDER) -> str | None:
     """Compile the library for all kinds of processors at once; return the compiler's message if it fails."""
-    pic = () if sys.platform == "win32" else ("-fPIC",)
+    command = [*compiler, *FLAGS, *(() if sys.platform == "win32" else ("-fPIC",))]
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
     folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as work, ExitStack() as waiting:
+    with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor() as pool:
         outputs = {Path(work) / library(variant).name: flags for variant, flags in VARIANTS.items()}
+        commands = [[*command, *flags, "-o", str(path), str(SOURCE)] for path, flags in outputs.items()]
         try:
-            running = [
-                waiting.enter_context(
-                    subprocess.Popen(  # noqa: S603
-                        [*compiler, *FLAGS, *pic, *flags, "-o", str(output), str(SOURCE)],
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-                for output, flags in outputs.items()
-            ]
+            results = [*pool.map(run, commands)]
         except OSError as error:
             return str(error)
-        for process, output in zip(running, outputs, strict=True):
-            _, message = process.communicate()
-            if process.returncode or not output.exists():
-                return message.strip() or f"exit status {process.returncode}"
+        for done, output in zip(results, outputs, strict=True):
+            if done.returncode or not output.exists():
+                return done.stderr.strip() or f"exit status {done.returncode}"
         for output in outputs:
             output.replace(folder / output.name)
     return None
