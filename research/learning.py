@@ -86,12 +86,11 @@ def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, 
     wrong
         share of the choices that are any item.
     """
-    assert given.right is not None
-    random = np.random.default_rng(seed)
-    usable = [number for number, right in enumerate(given.right) if right]
+    random, right = np.random.default_rng(seed), given.right or []
+    usable = [number for number, own in enumerate(right) if own]
     order = random.permutation(usable)
     logged = order[: min(round(share * len(order)), len(order) // 2)]
-    chosen = np.array([random.choice(sorted(given.right[number])) for number in logged], dtype=np.int64)
+    chosen = np.array([random.choice(sorted(right[number])) for number in logged], dtype=np.int64)
     is_wrong = random.random(len(chosen)) < wrong
     chosen[is_wrong] = random.integers(0, len(given.items), int(is_wrong.sum()))
     return Log(given.queries[logged], chosen), order[len(order) // 2 :]

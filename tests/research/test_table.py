@@ -12,14 +12,6 @@ TABLE = Table(
 )
 
 
-def test_a_person_reads_rounded_numbers_with_their_spread():
-    assert TABLE.markdown() == (
-        "## Recall, 50 % of it\n\nMean ± sd.\n\n"
-        "| system   |        R@5 |     n |\n|:---------|-----------:|------:|\n"
-        "| a\\|b_c   | 86.2 ± 0.5 | 1,200 |\n| exact    |       99.0 |     – |"
-    )
-
-
 def test_a_script_reads_full_numbers_and_a_column_for_all_that_is_known_of_them():
     rows = list(csv.DictReader(io.StringIO(TABLE.csv())))
     assert rows[0] == {

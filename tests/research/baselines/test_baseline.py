@@ -16,13 +16,10 @@ from genius_search.model import Genius
 from genius_search.progress import Silent
 from research.baselines.generative import (
     BaselineConfig,
-    evaluate_baseline,
     fit_baseline,
     generator_config,
     main,
 )
-from research.runs import read_run
-from research.settings import EvaluationConfig
 
 KINDS = ("grace-numeric", "grace-semantic", "genius", "grace-structured", "irgen")
 
@@ -55,25 +52,6 @@ def test_search_finds_items_of_the_pool_each_once_best_first(place, kind):
         assert len(found.items) == len(set(found.items.tolist())) == 7
         assert (np.diff(found.scores) <= 0).all()
         assert found.touched >= 7
-
-
-def test_runs_and_results_are_those_of_an_evaluation(place, tmp_path):
-    config = EvaluationConfig(rows=("catalogue_task0",), beam=5)
-    evaluate_baseline(
-        place.data,
-        place.model,
-        place.config("grace-numeric"),
-        config,
-        tmp_path,
-        evaluation=place.evaluation,
-        progress=Silent(),
-    )
-    written = json.loads((tmp_path / "results.json").read_text())
-    assert {row["pool"] for row in written["rows"]} == {"local", "global"}
-    assert {row["method"] for row in written["rows"]} == {"grace-numeric"}
-    assert written["config"]["beam"] == 5
-    run = read_run(tmp_path / "runs" / "catalogue_task0_test.local.grace-numeric.trec")
-    assert max(map(len, run.values())) == 5  # beams; every ID stands for one item
 
 
 @pytest.mark.parametrize("kind", ["grace-string", "nci"])

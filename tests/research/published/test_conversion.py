@@ -10,7 +10,7 @@ import torch
 
 from genius_search.errors import ArtifactMismatch
 from research.published.checkpoint import Checkpoint
-from research.published.encoders import checkpoint_shapes, convert, network_shapes
+from research.published.encoders import convert
 
 
 def checkpoint_of(shapes, *, scale=4.6):
@@ -71,55 +71,3 @@ def test_missing_unknown_and_misshapen_tensors_are_listed():
         convert(checkpoint_of(shapes), "clip-sf")
     for part in ("file.pth as clip-sf", "ln_final.bias", "visual.surprise", "(65,), expected (64,)"):
         assert part in str(refused.value)
-
-
-LARGE = {
-    "projection_dim": 768,
-    "text_config": {
-        "vocab_size": 30524,
-        "hidden_size": 768,
-        "encoder_hidden_size": 1024,
-        "num_attention_heads": 12,
-        "is_decoder": True,
-    },
-    "vision_config": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 16,
-    },
-}
-WHOLE = checkpoint_shapes("blip-ff", network_shapes("blip-ff", LARGE))
-QUEUES = {
-    "query_queue": (768, 57960),
-    "cand_queue": (768, 57960),
-    "idx_queue": (1, 57960),
-    "new_ptr_queue": (1,),
-}
-
-
-def with_training(shapes):
-    copies = {}
-    for name, shape in shapes.items():
-        first, _, rest = name.partition(".")
-        copies[f"{first}_m.{rest}"] = shape
-    return shapes | copies | QUEUES | {"temp": (), "text_encoder.embeddings.position_ids": (1, 512)}
-
-
-def test_the_settings_are_those_of_blip_large():
-    found = convert(checkpoint_of(with_training(WHOLE)), "blip-ff")
-    for part, settings in (("text_config", LARGE["text_config"]), ("vision_config", LARGE["vision_config"])):
-        assert settings.items() <= found.config[part].items()
-    assert found.config["vision_config"]["layer_norm_eps"] == 1e-6
-    assert found.pixels["size"] == {"height": 224, "width": 224}
-    assert not found.pixels["do_center_crop"]
-
-
-def test_what_only_training_needed_is_left_out():
-    shapes = WHOLE
-    found = convert(checkpoint_of(with_training(shapes)), "blip-ff")
-    assert len(found.left_out) == len(shapes) + len(QUEUES) + 2
-    assert {"temp", "idx_queue", "text_encoder.embeddings.position_ids"} < set(found.left_out)
-    assert any(name.startswith("text_encoder_m.pooler") for name in found.left_out)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from genius_search.artifact import open_artifact
-from genius_search.progress import Silent
-from research.published.checkpoint import open_checkpoint
-from research.published.encoders import checkpoint_shapes, import_encoder, main, network_shapes
+from research.published.encoders import checkpoint_shapes, main, network_shapes
 
 TOWER = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_hidden_layers": 12}
 PICTURES = {**TOWER, "image_size": 224, "patch_size": 56}
@@ -38,17 +34,6 @@ def save(path, shapes, **extra):
 @pytest.fixture(scope="module")
 def clip_file(tmp_path_factory):
     return save(tmp_path_factory.mktemp("clip") / "clip_sf_large.pth", SHAPES)
-
-
-def test_a_checkpoint_becomes_a_finished_folder(clip_file, tmp_path):
-    made = import_encoder(clip_file, "clip-sf", tmp_path / "clip-sf", progress=Silent())
-    manifest = open_artifact(tmp_path / "clip-sf", kind="uniir", verify=True)
-    assert manifest.fingerprint == made.fingerprint
-    assert manifest.config == {"kind": "clip-sf"}
-    weights = load_file(manifest.folder / "model.safetensors")
-    assert len(weights) == 590
-    theirs = open_checkpoint(clip_file).tensors["clip_model.text_projection"]
-    assert torch.equal(weights["text_projection.weight"], theirs.T)
 
 
 def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys):

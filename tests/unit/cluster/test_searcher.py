@@ -72,12 +72,6 @@ def test_an_item_as_a_query_is_read_where_it_lies(searcher, single):
         searcher.search(parts=(SearchPart(id="nothing"),))
 
 
-def test_a_request_that_cannot_be_is_refused(searcher):
-    with pytest.raises(UsageError, match="needs a text"):
-        searcher.search()
-    assert searcher.search_many([]) == []
-
-
 def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     searcher = Searcher.open(changing)
     with pytest.raises(UnknownField, match="colour"):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import json
 import struct
-import threading
 import time
-import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -164,22 +161,6 @@ def test_a_picture_is_reduced_as_long_as_its_shorter_side_is_long_enough(tmp_pat
         "x.png": {None: (900, 520), 521: (900, 520), 260: (450, 260), 130: (225, 130), 4: (113, 65)},
     }.items():
         assert {side: open_image(tmp_path / name, shortest_side=side).size for side in sizes} == sizes
-
-
-def test_threads_read_at_once_and_leave_the_warning_filters_alone(tmp_path):
-    path = tmp_path / "a.jpg"
-    halves(size=(256, 256)).save(path)
-    before = list(warnings.filters)
-    start = threading.Barrier(4)
-
-    def read(_):
-        start.wait()
-        return [open_image(path).getpixel((3, 3)) for _ in range(20)]
-
-    with ThreadPoolExecutor(4) as pool:
-        seen = {pixel for pixels in pool.map(read, range(4)) for pixel in pixels}
-    assert len(seen) == 1
-    assert list(warnings.filters) == before
 
 
 def numbers(*shape: int, kind: type = np.uint8, most: int = 255) -> np.ndarray:

@@ -120,9 +120,3 @@ def test_image_and_text_go_together_where_the_model_can(tmp_path, pictures):
         JointInput(pictures[1], "", candidate, has_image=True),
     ]
     assert encoder.joint_features(items).tolist() == [[1, 3, 6], [0, 5, 0], [1, 0, 0]]
-
-
-def test_a_text_that_is_an_address_is_read_as_a_text(sentence_folder):
-    encoder = opened(sentence_folder)
-    found = encoder.text_features(texts_of(["https://example.org/red.jpg", "data:image/png;base64,AAAA"]))
-    assert found.isfinite().all()

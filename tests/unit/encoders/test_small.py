@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from PIL import Image
-from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
 from genius_search.encoders.small import (
     create_small,
-    describe,
     load_small,
 )
 from genius_search.errors import ArtifactMismatch
@@ -34,15 +32,6 @@ def encoder():
 def noise(seed, size=(64, 64)):
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return Image.fromarray(pixels)
-
-
-def bar(colour, ground, *, upright, seed=0):
-    """A bar on a ground, a little elsewhere for each seed."""
-    picture = Image.new("RGB", (64, 64), COLOURS[ground])
-    shift = int(np.random.default_rng(seed).integers(-8, 8))
-    box = (28 + shift, 8, 36 + shift, 56) if upright else (8, 28 + shift, 56, 36 + shift)
-    picture.paste(COLOURS[colour], box)
-    return picture
 
 
 @settings(max_examples=15)
@@ -76,23 +65,6 @@ def test_the_order_of_words_matters(encoder):
 @pytest.mark.parametrize("text", ["", "日本語 🦒", "zyxwv unheard-of", "x" * 5000])
 def test_any_text_has_a_finite_feature(encoder, text):
     assert np.isfinite(encoder.text_features(texts_of([text]))).all()
-
-
-def test_edges_tell_directions_and_colours_tell_colours():
-    edges = slice(0, 9 * (64 + 16))
-    upright, lying, other = describe(
-        [
-            bar("red", "green", upright=True),
-            bar("red", "green", upright=False),
-            bar("blue", "yellow", upright=True),
-        ]
-    )
-    same_shape = F.cosine_similarity(upright[edges], other[edges], dim=0)
-    other_shape = F.cosine_similarity(upright[edges], lying[edges], dim=0)
-    assert same_shape > 0.95 > 0.5 > other_shape
-    colours = slice(-576 - 128, -576)  # before the outlines
-    same_colours = (upright[colours] - lying[colours]).norm()
-    assert same_colours < 0.5 * (upright[colours] - other[colours]).norm()
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -23,7 +23,6 @@ from genius_search.index.calibrate import (
     Calibration,
     calibrate,
     choose_weight,
-    clear_gain,
     fit,
     hit_numbers,
     threshold_for,
@@ -55,14 +54,6 @@ def drawn_cases(queries: int, weights: tuple[float, float, float]) -> tuple[np.n
     scores = -np.sort(-random.normal(0, 0.3, (queries, 10)), axis=1)
     numbers = np.concatenate([hit_numbers(own.astype(np.float32)) for own in scores])
     return numbers, random.random(len(numbers)) < 1 / (1 + np.exp(1 - numbers @ weights))
-
-
-def test_a_gain_within_a_standard_error_is_none():
-    before = np.arange(300) < 150
-    assert clear_gain(np.arange(300) < 151, before) == 0  # one query more of 300
-    assert clear_gain(before, before) == 0
-    assert clear_gain(np.arange(300) < 140, before) == 0
-    assert clear_gain(np.arange(300) < 165, before) == pytest.approx(0.05)
 
 
 def test_the_regression_that_drew_the_answers_is_found_again():

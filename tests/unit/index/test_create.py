@@ -16,7 +16,6 @@ from genius_search.index import build, source
 from genius_search.index.fit import has_outgrown
 from genius_search.index.index import Index
 from genius_search.index.pool import open_pool
-from genius_search.progress import Silent
 from genius_search.training.features import encode_shard
 
 WORDS = [
@@ -48,17 +47,6 @@ def pool(tmp_path_factory):
 def index(pool, clip_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index") / "i.index"
     return Index.create(folder, pool=pool, encoder=f"clip:{clip_folder}")[0]
-
-
-def test_progress_begins_after_few_texts(tmp_path):
-    class Steps(Silent):
-        done: list[int] = []  # noqa: RUF012
-
-        def advance(self, done, measures):
-            self.done.append(done)
-
-    Index.create(tmp_path / "i", pool=["a red anchor"] * 40, encoder="text:wordllama", progress=Steps())
-    assert Steps.done[0] == 8
 
 
 def test_items_of_every_kind_are_found_without_training(index, pool):

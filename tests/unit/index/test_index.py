@@ -12,7 +12,7 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import read_candidates
 from genius_search.encoders.base import ItemKey, TextInput
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadImage, BadRecord, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadRecord, UsageError
 from genius_search.index.index import Index
 from genius_search.index.request import SearchPart
 from genius_search.nn.codebooks import as_floats
@@ -63,13 +63,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def text_row(did: str, text: str) -> dict[str, Any]:
     return {"did": did, "modality": "text", "txt": text, "img_path": None}
-
-
-def drawn_photo(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> Path:
-    image = Image.new("RGB", (64, 48), "white")
-    image.paste(colour, (16, 12, 48, 36))
-    image.save(path)
-    return path
 
 
 WIDE = SearchConfig(beam=500)
@@ -169,42 +162,6 @@ def test_a_request_that_means_nothing_is_refused(shared, asked, said):
         shared.search(**asked)
 
 
-def test_a_query_picture_that_cannot_be_read_is_named(shared, tmp_path):
-    (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
-    for name in ("torn.png", "absent.png"):
-        with pytest.raises(BadImage, match=name):
-            shared.search(image=tmp_path / name)
-
-
-def test_a_folder_becomes_an_index_and_every_file_that_cannot_is_named(model, tmp_path):
-    folder = tmp_path / "my [photos] é"
-    (folder / "deep").mkdir(parents=True)
-    drawn_photo(folder / "one.png")
-    (folder / "one.txt").write_text("a red square")
-    whole = drawn_photo(folder / "deep" / "two.jpg").read_bytes()
-    (folder / "note.md").write_text("remember the milk")
-    (folder / "torn.jpg").write_bytes(whole[: len(whole) // 3])
-    (folder / "empty.png").write_bytes(b"")
-    (folder / "lie.jpg").write_text("not a picture at all")
-    (folder / "phone.heic").write_bytes(b"x")
-    (folder / "tool.exe").write_bytes(b"x")
-    (folder / "blank.txt").write_text("  ")
-    (folder / "latin.txt").write_bytes(b"caf\xe9")
-    (folder / "metadata.jsonl").write_text('{"file_name": "nobody.png", "text": "x"}\nnot json\n')
-    index, added = Index.create(tmp_path / "index", model=model, pool=folder)
-    assert (added.added, added.replaced) == (3, 0)
-    found = {hit.id: hit for hit in index.search("a red square", k=9, config=WIDE)}
-    assert set(found) == {"one.png", "deep/two.jpg", "note.md"}
-    assert found["one.png"].modality is Modality.IMAGE_TEXT
-    assert found["one.png"].image == str(folder / "one.png")
-    named = sorted(Path(entry.file).name for entry in added.left_out)
-    broken = (
-        "blank.txt empty.png latin.txt lie.jpg metadata.jsonl metadata.jsonl phone.heic tool.exe torn.jpg"
-    )
-    assert named == broken.split()
-    assert all(entry.reason for entry in added.left_out)
-
-
 def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, pool, tmp_path):
     root = pool.parent.parent
     halves = [root / "cand_pool" / f"half{number}.jsonl" for number in (0, 1)]
@@ -269,20 +226,6 @@ def test_an_index_of_another_model_does_not_open(own, trained, tmp_path):
     (other / "model.json").write_text(json.dumps({**body, "fingerprint": "0" * 64}))
     with pytest.raises(ArtifactMismatch, match="another model"):
         Index.open(own.folder, model=other)
-
-
-def test_an_index_whose_model_moved_says_how_to_name_its_new_place(trained, pool, tmp_path):
-    shutil.copytree(trained.model, tmp_path / "here")
-    created, _ = Index.create(tmp_path / "index", model=tmp_path / "here", pool=pool)
-    (tmp_path / "here").rename(tmp_path / "there")
-    with pytest.raises(ArtifactMissing, match="model") as caught:
-        Index.open(tmp_path / "index")
-    assert str(tmp_path / "here") in str(caught.value)
-    assert "`model=FOLDER`" in str(caught.value)
-    moved = Index.open(tmp_path / "index", model=tmp_path / "there")
-    assert moved.search("a star") == created.search("a star")
-    added = moved.add(write_rows(tmp_path / "more.jsonl", [text_row("1:1", "one")]))
-    assert added.added == 1
 
 
 def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool, tmp_path):

@@ -29,7 +29,6 @@ ITEMS = st.lists(
 )  # fmt: skip
 
 PHOTO = Item("ein Foto von Zoë 🦊.jpg", Modality.IMAGE, None, "/bilder/Zoë 🦊.jpg", None)
-LONG = Item("x" * 5000, Modality.TEXT, "a\nb\t'quoted' \"twice\"; DROP TABLE items", None, '{"a": 1}')
 CARD = Item("卡片/1", Modality.IMAGE_TEXT, "卡片", "/a.png", "{}")
 
 

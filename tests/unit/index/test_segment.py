@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from genius_search.artifact import FileFact, file_fingerprint
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactMismatch
 from genius_search.index import segment_writer
 from genius_search.index.items import Item
 from genius_search.index.segment_writer import alive_batches, alive_items, write_segment
@@ -78,31 +77,6 @@ def test_a_segment_comes_back_as_it_was_written(place, bits):
             np.vecdot(rest, expected), np.square(expected).sum(axis=1), rtol=2e-3
         )
     assert segment.vectors(RANKER)(np.empty(0, dtype=np.int64)).shape == (0, 6)
-
-
-@pytest.mark.parametrize("bits", [16, 8, 4, 2, 1])
-@pytest.mark.parametrize("dim", [64, 61])
-def test_embeddings_take_the_room_of_their_bits(tmp_path, bits, dim):
-    fill(tmp_path, *new(50, dim=dim), bits)
-    size = (tmp_path / "embeddings.npy").stat().st_size - 128
-    assert size == 50 * math.ceil(dim * bits / 8)
-
-
-def test_without_embeddings_there_is_nothing_to_rank_by(place):
-    fill(place, *new(5, dim=None), 8)
-    with pytest.raises(UsageError, match="embeddings="):
-        opened(place, 5, 8).vectors(RANKER)(np.array([0]))
-
-
-@pytest.mark.parametrize(
-    "name", ["typicality.npy", "embeddings.npy", "embedding_scales.npy", "embedding_densities.npy", "ids.npy"]
-)
-def test_files_of_different_segments_do_not_open_together(place, tmp_path, name):
-    fill(place, *new(20), 8)
-    fill(tmp_path, *new(21), 8)
-    (tmp_path / name).replace(place / name)
-    with pytest.raises(ArtifactMismatch, match="create the index again"):
-        opened(place, 20, 8)
 
 
 def test_an_item_store_that_is_none_is_refused_by_name(place):

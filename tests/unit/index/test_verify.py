@@ -44,12 +44,6 @@ def whole(tmp_path_factory) -> Path:
     return make(tmp_path_factory.mktemp("whole") / "index", 1)
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory) -> Path:
-    """Another one of the same size."""
-    return make(tmp_path_factory.mktemp("other") / "index", 3)
-
-
 @pytest.fixture
 def index(whole, tmp_path) -> Path:
     """A copy to damage."""
@@ -105,16 +99,6 @@ def test_a_truncated_or_missing_file_is_found_when_the_index_is_opened(index):
             refused(index, file, ArtifactMissing)
         file.write_bytes(contents)
     verify(index)
-
-
-def test_a_file_of_another_index_is_found(index, other):
-    for file, foreign in zip(files(index), files(other), strict=True):
-        contents = file.read_bytes()
-        if foreign.read_bytes() == contents or file.name == CURRENT:
-            continue
-        file.write_bytes(foreign.read_bytes())
-        refused(index, file)
-        file.write_bytes(contents)
 
 
 def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monkeypatch):

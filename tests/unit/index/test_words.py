@@ -8,7 +8,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.query import CODE, find_rare_words, split_words
+from genius_search.index.query import CODE, find_rare_words
 from genius_search.index.snapshot import Location
 
 NUMBERS = range(100, 140)
@@ -105,15 +105,6 @@ def test_codes_put_items_first_and_counts_do_not(index):
     for text in ("104 anchors", "the 104th anchor"):
         found = find_rare_words(index.snapshot, text)
         assert found is None or not found.first
-
-
-def test_words_are_split_at_blanks_and_lose_folders_and_endings():
-    assert split_words("Zôra's kite_3D, trips/IMG_2034.png — 7") == [
-        "Zôra s",
-        "kite 3D",
-        "IMG 2034",
-        "7",
-    ]
 
 
 def test_the_command(index, capsys):

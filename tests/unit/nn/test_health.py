@@ -50,15 +50,6 @@ def test_collisions_are_counted_by_candidate_and_named():
     assert "8.9% of the candidates share their ID" in health.verdict
 
 
-def test_impure_modality_codes_are_named():
-    codes = np.array(all_ids())
-    modalities = codes[:, 0].copy()
-    modalities[:10] = 1
-    health = look(codes, modalities)
-    assert health.purity == pytest.approx(86 / 96)
-    assert "matches the modality of only 89.6%" in health.verdict
-
-
 def test_the_majority_decides_what_a_code_stands_for_whatever_the_permutation():
     level0 = np.array([2, 2, 2, 0, 0, 1, 1])
     modalities = np.array([0, 0, 1, 1, 1, 2, 2])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from genius_search.nn.losses import alignment_loss, contrastive_loss, phrase_loss, prefix_loss, word_loss
+from genius_search.nn.losses import contrastive_loss, phrase_loss, prefix_loss, word_loss
 
 TEMPERATURE = 0.07
 
@@ -51,14 +51,6 @@ def test_bfloat16_does_not_blur_the_cosines_that_the_temperature_magnifies():
     with torch.autocast("cpu", torch.bfloat16):
         mixed = contrastive_loss(queries, candidates, nothing, temperature=0.01, direction="both")
     torch.testing.assert_close(mixed, exact, rtol=1e-6, atol=0)
-
-
-def test_the_alignment_loss_compares_directions_not_lengths():
-    queries, candidates = torch.randn(2, 5, 4)
-    units = [x / x.norm(dim=1, keepdim=True) for x in (queries, candidates)]
-    expected = (units[0] - units[1]).square().sum() / 20
-    torch.testing.assert_close(alignment_loss(queries * 7, candidates), expected)
-    assert float(alignment_loss(queries, queries * 3)) == pytest.approx(0, abs=1e-12)
 
 
 def words_by_loops(images, words, present):

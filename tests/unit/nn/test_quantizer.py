@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig
-from genius_search.nn.quantizer import LAPLACE, Codebook, Quantizer
+from genius_search.nn.quantizer import Quantizer
 from genius_search.nn.spread import normalize, sum_codes
 from genius_search.recipe import QuantizerConfig
 
@@ -105,30 +103,6 @@ def test_the_gradient_goes_straight_through_to_the_embedding(gradient, identitie
     weights = torch.randn(3, DIM)
     (quantizer.quantize(vectors).vectors * weights).sum().backward()
     torch.testing.assert_close(vectors.grad, identities * weights)
-
-
-@given(seed=st.integers(0, 10_000), decay=st.floats(0.1, 1))
-def test_one_moving_average_step_equals_a_plain_reference(seed, decay):
-    book = Codebook(4, 2)
-    random = seeded(seed)
-    book.start(torch.randn(4, 2, generator=random), 1 + torch.rand(4, generator=random))
-    before = copy.deepcopy(book)
-    residuals = torch.randn(9, 2, generator=random)
-    codes = torch.randint(4, (9,), generator=random)
-    book.follow(residuals, codes, decay=decay)
-    counts, sums = [0.0] * 4, [[0.0, 0.0] for _ in range(4)]
-    for residual, code in zip(residuals.tolist(), codes.tolist(), strict=True):
-        counts[code] += 1
-        sums[code] = [a + b for a, b in zip(sums[code], residual, strict=True)]
-    sizes = [decay * float(before.cluster_size[c]) + (1 - decay) * counts[c] for c in range(4)]
-    for code in range(4):
-        average = [
-            decay * float(before.embed_avg[code, axis]) + (1 - decay) * sums[code][axis] for axis in range(2)
-        ]
-        smoothed = (sizes[code] + LAPLACE) / (sum(sizes) + 4 * LAPLACE) * sum(sizes)
-        assert float(book.cluster_size[code]) == pytest.approx(sizes[code], rel=1e-4, abs=1e-5)
-        assert book.embed_avg[code].tolist() == pytest.approx(average, rel=1e-4, abs=1e-5)
-        assert book.embed[code].tolist() == pytest.approx([a / smoothed for a in average], rel=1e-3, abs=1e-4)
 
 
 def test_dead_codes_move_to_current_residuals_and_count_anew():

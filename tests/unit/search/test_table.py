@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 
@@ -32,14 +30,6 @@ def test_items_that_share_an_id_are_one_bucket_by_code_cosine_then_by_row_and_un
     assert items_of(table, 0) == [1, 2, 4, 3, 0]
 
 
-def test_a_table_of_nothing_has_no_children():
-    empty = IdTable.build(np.zeros((0, 2), dtype=np.int64), np.zeros(0, dtype=np.float32))
-    children = empty.children(0, np.array([0]), np.array([0]))
-    assert len(empty) == empty.num_items == 0
-    assert all(len(segment) == 0 for segment in children)
-    assert all(len(segment) == 0 for segment in empty.buckets(np.zeros(0, dtype=np.int64)))
-
-
 def test_a_code_takes_a_byte_and_the_place_of_an_id_four(tmp_path):
     table = random_table(2_000)
     save_table(table, tmp_path)
@@ -54,18 +44,6 @@ def test_a_code_beyond_255_makes_the_codes_of_its_table_two_bytes(largest, size)
     assert table.ids.itemsize == size
     assert table.ids.tolist() == [[0, largest], [1, 3]]
     assert table.children(1, np.array([0]), np.array([1])).code.tolist() == [largest]
-
-
-def test_looking_children_up_copies_nothing_of_a_table():
-    table = random_table(100_000)
-    low, high = np.array([0]), np.array([len(table)])
-    tracemalloc.start()
-    children = table.children(0, low, high)
-    table.children(1, children.low, children.high)
-    table.buckets(np.arange(100))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200_000  # the starts of one level alone have as much
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 129, 1000])

@@ -11,7 +11,7 @@ from genius_search.nn.kmeans import start_tables
 from genius_search.nn.spread import HALF_NORM_STEPS, normalize, sum_codes
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig
-from genius_search.training.codebooks import codebook_size, fit_codebooks
+from genius_search.training.codebooks import fit_codebooks
 
 DIM = 16
 ITEMS = 1200
@@ -42,13 +42,6 @@ def fit(embeddings, modalities, folder, fused_by=None):
         fused_by=fused_by,
         progress=Silent(),
     )
-
-
-@pytest.mark.parametrize(
-    ("items", "expected"), [(1, 4), (159, 32), (1_000, 128), (32_368, 256), (10**7, 256)]
-)
-def test_codebooks_shrink_with_the_pool(items, expected):
-    assert codebook_size(items) == expected
 
 
 def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_path):
