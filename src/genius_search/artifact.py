@@ -21,6 +21,9 @@ FORMAT: Final = 1
 MAX_JSON_BYTES: Final = 1 << 25
 """Largest manifest or settings file that is read; one of 8 million training rows takes about 1 MB."""
 
+HOLE_BYTES: Final = 1 << 30
+"""Larger files must be on the disk, not holes; others are read in a second."""
+
 
 def first_problem(error: ValidationError) -> str:
     """Return which field of a JSON file is wrong first, and why."""
@@ -144,9 +147,15 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
         file = folder / name
         if not file.is_file():
             raise ArtifactMissing(f"{folder} is damaged: {name} is missing")
-        size = file.stat().st_size
-        if size != fact.bytes:
+        status = file.stat()
+        if (size := status.st_size) != fact.bytes:
             raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
+        on_disk = 512 * status.st_blocks  # 0 where the disk does not tell
+        if size > HOLE_BYTES and 0 < 100 * on_disk < size:  # compression reaches a tenth
+            raise ArtifactMismatch(
+                f"{file} is nearly all holes: it has {size:,} bytes, {on_disk:,} of them on the disk, and "
+                "reading it would take long"
+            )
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
 

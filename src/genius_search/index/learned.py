@@ -47,6 +47,8 @@ REFIT: Final = 4
 LOOKED_THROUGH: Final = 4
 """One in so many logged queries is compared, those with the nearest codes, for queries are like queries. Of
 100,000 noisy captions the nearest is among them for every query, and .98 of the nearest sixteen."""
+MOST: Final = 1_000_000
+"""Choices that a log may have; of more the oldest are forgotten, a tenth of all at once."""
 FIELD: Final = "chosen"
 QUERY: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
 """Keys of a choice's query, as of :class:`genius_search.SearchRequest`."""
@@ -225,6 +227,9 @@ def _add(
 
     log = index.open(folder)
     log.add(**given, wait_seconds=wait_seconds)
+    if len(log) > MOST:
+        log.delete([item.id for item in log][MOST - MOST // 10 :], wait_seconds=wait_seconds)
+        log.compact(wait_seconds=wait_seconds)
     fitted = int(log.model.quantizer_manifest.inputs[FITTED])
     if log.snapshot.num_alive >= REFIT * fitted:
         log.refit(wait_seconds=wait_seconds)

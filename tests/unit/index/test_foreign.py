@@ -225,6 +225,16 @@ def test_an_index_follows_so_many_folders(folder, tmp_path):
         new_root(tmp_path, [Root(**root) for root in roots[1:]], [], captions=True, exclude=())
 
 
+def test_a_file_of_holes_is_refused_before_it_is_read(folder):
+    segments = json.loads((folder / "index.json").read_text())["segments"]
+    segments[0]["files"]["items.sqlite"]["bytes"] = 1 << 40
+    sign(folder, segments=segments)
+    os.truncate(folder / "segments" / "000001" / "items.sqlite", 1 << 40)
+    for how in (Index.open, verify):
+        with pytest.raises(ArtifactMismatch, match=f"all holes.*{REMEDY}"):
+            how(folder)
+
+
 def test_a_model_outside_the_index_is_not_its_own(folder, tmp_path):
     shutil.copytree(folder / "model", tmp_path / "home")
     sign(folder, model="./model/../../home")

@@ -10,6 +10,7 @@ import pytest
 
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
+from genius_search.index import learned
 from genius_search.index.index import Index
 from genius_search.index.snapshot import UnknownItem
 
@@ -105,6 +106,15 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
     assert main(["index", "learn", str(index.folder), str(tmp_path / "log.jsonl")]) == 0
     again = [ids(index, query, modality="image") for query in queries]
     assert np.mean([one[:5] == other[:5] for one, other in zip(raised, again, strict=True)]) > 0.9
+
+
+def test_the_oldest_choices_are_forgotten_when_there_are_too_many(index, monkeypatch):
+    monkeypatch.setattr(learned, "MOST", 20)
+    for first in range(0, 42, 3):
+        index.learn_many([{"chosen": str(n), "vector": draw(1, n)[0]} for n in range(first, first + 3)])
+    kept = sorted(int(choice["chosen"]) for choice in index.choices())
+    assert 18 <= len(kept) <= 20
+    assert kept == [*range(42)][-len(kept) :]
 
 
 def test_the_log_follows_changes_of_the_index(index):
