@@ -35,8 +35,8 @@ _SMALL: Final = preset("small")
 SETTINGS: Final = replace(
     _SMALL,
     encoder=replace(_SMALL.encoder, training=replace(_SMALL.encoder.training, epochs=7.0)),
-    quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=2.0)),
-    generator=replace(_SMALL.generator, training=replace(_SMALL.generator.training, epochs=2.0)),
+    quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=1.5)),
+    generator=replace(_SMALL.generator, dropout=0.0, training=replace(_SMALL.generator.training, epochs=1.0)),
 )
 """The preset ``small`` with fewer passes, which are enough for drawings."""
 CANDIDATE_SHARE: Final = 20
@@ -195,7 +195,7 @@ class Demo:
     """IDs kept at each level."""
 
     seed: int = 0
-    """Seed of the catalogue and the training."""
+    """Seed of the catalogue."""
 
     def run(self) -> None:
         """Run all steps, and print what was found in a few lines."""
