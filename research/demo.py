@@ -35,7 +35,7 @@ _SMALL: Final = preset("small")
 SETTINGS: Final = replace(
     _SMALL,
     encoder=replace(_SMALL.encoder, training=replace(_SMALL.encoder.training, epochs=7.0)),
-    quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=1.5)),
+    quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=2.0)),
     generator=replace(_SMALL.generator, dropout=0.0, training=replace(_SMALL.generator.training, epochs=1.0)),
 )
 """The preset ``small`` with fewer passes, which are enough for drawings."""
