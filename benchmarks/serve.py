@@ -1,11 +1,11 @@
-"""The service under load: clients that search over HTTP without a pause, while items come and go.
+"""The service under load: clients that send a mix of requests over HTTP without a pause.
 
-Usage: python benchmarks/serve.py INDEX DATA [--clients 50] [--seconds 60] [--add 1000]
+Usage: python benchmarks/serve.py INDEX DATA [--clients 50] [--requests 20063] [--only KIND]
 
-Starts `genius serve` on a copy of an index and sends the test queries of the data set (texts, pictures, and
-both). With --add, texts are added meanwhile, each batch with a word of its own by which it must be found as soon
-as it is acknowledged; every other batch is deleted again, and must not be found any more. Prints a row of
-Markdown; exits with 1 if a request failed or an acknowledged item was not found.
+Starts `genius serve` on a copy of an index of a data set in M-BEIR's layout and sends its test queries, as texts and
+pictures, with and without conditions; asks for items, pictures and explanations; adds items, which must be found as
+soon as they are acknowledged, and deletes them, after which they must not be found. Which requests these are follows
+from their number alone. Prints two tables in Markdown; exits with 1 if an answer was wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,66 +30,111 @@ from typing import Any, NamedTuple
 
 import httpx
 
-BATCH_ITEMS = 50
+SHARES = {
+    "text": 40,
+    "picture": 10,
+    "filtered": 10,
+    "similar": 5,
+    "item": 10,
+    "thumbnail": 15,
+    "explain": 5,
+    "change": 5,
+}
+"""Kinds of requests, in percent. A change adds an item, searches for it, deletes it and searches again: four requests."""
 PROGRAM = "from genius_search.cli import main; raise SystemExit(main())"
 
 
-def read_queries(data: Path) -> list[dict[str, Any]]:
-    """Read test queries of all tasks in random order, as arguments of a request."""
-    files = sorted((data / "query" / "test").glob("*.jsonl"))
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    random.Random(0).shuffle(lines)
-    queries: list[dict[str, Any]] = []
-    for line in lines[:2_000]:
-        body = {"k": 10, "text": line["query_txt"]}
-        if line["query_img_path"]:
-            form = {"json": (None, json.dumps({**body, "image": "picture"}))}
-            queries.append({"files": {**form, "picture": (data / line["query_img_path"]).read_bytes()}})
-        else:
-            queries.append({"json": body})
-    return queries
+def read_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """Read the records of files of JSON lines."""
+    return [
+        json.loads(line) for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()
+    ]
 
 
-async def post(client: httpx.AsyncClient, path: str, **request: Any) -> dict[str, Any]:
-    """Send a request until it is not refused for load."""
-    while True:
-        answer = await client.post(path, **request)
-        if answer.status_code != 429:
-            break
-        await asyncio.sleep(float(answer.headers["Retry-After"]))
-    answer.raise_for_status()
-    return dict(answer.json())
+class Load:
+    """A mix of requests, each with a check of its answer, and how long they took."""
 
+    def __init__(self, client: httpx.AsyncClient, data: Path, only: str | None) -> None:
+        self._client, self._data = client, data
+        lines = read_lines(data / "query" / "test", "*.jsonl")
+        self._texts = [line["query_txt"] for line in lines if not line["query_img_path"]]
+        self._pictures = [line for line in lines if line["query_img_path"]]
+        pool = read_lines(data / "cand_pool" / "global", "*test*.jsonl")
+        self._ids = [line["did"] for line in pool]
+        self._with_pictures = [line["did"] for line in pool if line["img_path"]]
+        self._shares = {only: 100} if only else SHARES
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.wrong: list[str] = []
 
-async def search_repeatedly(
-    client: httpx.AsyncClient, queries: list[dict[str, Any]], seconds: float
-) -> list[float]:
-    """Send the next query as soon as the last one is answered; return how long each took."""
-    times, until = [], time.monotonic() + seconds
-    for query in itertools.cycle(queries):
+    async def run(self, requests: Iterator[int]) -> None:
+        """Send requests one after the other, as long as there are some that no other client has sent."""
+        for number in requests:
+            draw = random.Random(number)
+            (kind,) = draw.choices([*self._shares], [*self._shares.values()])
+            try:
+                is_right = await getattr(self, f"send_{kind}")(draw, number, requests)
+            except (httpx.HTTPError, KeyError) as error:
+                is_right = False
+                print(f"{kind} {number}: {error!r}", file=sys.stderr)
+            if not is_right:
+                self.wrong.append(f"{kind} {number}")
+
+    async def send(self, kind: str, method: str, path: str, **request: Any) -> httpx.Response:
+        """Send a request until it is not refused for load."""
         began = time.monotonic()
-        if began > until:
-            return times
-        assert (await post(client, "/v1/search", **query))["hits"]
-        times.append(1000 * (time.monotonic() - began))
-    return times
+        while True:
+            answer = await self._client.request(method, path, **request)
+            if answer.status_code != 429:
+                break
+            await asyncio.sleep(float(answer.headers["Retry-After"]))
+        answer.raise_for_status()
+        self.seconds[kind].append(time.monotonic() - began)
+        return answer
 
+    async def search(self, kind: str, **body: Any) -> list[dict[str, Any]]:
+        return (await self.send(kind, "POST", "/v1/search", json={"k": 10, **body})).json()["hits"]
 
-async def change_items(client: httpx.AsyncClient, count: int) -> int:
-    """Add items, look for them, and delete half of them again; return how many were not as acknowledged."""
-    wrong = 0
-    for batch in range(count // BATCH_ITEMS):
-        word = f"lot{batch}x"
-        ids = {f"{word}/{place}" for place in range(BATCH_ITEMS)}
-        items = [{"id": name, "text": f"a kite {word} {name}"} for name in sorted(ids)]
-        await post(client, "/v1/items", json={"items": items})
-        query = {"text": "a kite", "match": word, "k": 2 * BATCH_ITEMS}
-        found = {hit["id"] for hit in (await post(client, "/v1/search", json=query))["hits"]}
-        wrong += len(ids ^ found)
-        if batch % 2:
-            (await client.delete("/v1/items", params={"id": sorted(ids)})).raise_for_status()
-            wrong += len((await post(client, "/v1/search", json=query))["hits"])
-    return wrong
+    async def send_text(self, draw: random.Random, *_: Any) -> bool:
+        return len(await self.search("text", text=draw.choice(self._texts))) == 10
+
+    async def send_picture(self, draw: random.Random, *_: Any) -> bool:
+        line = draw.choice(self._pictures)
+        body = json.dumps({"k": 10, "text": line["query_txt"], "image": "picture"})
+        files = {"json": (None, body), "picture": (self._data / line["query_img_path"]).read_bytes()}
+        return len((await self.send("picture", "POST", "/v1/search", files=files)).json()["hits"]) == 10
+
+    async def send_filtered(self, draw: random.Random, *_: Any) -> bool:
+        kind = draw.choice(["image", "caption", "card", "fact"])
+        hits = await self.search("filtered", text=draw.choice(self._texts), where=[f"kind={kind}"])
+        return len(hits) == 10 and {hit["fields"]["kind"] for hit in hits} == {kind}
+
+    async def send_similar(self, draw: random.Random, *_: Any) -> bool:
+        return len(await self.search("similar", parts=[{"id": draw.choice(self._ids)}])) == 10
+
+    async def send_item(self, draw: random.Random, *_: Any) -> bool:
+        name = draw.choice(self._ids)
+        return (await self.send("item", "GET", "/v1/items", params={"id": name})).json()["id"] == name
+
+    async def send_thumbnail(self, draw: random.Random, *_: Any) -> bool:
+        query = {"id": draw.choice(self._with_pictures)}
+        answer = await self.send("thumbnail", "GET", "/v1/items/picture", params=query)
+        return answer.content.startswith(b"\xff\xd8")
+
+    async def send_explain(self, draw: random.Random, *_: Any) -> bool:
+        name, text = draw.choice(self._ids), draw.choice(self._texts)
+        answer = await self.send("explain", "POST", "/v1/explain", json={"id": name, "text": text})
+        return answer.json()["item"]["id"] == name
+
+    async def send_change(self, draw: random.Random, number: int, requests: Iterator[int]) -> bool:
+        word = f"lot{number}x"
+        item = {"id": word, "text": f"{draw.choice(self._texts)} {word}", "fields": {"kind": "new"}}
+        await self.send("add", "POST", "/v1/items", json={"items": [item]})
+        found = [[hit["id"] for hit in await self.search("match", text=word, match=word)]]
+        await self.send("delete", "DELETE", "/v1/items", params={"id": word})
+        found.append([hit["id"] for hit in await self.search("match", text=word, match=word)])
+        for _ in zip(range(3), requests, strict=False):
+            pass  # the four requests are four of those that were asked for
+        return found == [[word], []]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -130,41 +176,48 @@ def serving(index: Path, *flags: str) -> Iterator[Server]:
 
 
 async def run(arguments: argparse.Namespace, server: Server) -> bool:
-    queries, pid = read_queries(arguments.data), server.process.pid
-    limits = httpx.Limits(max_connections=None)
+    pid, limits = server.process.pid, httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.address, timeout=120, limits=limits) as client:
-        await post(client, "/v1/search", **queries[0])
+        load = Load(client, arguments.data, arguments.only)
+        await load.search("text", text="a first search")
+        load.seconds.clear()
         began, cpu, at_rest = time.monotonic(), cpu_seconds(pid), megabytes(pid, "VmRSS")
-        starts = range(0, len(queries), -(-len(queries) // arguments.clients))
-        lists, wrong = await asyncio.gather(
-            asyncio.gather(
-                *(search_repeatedly(client, queries[n:] + queries[:n], arguments.seconds) for n in starts)
-            ),
-            change_items(client, arguments.add),
-        )
+        requests = iter(range(arguments.requests))
+        await asyncio.gather(*(load.run(requests) for _ in range(arguments.clients)))
     seconds, cpu = time.monotonic() - began, cpu_seconds(pid) - cpu
-    times = sorted(itertools.chain.from_iterable(lists))
+    times = list(itertools.chain.from_iterable(load.seconds.values()))
     row = {
-        "queries/s": f"{len(times) / seconds:.1f}",
-        "p50 ms": f"{times[len(times) // 2]:.0f}",
-        "p99 ms": f"{times[int(len(times) * 0.99)]:.0f}",
-        "server CPU-ms/query": f"{1000 * cpu / len(times):.1f}",
-        "wrong": wrong,
+        "requests": len(times),
+        "requests/s": f"{len(times) / seconds:.1f}",
+        "requests/CPU-s": f"{len(times) / cpu:.1f}",
+        "p50 ms": f"{percentile(times, 50):.0f}",
+        "p99 ms": f"{percentile(times, 99):.0f}",
+        "wrong": len(load.wrong),
         "RSS MB": f"{at_rest:.0f}",
+        "RSS MB after": f"{megabytes(pid, 'VmRSS'):.0f}",
         "peak MB": f"{megabytes(pid, 'VmHWM'):.0f}",
     }
     print("| " + " | ".join(row) + " |\n|" + "---|" * len(row))
-    print("| " + " | ".join(map(str, row.values())) + " |")
-    return wrong == 0
+    print("| " + " | ".join(map(str, row.values())) + " |\n")
+    print("| kind | requests | p50 ms | p99 ms |\n|---|---|---|---|")
+    for kind, own in sorted(load.seconds.items()):
+        print(f"| {kind} | {len(own)} | {percentile(own, 50):.0f} | {percentile(own, 99):.0f} |")
+    print(*load.wrong[:20], sep="\n", end="", file=sys.stderr)
+    return not load.wrong
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    """Return a percentile in milliseconds."""
+    return 1000 * sorted(seconds)[len(seconds) * percent // 100]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("index", type=Path, help="copied first, so it stays as it is")
-    parser.add_argument("data", type=Path, help="data set in M-BEIR's layout, for its queries")
+    parser.add_argument("data", type=Path, help="the data set that it was made of")
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--add", type=int, default=0, help="items to add meanwhile")
+    parser.add_argument("--requests", type=int, default=20_063)
+    parser.add_argument("--only", choices=SHARES, help="requests of one kind")
     arguments = parser.parse_args()
     with serving(arguments.index) as server:
         return 0 if asyncio.run(run(arguments, server)) else 1

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -183,9 +184,9 @@ class SmallEncoder:
         """``small:FOLDER`` once loaded, ``small`` before."""
         self.dim = config.dim
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """A hash of settings, vocabulary and weights."""
+        """A hash of settings, vocabulary and weights; ask for it after training."""
         hashes = {
             name: hashlib.sha256(np.ascontiguousarray(as_array(weight)).data).hexdigest()
             for name, weight in self.network.state_dict().items()

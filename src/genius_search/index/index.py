@@ -593,10 +593,7 @@ class Index:
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
     ) -> list[Hits]:
         """Search for several requests in one batch; return the hits of each. Faster than one by one."""
-        searcher = self._searcher()
-        if config is not None and config != searcher.config:
-            searcher = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
-        return searcher.search(requests)
+        return self._searcher(config).search(requests)
 
     def search_vectors(
         self, vectors: Vectors, *, config: SearchConfig | None = None, **options: Any
@@ -625,9 +622,7 @@ class Index:
         """
         from genius_search.index.explain import explain
 
-        searcher = self._searcher()
-        other = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
-        return explain(other, request, item_id)
+        return explain(self._searcher(config), request, item_id)
 
     def info(self) -> IndexInfo:
         """Return the numbers of items, IDs, collisions and bytes."""
@@ -715,15 +710,18 @@ class Index:
             yield writer
         self.current()
 
-    def _searcher(self) -> SnapshotSearcher:
-        """Return what searches the current state."""
+    def _searcher(self, config: SearchConfig | None = None) -> SnapshotSearcher:
+        """Return what searches the current state, with the index's settings or others."""
         opened = self._opened
         if _stamp(self.folder) != opened.stamp:
             with self._opening:  # by one thread, so that no older state takes the place of a newer one
                 if (stamp := _stamp(self.folder)) != self._opened.stamp:
                     self._opened = self._open(stamp, self.model, self._opened)
                 opened = self._opened
-        return opened.searcher
+        searcher = opened.searcher
+        if config is None or config == searcher.config:
+            return searcher
+        return SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
 
     def _open(
         self, stamp: tuple[tuple[int, ...], ...], model: Genius, before: _Opened | None = None

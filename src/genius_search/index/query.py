@@ -607,12 +607,8 @@ class SnapshotSearcher:
         random = np.random.default_rng(0)
         rows = random.choice(ends[-1], min(ends[-1], SAMPLED), replace=False, shuffle=False)
         owners = ends.searchsorted(rows, side="right")
-        drawn = np.stack(
-            [
-                tables[owner].ids[lows[owner] + row - (ends[owner] - sizes[owner])]
-                for owner, row in zip(owners.tolist(), rows.tolist(), strict=True)
-            ]
-        )
+        rows += (np.array(lows) - (ends - sizes))[owners]
+        drawn = np.concatenate([table.ids[rows[owners == number]] for number, table in enumerate(tables)])
         ranker = self.model.ranker
         among = ranker.spread.among(level0)
         density_cost = self.config.density_weight * among.density_unit

@@ -31,7 +31,7 @@ MOST_CONSTANT: Final = 8
 """Most directions that are found to be constant, besides dimensions."""
 NEGLIGIBLE: Final = 1e-4
 """Smaller spreads, relative to the products or densities themselves, are no differences between items."""
-FEW: Final = 32
+FEW: Final = 128
 """IDs whose vectors are summed at once: as many as stay in a core's cache."""
 COLUMNS: Final = 3
 """Numbers stored for each modality: :class:`SpreadOf`, without the usage."""

@@ -34,7 +34,14 @@ from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index
 from genius_search.serve import schemas
-from genius_search.serve.describe import describe_index, describe_settings, show, some_items, written
+from genius_search.serve.describe import (
+    address_of,
+    describe_index,
+    describe_settings,
+    show,
+    some_items,
+    written,
+)
 from genius_search.serve.guard import Guard
 from genius_search.serve.schemas import (
     JSON_BYTES,
@@ -196,9 +203,10 @@ async def search(request: Request) -> Response:
         took = {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)}
         shown, size = [], 0
         for hit in hits:
-            fields = {key: hit.fields[key] for key in body.fields or () if key in hit.fields}
-            chosen = hit if body.fields is None else dataclasses.replace(hit, fields=fields)
-            shown.append(written(show(chosen, name)))
+            fields = hit.fields
+            if body.fields is not None:
+                fields = {key: fields[key] for key in body.fields if key in fields}
+            shown.append(written(dataclasses.replace(hit, fields=fields, image=address_of(hit, name))))
             size += len(shown[-1])
             if size > ANSWER_BYTES:
                 raise Problem(
@@ -232,8 +240,9 @@ async def explain(request: Request) -> Response:
     def work() -> bytes:
         query, config = search_request(body, pictures, deadline), search_config(served.index, body)
         explanation = served.index.explain_request(body.id, query, config=config)
-        head = {"request_id": request.state.request_id, "index": served.name}
-        return written(head | show(explanation, served.name))
+        shown = {one.name: getattr(explanation, one.name) for one in dataclasses.fields(explanation)}
+        shown["item"] = show(explanation.item, served.name)
+        return written({"request_id": request.state.request_id, "index": served.name, **shown})
 
     explained = await get_service(request).slow.run(work, deadline=deadline)
     return Response(explained, media_type="application/json")
@@ -276,7 +285,7 @@ async def forget(
 @router.get("/v1/items/examples")
 def get_examples(served: NamedIndex) -> Response:
     """Return some of the items, as an impression of the index."""
-    items = {"items": show(some_items(served.index.snapshot), served.name)}
+    items = {"items": [show(item, served.name) for item in some_items(served.index.snapshot)]}
     return Response(written(items), media_type="application/json")
 
 

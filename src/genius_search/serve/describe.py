@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote_plus
 
 import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
@@ -25,20 +25,17 @@ NUM_EXAMPLES: Final = 16
 """Items shown as an impression of an index."""
 
 
-def show(value: Any, index: str) -> Any:
-    """Return what a result of the Python API contains, for :func:`written`; pictures have addresses here."""
-    match value:
-        case SearchHit() | Item():
-            names = ("id", "modality", "text") if isinstance(value, Item) else _names(value)
-            query = urlencode({"index": index, "id": value.id, "size": THUMBNAIL})
-            address = None if value.image is None else f"/v1/items/picture?{query}"
-            return {name: getattr(value, name) for name in names} | {"image": address}
-        case tuple() | list():
-            return [show(inner, index) for inner in value]
-        case _ if dataclasses.is_dataclass(value):
-            return {name: show(getattr(value, name), index) for name in _names(value)}
-        case _:
-            return value
+def address_of(item: SearchHit | Item, index: str) -> str | None:
+    """Return the address of the picture of an item, or None if it has none."""
+    if item.image is None:
+        return None
+    return f"/v1/items/picture?index={quote_plus(index)}&id={quote_plus(item.id)}&size={THUMBNAIL}"
+
+
+def show(item: Item, index: str) -> dict[str, Any]:
+    """Return what clients see of an item, for :func:`written`."""
+    names = ("id", "modality", "text")
+    return {name: getattr(item, name) for name in names} | {"image": address_of(item, index)}
 
 
 def some_items(snapshot: Snapshot) -> list[Item]:
@@ -52,16 +49,12 @@ def some_items(snapshot: Snapshot) -> list[Item]:
 
 
 def written(value: Any) -> bytes:
-    """Write stored values as JSON: finite numbers and valid Unicode."""
+    """Write values and data classes as JSON: finite numbers and valid Unicode."""
     try:
         return to_json(value, inf_nan_mode="null")
     except PydanticSerializationError:  # half a character (a lone surrogate), which somebody else has stored
-        valid = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        valid = json.dumps(value, ensure_ascii=False, default=dataclasses.asdict).encode("utf-8", "replace")
         return to_json(json.loads(valid), inf_nan_mode="null")
-
-
-def _names(value: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(value)]
 
 
 def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
