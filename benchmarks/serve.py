@@ -31,14 +31,14 @@ from typing import Any, NamedTuple
 import httpx
 
 SHARES = {
-    "text": 40,
+    "text": 42,
     "picture": 10,
     "filtered": 10,
-    "similar": 5,
+    "similar": 6,
     "item": 10,
-    "thumbnail": 15,
+    "thumbnail": 16,
     "explain": 5,
-    "change": 5,
+    "change": 1,
 }
 """Kinds of requests, in percent. A change adds an item, searches for it, deletes it and searches again: four requests."""
 PROGRAM = "from genius_search.cli import main; raise SystemExit(main())"

@@ -129,6 +129,7 @@ class Service:
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for what is loaded on first use."""
+        sys.setswitchinterval(0.0005)  # a change waits for the disk often, and for searches each time
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads for a few texts take longer than the texts
         for index in self.indexes.values():
             with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
