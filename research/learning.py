@@ -26,6 +26,7 @@ from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, Op
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 from genius_search.errors import BadData
 from genius_search.index.index import Index
+from genius_search.index.learned import gains_of
 from genius_search.index.store import LEARNED
 from genius_search.model import Genius
 from genius_search.nn.spread import normalize
@@ -96,15 +97,11 @@ def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, 
     return Log(given.queries[logged], chosen), order[len(order) // 2 :]
 
 
-def nearest_logged(
-    queries: Queries, log: Log, num_items: int, *, weight: float, temperature: float
-) -> Float32[np.ndarray, "queries items"]:
+def nearest_logged(queries: Queries, log: Log, num_items: int) -> Float32[np.ndarray, "queries items"]:
     """Return what items gain, in spreads: by the most similar query for which they were chosen."""
-    near = np.exp((queries @ log.queries.T - 1) / temperature)
     gains = np.zeros((num_items, len(queries)), dtype=np.float32)
-    np.maximum.at(gains, log.chosen, near.T.astype(np.float32))
-    raised: np.ndarray = weight * gains.T
-    return raised
+    np.maximum.at(gains, log.chosen, gains_of(queries @ log.queries.T).T)
+    return np.ascontiguousarray(gains.T)
 
 
 def train_adapter(
@@ -212,12 +209,6 @@ class Learning(JsonOption):
     wrong: tuple[float, ...] = (0.0, 0.2, 0.5)
     """Shares of the choices that are wrong."""
 
-    weight: float = 2.0
-    """The most that an item gains from the nearest logged query, in spreads."""
-
-    temperature: float = 0.15
-    """How fast that falls with 1 minus the cosine of the queries: by a factor of e."""
-
     queries: int = 4000
     """Queries that are read."""
 
@@ -310,9 +301,7 @@ class Learning(JsonOption):
     ) -> list[tuple[str, Int64[np.ndarray, " queries"]]]:
         plain = queries @ given.items.T
         unit = plain.std(axis=1, keepdims=True)
-        near = nearest_logged(
-            queries, log, len(given.items), weight=self.weight, temperature=self.temperature
-        )
+        near = nearest_logged(queries, log, len(given.items))
         adapted = train_adapter(log, given.items, seed)(queries) @ given.items.T
         popular = POPULARITY * np.log1p(counts).astype(np.float32)
         return [

@@ -4,9 +4,10 @@ The log is an index of its own in the folder ``learned`` of an index: its items 
 names the item that was chosen. So a choice is found, stored and deleted as an item is, and survives a crash.
 The vectors are the encoder's features, so that the log stays when codebooks or fusion are fitted anew.
 
-An item gains at most :data:`WEIGHT` spreads of the query's products, times exp((c − 1) / :data:`TEMPERATURE`)
-with c the cosine of the query and the nearest one for which the item was chosen (``docs/lab/log.md``, "Logged
-choices"). A choice that is logged twice counts once, so that a few people cannot bury an item.
+An item gains at most :data:`WEIGHT` spreads of the query's products, times exp((c − m) / :data:`RIVALS`
++ (m − 1) / :data:`TEMPERATURE`) with c the cosine of the query and the nearest one for which the item was
+chosen, and m that of the nearest in the log (``docs/lab/log.md``, "Logged choices"). A choice that is logged
+twice counts once, so that a few people cannot bury an item.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from genius_search.search.rank import Ranking
 if TYPE_CHECKING:
     from genius_search.index.index import Index
 
-WEIGHT: Final = 2.0
+WEIGHT: Final = 3.0
 """The most that an item gains, in spreads."""
-TEMPERATURE: Final = 0.15
-"""How fast that falls with the cosine of the queries."""
+TEMPERATURE: Final = 0.12
+"""How fast that falls with the cosine of the nearest logged query."""
+RIVALS: Final = 0.15
+"""How fast it falls for items that were chosen for less similar queries than the nearest."""
 NEAREST: Final = 16
 """Logged queries that are looked at."""
 LEAST: Final = 0.02
@@ -108,7 +111,7 @@ class Choices:
         """Return what items gain for each query, in spreads, by their places; deleted items have none."""
         gains = []
         for ranking in self._rank(vectors):
-            values = WEIGHT * np.exp((ranking.scores.clip(max=1) - 1) / TEMPERATURE)
+            values = gains_of(ranking.scores)
             large = values > LEAST
             logged = list(zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True))
             self._look_up([place for place in logged if place not in self._chosen])
@@ -136,6 +139,14 @@ class Choices:
         there = self._snapshot.known(chosen)
         for place, item_id in zip(logged, chosen, strict=True):
             self._chosen[place] = there[item_id].location if item_id in there else None
+
+
+def gains_of(cosines: Float32[np.ndarray, "*queries logged"]) -> Float32[np.ndarray, "*queries logged"]:
+    """Return what items gain, in spreads, by the cosines of a query and those for which they were chosen."""
+    cosines = cosines.clip(max=1)
+    nearest = cosines.max(axis=-1, keepdims=True, initial=-1)
+    gains: np.ndarray = WEIGHT * np.exp((cosines - nearest) / RIVALS + (nearest - 1) / TEMPERATURE)
+    return gains
 
 
 def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
