@@ -146,7 +146,7 @@ class SmallNetwork(nn.Module):
 def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
     """Build layers whose output has the same scale for either modality, since features are summed."""
     return nn.Sequential(
-        nn.LayerNorm(inputs, elementwise_affine=False),
+        nn.LayerNorm(inputs),
         nn.Linear(inputs, width),
         nn.GELU(),
         nn.LayerNorm(width),
