@@ -150,7 +150,7 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
         status = file.stat()
         if (size := status.st_size) != fact.bytes:
             raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
-        on_disk = 512 * status.st_blocks  # 0 where the disk does not tell
+        on_disk = 512 * getattr(status, "st_blocks", 0)  # 0 where the disk, or Windows, does not tell
         if size > HOLE_BYTES and 0 < 100 * on_disk < size:  # compression reaches a tenth
             raise ArtifactMismatch(
                 f"{file} is nearly all holes: it has {size:,} bytes, {on_disk:,} of them on the disk, and "
