@@ -128,12 +128,11 @@ def print_overview() -> None:
 
 def refuse(words: Sequence[str]) -> int:
     """Say that there is no such command, and which ones are near."""
-    near = [name for name in COMMANDS if words[0] in name.split()]
-    near = near or difflib.get_close_matches(" ".join(words[:2]), COMMANDS, n=1, cutoff=0.4)
-    advice = (
-        f"; did you mean {' or '.join(f'`genius {name}`' for name in near)}?"
-        if near
-        else "; see `genius --help`"
-    )
-    print_text(f"genius: {words[0]!r} is not a command{advice}", error=True)
+    typed = " ".join(words[:2])
+    near = difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8)
+    near = near or [name for name in COMMANDS if words[0] in name.split()]
+    near = near or difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.4)
+    names = " or ".join(f"`genius {name}`" for name in near)
+    advice = f"did you mean {names}?" if near else "see `genius --help`"
+    print_text(f"genius: {words[0]!r} is not a command; {advice}", error=True)
     return 2

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Float32
@@ -101,13 +102,14 @@ class StaticEncoder:
         return sum(len(part.ids) for part in (tokens, *tokens.overflowing))
 
     def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
-        """Return the vectors of texts in small letters, cut at the maximum length.
+        """Return the vectors of texts, cut at the maximum length.
 
-        The tokenizer of wordllama splits what is written in capitals into pieces without a meaning.
+        The tokenizer of wordllama splits capitals, ligatures and wide letters into pieces without a meaning.
         """
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
-        beginnings = cut_texts([text.text.lower() for text in texts], max_tokens=_MAX_TOKENS)
+        words = [normalize("NFKC", text.text).lower() for text in texts]
+        beginnings = cut_texts(words, max_tokens=_MAX_TOKENS)
         vectors = self._model.encode(beginnings, use_multiprocessing=False)
         return np.asarray(vectors, dtype=np.float32)
 

@@ -166,7 +166,7 @@ class Filter:
 
     @staticmethod
     def parse(
-        where: Sequence[str] | Mapping[str, object] = (),
+        where: Iterable[object] | Mapping[str, object] = (),
         match: str | None = None,
     ) -> Filter:
         """Parse conditions given as strings or as a mapping.
@@ -185,7 +185,10 @@ class Filter:
         if isinstance(where, Mapping):
             conditions = [one for name, wanted in where.items() for one in _parse_mapping(str(name), wanted)]
         else:
-            texts = [where] if isinstance(where, str) else where
+            given = [where] if isinstance(where, str) else [*where]
+            texts = [one for one in given if isinstance(one, str)]
+            if len(texts) < len(given):
+                raise UsageError(f"conditions {given}: expected texts, or one mapping of all; {GRAMMAR}")
             if (length := sum(map(len, texts))) > MAX_CHARACTERS:
                 raise UsageError(f"the conditions have {length:,} characters; at most {MAX_CHARACTERS:,}")
             conditions = [_parse_text(text) for text in texts]

@@ -717,13 +717,13 @@ def find_rare_words(snapshot: Snapshot, text: str) -> RareWords | None:
 def split_words(text: str) -> list[str]:
     """Return the letters and digits of each word, once, without folders and a file's ending.
 
-    >>> split_words("trips/IMG_2034.png of a red kite")
-    ['IMG 2034', 'of', 'a', 'red', 'kite']
+    >>> split_words("trips/IMG_2034.png of a red kite, 24/7")
+    ['IMG 2034', 'of', 'a', 'red', 'kite', '24 7']
     """
     words: dict[str, str] = {}
     for word in text.split():
         if not word.isalnum():
-            stem = re.sub(r"\.[^\W\d]\w{1,4}$", "", word.rpartition("/")[2])
+            stem = re.sub(r".*/(?!\d+$)|.*[^\d/]/|\.[^\W\d]\w{1,4}$", "", word)
             word = " ".join(re.findall(r"[^\W_]+", stem))  # noqa: PLW2901
         if word:
             words.setdefault(word.lower(), word)

@@ -208,7 +208,7 @@ def test_a_condition_that_cannot_be_read_is_refused_with_the_grammar(said, condi
 
 
 def test_space_around_a_condition_says_nothing():
-    assert Filter.parse([" brand = acme\n"]) == Filter.parse(["brand=acme"])
+    assert Filter.parse([" brand = acme\n"]) == Filter.parse(iter(["brand=acme"]))
     assert Filter.parse(["a in  b , 'c' "]) == Filter.parse({"a": ["b", "c"]})
 
 
@@ -224,6 +224,7 @@ def test_space_around_a_condition_says_nothing():
         ({"sold": {"<": True}}, "= != in only"),
         ({"modality": "sound"}, "'sound' is not one of"),
         ({"brand": "\ud800"}, "not valid Unicode"),
+        (["price<20", {"year": 2020}], "expected texts, or one mapping"),
     ],
 )
 def test_a_filter_that_cannot_work_is_refused(where, said):
