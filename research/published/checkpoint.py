@@ -80,7 +80,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     except Exception as error:  # noqa: BLE001  torch's reader fails on a damaged pickle in many ways
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         with path.open("rb") as file:
-            begin = file.read(64)
+            begin = file.read(8)
         problem = "is damaged, or not what torch.save writes; fetch it again from its publisher"
         if asked is not None:
             problem = f"holds a {asked[1]} besides weights, which was not executed; save the weights alone"
@@ -99,11 +99,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
             f"another name; it has {given}"
         )
     weights = found[known[0]]
-    wrapper = next((one for one in WRAPPERS if all(name.startswith(one) for name in weights)), "")
-    tensors = {
-        ".".join(part for part in name.removeprefix(wrapper).split(".") if part != COMPILED): value.detach()
-        for name, value in weights.items()
-    }
+    names = [".".join(part for part in name.split(".") if part != COMPILED) for name in weights]
+    while wrapper := next((one for one in WRAPPERS if all(name.startswith(one) for name in names)), None):
+        names = [name.removeprefix(wrapper) for name in names]
+    tensors = {name: value.detach() for name, value in zip(names, weights.values(), strict=True)}
     return Checkpoint(path, tensors)
 
 

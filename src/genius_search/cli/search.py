@@ -179,6 +179,8 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
         usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)
         config = adjust_settings(usual, index.model, **self._given())
         hits = index.search(**options, config=config)
+        if not hits and self.modality and self.modality not in index.snapshot.modalities:
+            print(f"no item is {self.modality}: encoders of texts find pictures as text", file=sys.stderr)
         settings = {
             "beam": max(config.beam, self.k + self.offset),
             "candidates": config.candidates,

@@ -42,7 +42,7 @@ _NUMBERED: Final = re.compile(r"#\d+$")
 """Behind the name of a file: which of its captions this is."""
 _NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
 """What programs write into a cell without a value."""
-_EDITED: Final = re.compile(r"-(edited|bearbeitet|modifié|modificato|editad[oa]|bewerkt|redigeret|編集済み)")
+_EDITED: Final = re.compile(r"-(edit\w{2,3}|bearbeitet|modifi(é|cato)|edyt\w+|bewerkt|redigeret|編集済み)")
 """What Google Takeout adds to the name of a photo that was changed; it has the side-car of the other."""
 _TAKEOUT: Final = "supplemental-metadata"
 _TAKEOUT_LENGTH: Final = 46

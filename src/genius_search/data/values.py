@@ -24,7 +24,7 @@ FALSE: Final = b"\0"
 NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][-+]?[0-9]++)?")
 INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 TIME: Final = re.compile(
-    r"\d{4}(-\d\d(-\d\d([Tt ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(?:[Zz]|[+-]\d\d(?::?\d\d)?)?)?)?)?",
+    r"\d{4}(-\d\d(-\d\d([Tt ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(?:[Zz]| ?[+-]\d\d(?::?\d\d)?)?)?)?)?",
     re.ASCII,
 )
 """A year, month, day or time in ISO 8601, also with a blank instead of T."""
@@ -156,7 +156,7 @@ def times_of(text: str) -> Span | None:
     found = TIME.fullmatch(text)
     if found is None:
         return None
-    text = text.upper()
+    text = re.sub(r" (?=[+-])", "", text.upper())
     month, day, hour, minute, second, fraction = found.groups()
     try:
         low = datetime.fromisoformat(text if day else f"{text}-01" if month else f"{text}-01-01")

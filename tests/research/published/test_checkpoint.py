@@ -53,7 +53,7 @@ def test_an_omegaconf_configuration_is_no_obstacle(save):
 @pytest.mark.parametrize(
     ("value", "options"),
     [
-        ({"model": {f"module.{name}": tensor for name, tensor in WEIGHTS.items()}}, {}),
+        ({"model": {f"_orig_mod.module.{name}": tensor for name, tensor in WEIGHTS.items()}}, {}),
         ({"state_dict": {f"model.{name}": tensor for name, tensor in WEIGHTS.items()}, "epoch": 3}, {}),
         ({"model_state_dict": WEIGHTS, "optimizer": {}}, {}),
         ({"model": WEIGHTS}, {"_use_new_zipfile_serialization": False}),

@@ -64,6 +64,8 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
 
 def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):
     index, _ = Index.create(tmp_path / "i", pool=notes, encoder="text:wordllama")
+    assert main(["search", str(tmp_path / "i"), "bread", "--modality", "image"]) == 3
+    assert "no item is image" in capsys.readouterr().err
     (notes / "bike.txt").rename(notes / "cycle.txt")
     done = index.sync(notes)
     assert (done.added, done.unchanged, done.moved, done.deleted) == (1, 2, 1, 0)

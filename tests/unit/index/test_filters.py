@@ -122,7 +122,7 @@ def test_times_ranges_what_is_missing_and_lists_of_objects(tmp_path, where, rows
 
 
 def test_times_may_be_spelled_as_by_exif_and_other_programs(tmp_path):
-    times = ["2022:03:01", "2022:03:01 12:00:00+02", "2022-03-01t12:00z", "2022:03:01:12"]
+    times = ["2022:03:01", "2022:03:01 12:00:00+02", "2022-03-01 12:00 +0200", "2022:03:01:12"]
     write_items(tmp_path, [Item(one, Modality.IMAGE, source=json.dumps({"taken": one})) for one in times])
     for where in ("taken=2022-03-01", "taken=2022:03:01"):
         assert rows_of(ItemStore(tmp_path), Filter.parse([where])) == [0, 1, 2]
