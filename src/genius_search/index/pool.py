@@ -240,6 +240,8 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool, has_id
 
     Items without an id are numbered from 0, unless each ``has_ids``. Of several with one, the last counts.
     """
+    if isinstance(given, Mapping) or hasattr(given, "columns"):  # only its names would be read
+        raise UsageError("items are no list; give [item], or of a data frame frame.to_dict('records')")
     items: dict[str, Item] = {}
     left_out: list[LeftOut] = []
     for number, one in enumerate(given):
@@ -402,16 +404,17 @@ def open_vectors(
     for start in range(0, count, ROWS_AT_ONCE):
         _check_rows(array[start : start + ROWS_AT_ONCE], start)
     parsed = [Modality(Modality.parse(kind)) for kind in kinds]
-    stored = [fields_to_json(one) for one in fields or [None] * count]
+    said = [None] * count if texts is None else [None if is_missing(one) else one for one in texts]
+    given_fields = [None] * count if fields is None else fields
+    stored = [fields_to_json(None if is_missing(one) else one) for one in given_fields]
     left_out = [LeftOut(row, names[row], why) for row, (_, problems) in enumerate(stored) for why in problems]
 
     def item(row: int) -> Item:
         try:
             source = stored[row][0]
-            text = None if texts is None else texts[row]
-            contents = repr((parsed[row], text, source)).encode() + np.ascontiguousarray(array[row]).tobytes()
-            stamp = hashlib.sha256(contents).hexdigest()[:16]
-            return check_item(Item(names[row], parsed[row], text, None, source, stamp))
+            known = repr((parsed[row], said[row], source)).encode()
+            stamp = hashlib.sha256(known + np.ascontiguousarray(array[row]).tobytes()).hexdigest()[:16]
+            return check_item(Item(names[row], parsed[row], said[row], None, source, stamp))
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None
 

@@ -83,6 +83,8 @@ def test_a_query_takes_every_kind_of_picture(tmp_path, clip_folder, given):
 def test_other_elements_are_refused_by_name(tmp_path, clip_folder, given, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         create(tmp_path, clip_folder, [image("red"), given])
+    with pytest.raises(UsageError, match="items are no list"):
+        create(tmp_path, clip_folder, {"id": "a", "text": "b"})
     assert not (tmp_path / "i").exists()
 
 
