@@ -44,8 +44,10 @@ from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
 from genius_search.writing import make_folder
 
-IMAGES_AT_ONCE: Final = 8
-"""Pictures that are encoded together: an interrupted run loses at most those. Texts begin with as many."""
+FIRST_AT_ONCE: Final = 8
+"""Items that are encoded together at first, and twice as many while that takes less than a second: an
+interrupted run loses at most those."""
+IMAGES_AT_ONCE: Final = 64
 TEXTS_AT_ONCE: Final = 1024
 SAVE_SECONDS: Final = 10.0
 """Features are saved so often."""
@@ -189,7 +191,8 @@ class SavedFeatures:
         progress.begin("encode", expected)
         saved = {one for shard in read_shards(self._place) for one in shard.rows["id"].tolist()}
         has_pixels = self._encoder.needs_pixels and reads_images(self._encoder)
-        remaining, size = iter(items), IMAGES_AT_ONCE
+        most = IMAGES_AT_ONCE if has_pixels else TEXTS_AT_ONCE
+        remaining, size = iter(items), min(FIRST_AT_ONCE, most)
         keys = array("q")
         left_out: list[LeftOut] = []
         saved_at = time.monotonic()
@@ -200,8 +203,8 @@ class SavedFeatures:
             new = [(key, item) for key, item in zip(own, block, strict=True) if key not in saved]
             left_out += (one._replace(id=keys.index(one.id)) for one in self._encode(new, complete))
             progress.advance(len(keys), {})
-            if not has_pixels and time.monotonic() - began < 1:
-                size = min(2 * size, TEXTS_AT_ONCE)
+            if time.monotonic() - began < 0.5:  # the next block takes twice as long
+                size = min(2 * size, most)
             if time.monotonic() - saved_at > SAVE_SECONDS or len(self._contents) >= SHARD_ROWS:
                 self.save()
                 saved_at = time.monotonic()
