@@ -129,9 +129,8 @@ def print_overview() -> None:
 def refuse(words: Sequence[str]) -> int:
     """Say that there is no such command, and which ones are near."""
     typed = " ".join(words[:2])
-    near = difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8)
-    near = near or [name for name in COMMANDS if words[0] in name.split()]
-    near = near or difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.4)
+    among = [name for name in COMMANDS if words[0] in name.split()]
+    near = difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8 if among else 0.4) or among
     names = " or ".join(f"`genius {name}`" for name in near)
     advice = f"did you mean {names}?" if near else "see `genius --help`"
     print_text(f"genius: {words[0]!r} is not a command; {advice}", error=True)

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 from genius_search.errors import BadImage
 from genius_search.writing import write_atomically
@@ -52,7 +53,8 @@ def _extract(path: Path) -> str:
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of a file
     try:
-        return "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+        text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+        return normalize("NFKC", text)  # without ligatures
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001  damaged files raise whatever there is

@@ -110,8 +110,7 @@ class StaticEncoder:
             return np.zeros((0, self.dim), dtype=np.float32)
         words = [normalize("NFKC", text.text).lower() for text in texts]
         beginnings = cut_texts(words, max_tokens=_MAX_TOKENS)
-        vectors = self._model.encode(beginnings, use_multiprocessing=False)
-        return np.asarray(vectors, dtype=np.float32)
+        return np.asarray(self._model.encode(beginnings, use_multiprocessing=False), dtype=np.float32)
 
     def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
         """Raise :class:`UsageError` for any image."""

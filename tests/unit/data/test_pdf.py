@@ -9,8 +9,9 @@ from genius_search.data.folder import read_folder
 
 
 def make_pdf(*pages: str) -> bytes:
-    """A file with a line of text on each page."""
-    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"", b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]
+    """A file with a line of text on each page; byte 1 is a ligature."""
+    font = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding<</Differences[1/fi]>>>>"
+    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"", font]
     kids = []
     for page in pages:
         stream = f"BT /F1 12 Tf 50 700 Td ({page}) Tj ET".encode()
@@ -34,14 +35,14 @@ def papers(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     place = tmp_path / "papers"
     place.mkdir()
-    (place / "kites.pdf").write_bytes(make_pdf("On kites", "and their tails"))
+    (place / "kites.pdf").write_bytes(make_pdf("On kites", "and their \\001ns"))
     return place
 
 
 def test_the_pages_of_a_file_are_one_text(papers):
     [candidate] = read_folder(papers).candidates
     assert candidate.did == "kites.pdf"
-    assert candidate.text.split() == ["On", "kites", "and", "their", "tails"]
+    assert candidate.text.split() == ["On", "kites", "and", "their", "fins"]
 
 
 def test_a_file_is_read_again_only_when_it_changes(papers, monkeypatch):
