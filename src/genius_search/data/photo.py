@@ -101,7 +101,7 @@ def _collect(fields: dict[str, Any], values: _Values) -> None:
         usable = []
         for text in texts:
             with contextlib.suppress(ValueError):  # some cameras write blanks or zeros
-                usable.append(_parse(name, text.replace("\0", " ").strip()))
+                usable.append(_parse(name, text.replace("\0", " ").strip("\ufeff \t\r\n")))
         usable = [value for value in dict.fromkeys(usable) if value not in ("", None)]
         if usable:
             fields.setdefault(name, usable if name in _LISTS else usable[0])
@@ -159,7 +159,7 @@ def _decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return data.decode("latin-1")
+        return data.decode("cp1252", errors="replace")
 
 
 def _camera(exif: Mapping[int, Any]) -> str:
@@ -175,7 +175,7 @@ def _xmp_values(image: Image.Image) -> _Values:
     for part in described if isinstance(described, list) else [described]:
         for name, (_, keys, _) in _FIELDS.items():
             for key in keys:
-                yield name, _leaves(part.get(key))
+                yield name, _leaves(part.get(key) if isinstance(part, dict) else None)
 
 
 def _leaves(value: object) -> list[str]:
