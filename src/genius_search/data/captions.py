@@ -36,7 +36,7 @@ FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "pat
 TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
 """Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
-_ONE_OF_SEVERAL: Final = re.compile(r"(caption|text|description|comment|sentence)[ _]?\d+", re.IGNORECASE)
+_ONE_OF_SEVERAL: Final = re.compile(r"(caption|text|description|comment|sentence)[ _.]?\d+", re.IGNORECASE)
 """Names of columns that have a caption each."""
 _NUMBERED: Final = re.compile(r"#\d+$")
 """Behind the name of a file: which of its captions this is."""
@@ -151,6 +151,7 @@ def read_side_cars(files: Iterable[Path], problems: list[Problem]) -> Iterator[C
                         row = row[0]
                     if not isinstance(row, dict):
                         raise BadData(f"it is a JSON {type(row).__name__}, expected an object with a caption")
+                    json.dumps(row, ensure_ascii=False).encode()  # fails for half a character
                     yield _caption_of(row)
         except BadImage as error:
             problems.append(error)
@@ -169,7 +170,8 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
     files = _keys(row, FILE_KEYS)
     fields = {name: value for name, value in row.items() if name not in files}
     if numbered := [name for name in fields if _ONE_OF_SEVERAL.fullmatch(name)]:
-        fields["captions"] = [fields.pop(name) for name in numbered]
+        values = [fields.pop(name) for name in (*_keys(fields, TEXT_KEYS)[:1], *numbered)]
+        fields["captions"] = [text for one in values for text in (one if isinstance(one, list) else [one])]
     match row:
         case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
             with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -184,9 +186,9 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
         }:
             fields |= {"latitude": latitude, "longitude": longitude} if latitude or longitude else {}
             del fields["geoData"]
-    match row:
-        case {"people": [{"name": str()}, *_] as people}:
-            fields["people"] = [person["name"] for person in people]
+    people = row.get("people")
+    if isinstance(people, list) and all(isinstance(one, dict) and [*one] == ["name"] for one in people):
+        fields["people"] = [person["name"] for person in people]
     for name in _keys(fields, TEXT_KEYS):
         value = fields[name]
         values = value if isinstance(value, list) else [value]
@@ -245,7 +247,8 @@ def _csv_rows(path: Path) -> Rows | None:
     }
     for mark, cells in names.items():
         if _keys(cells, FILE_KEYS):
-            return _cells(csv.DictReader(file, cells, delimiter=mark), mark, 1)
+            unique = [one if one not in cells[:n] else one and f"{one} {n}" for n, one in enumerate(cells)]
+            return _cells(csv.DictReader(file, unique, delimiter=mark), mark, 1)
         if len(cells) > 1 and is_image_file(Path(_NUMBERED.sub("", cells[0]))):
             lines, columns = itertools.chain([header], file), (FILE_KEYS[0], TEXT_KEYS[0])
             return _cells(csv.DictReader(lines, columns, delimiter=mark), mark, 0)

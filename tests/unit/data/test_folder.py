@@ -209,7 +209,7 @@ def test_what_google_takeout_knows_becomes_fields(tmp_path):
         ("metadata.csv", ",file_name,text,n\n0,p.jpg,one,1\n10,p.jpg,two,2\n", "utf-8"),
         ("metadata.csv", "file_name;text;n\np.jpg;one;1\np.jpg;two;2\n", "utf-8-sig"),
         ("captions.tsv", "image\tcaption\tn\np.jpg\tone\t1\np.jpg\ttwo\t2\n", "utf-16"),
-        ("metadata.csv", "file_name|Caption 1|Caption 2|n\np.jpg|one|two|1\np.jpg|||nan\n", "utf-8"),
+        ("metadata.csv", "file_name|Caption|Caption|n\np.jpg|one|two|1\np.jpg|||nan\n", "utf-8"),
         ("captions.txt", "image,caption,n\np.jpg#0,one,1\np.jpg#1,two,2\n", "utf-8"),
         ("captions.jsonl", '{"image": "./p.jpg", "captions": ["one", "two"], "n": "1"}', "utf-16"),
         (
@@ -341,6 +341,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("metadata.parquet", b"PAR1", "cannot be read"),
         ("a.xmp", b"<x", "cannot be used"),
         ("a.xmp", b"<x/>", "cannot be used"),
+        ("a.json", b'{"caption": "\\ud800"}', "cannot be used"),
     ],
 )
 def test_a_broken_caption_file_is_named_and_costs_only_the_caption(tmp_path, name, content, reason):
