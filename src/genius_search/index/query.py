@@ -506,6 +506,7 @@ class SnapshotSearcher:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
         ranking, log_probabilities = own
         scores, order, num_first = ranking.scores, np.arange(min(query.k, len(ranking.scores))), 0
+        by_meaning = scores
         if query.raised:
             places = self._places(ranking)
             rare = query.rare or RareWords({}, frozenset())
@@ -513,20 +514,21 @@ class SnapshotSearcher:
             gains = np.array([query.gains.get(place, 0.0) for place in places])
             best = np.sort(scores)[::-1][: max(query.k, DEPTH)]
             extent = float(best[0] - best[-1]) if len(best) else 0.0
-            scores = scores + WORD_WEIGHT * extent * weights
             if query.gains:
                 bulk = self._bulk(query.level0)
-                scores = scores + gains * math.sqrt(
-                    max(0.0, float(query.embedding @ bulk.covariance @ query.embedding))
-                )
+                variance = float(query.embedding @ bulk.covariance @ query.embedding)
+                by_meaning = scores + (gains * math.sqrt(max(0.0, variance))).astype(np.float32)
+            scores = by_meaning + WORD_WEIGHT * extent * weights
             is_first = np.array([place in rare.first for place in places], dtype=bool)
             order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
             num_first = int(is_first[order].sum())
         ranking, count = ranking.take(order), len(order)
         probabilities: list[float | None] = [None] * count
-        if self._calibration is not None and query.has_probability:  # it knows scores of vectors alone
-            known = self._calibration.probabilities(own.ranking.scores)[order].tolist()
-            probabilities = [None] * num_first + known[num_first:]
+        if self._calibration is not None and query.has_probability:  # it knows no words
+            best_first = np.argsort(-by_meaning, kind="stable")
+            known = np.empty(len(by_meaning))
+            known[best_first] = self._calibration.probabilities(by_meaning[best_first])
+            probabilities = [None] * num_first + known[order].tolist()[num_first:]
         hits = map(
             Scored,
             range(1, count + 1),

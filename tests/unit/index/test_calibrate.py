@@ -163,6 +163,14 @@ def test_a_calibration_stays_while_items_come_and_go(index):
     assert index.calibration == CALIBRATION
 
 
+def test_an_item_that_was_chosen_is_probable_and_comes_first_among_all_modalities(index):
+    index.keep_calibration(CALIBRATION)
+    last = index.search("a red square", k=10)[-1]
+    index.learn(last.id, "a red square")
+    (hit,) = index.search("a red square", k=1)
+    assert (hit.id, hit.probability > last.probability) == (last.id, True)
+
+
 def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
     with pytest.raises(UsageError, match="between 0 and 1"):
         calibrate(index, trained.data, split="test", precision=1.0, progress=Silent())
