@@ -181,10 +181,8 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
         case {"title": str() as title} if is_image_file(Path(title)):
             del fields["title"]
     match row:
-        case {
-            "geoData": {"latitude": float() | int() as latitude, "longitude": float() | int() as longitude}
-        }:
-            fields |= {"latitude": latitude, "longitude": longitude} if latitude or longitude else {}
+        case {"geoData": {"latitude": float() | int() as north, "longitude": float() | int() as east}}:
+            fields |= {"latitude": north, "longitude": east} if north or east else {}
             del fields["geoData"]
     people = row.get("people")
     if isinstance(people, list) and all(isinstance(one, dict) and [*one] == ["name"] for one in people):
