@@ -102,7 +102,9 @@ class SearchRequest:
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
         for name in ("text", "instruction"):
-            if (text := getattr(self, name)) and not text.isascii():
+            if not isinstance(text := getattr(self, name), str | None):
+                raise UsageError(f"{name} is {text!r}, expected a text; pictures are image=, vectors vector=")
+            if text and not text.isascii():
                 object.__setattr__(self, name, check_unicode(text))
         parsed = None
         if self.where or self.match is not None:
