@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
@@ -24,13 +25,22 @@ from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
+from genius_search.config import SearchConfig
+from genius_search.data.features import Pairs
 from genius_search.errors import BadData
 from genius_search.index.index import Index
 from genius_search.index.learned import gains_of
+from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.segment_writer import alive_items
+from genius_search.index.source import given_features, stored_features
 from genius_search.index.store import LEARNED
 from genius_search.model import Genius
+from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.nn.spread import normalize
-from genius_search.records import Modality
+from genius_search.progress import Silent
+from genius_search.recipe import preset
+from genius_search.records import Modality, Query, did_of, qid_of
+from genius_search.training.generator import train_generator
 from research.bench.given import Given, read_given
 from research.bench.measure import use_one_thread
 from research.command import run
@@ -55,6 +65,13 @@ BATCH: Final = 256
 
 DEPTH: Final = 100
 """Hits of an index that are ranked; its other items come after them, as if none was right."""
+GENERATOR: Final = 0.05
+"""Spreads that an item gains for each unit of the generator's log-probability: the best of .05, .1, .2, .4 on
+icons."""
+GENERATED: Final = 100
+"""IDs that the generator writes for a query."""
+EPOCHS: Final = 10.0
+"""Of the generator, on the log; with 40 it finds less."""
 
 DRAWN: Final = {
     "exact search": "k--",
@@ -143,6 +160,49 @@ def search_index(index: Index, queries: Queries, right: Sequence[set[int]]) -> I
     return above
 
 
+def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
+    """Train the generator of the preset ``small`` to write the IDs of the items that were chosen."""
+    model, snapshot = index.current()
+    rows = [int(item.id) for segment in reversed(snapshot.segments) for item in alive_items(segment)]
+    place = np.argsort(rows)
+    texts = np.full(len(log.chosen), Modality.TEXT.code, dtype=np.int8)
+    queries = given_features(log.queries, np.arange(len(log.queries)), texts)
+    items = stored_features(snapshot, model)
+    queries.manifest = items.manifest
+    queries.wanted = queries.modality
+    lines = [
+        Query(qid_of(number), Modality.TEXT, positives=(did_of(int(place[row])),))
+        for number, row in enumerate(log.chosen)
+    ]
+    recipe = preset("small").generator
+    training = replace(recipe.training, epochs=EPOCHS, batch_size=min(256, len(lines)), seed=seed)
+    stored = StoredQuantizer(model.folder / "quantizer")
+    generator = train_generator(
+        Pairs(lines, queries, items),
+        stored,
+        folder / "generator",
+        replace(recipe, training=training),
+        progress=Silent(),
+    )
+    return Genius.finish(folder, model.encoder, stored, generator, ())
+
+
+def generate(model: Genius, index: Index, queries: Queries) -> Scores:
+    """Return log-probabilities of the IDs that the generator writes; −inf for items of others."""
+    config = SearchConfig(beam=GENERATED, rerank="none")
+    searcher = SnapshotSearcher(model, index.snapshot, config)
+    scores = np.full((len(queries), index.snapshot.num_alive), -np.inf, dtype=np.float32)
+    for start in range(0, len(queries), BATCH):
+        asked = [
+            EncodedQuery(start + number, GENERATED, embedding=query, evidence=query)
+            for number, query in enumerate(queries[start : start + BATCH])
+        ]
+        for number, result in enumerate(searcher.search_encoded(asked), start=start):
+            for hit in result.hits:
+                scores[number, int(hit.id)] = hit.score
+    return scores
+
+
 def ranks(scores: Scores, right: Sequence[set[int]]) -> Int64[np.ndarray, " queries"]:
     """Return how many items are ranked above the best right answer of each query."""
     best = np.array([scores[number, list(own)].max() for number, own in enumerate(right)])
@@ -208,6 +268,9 @@ class Learning(JsonOption):
 
     wrong: tuple[float, ...] = (0.0, 0.2, 0.5)
     """Shares of the choices that are wrong."""
+
+    generator: bool = False
+    """Also train a generator on each log, which takes a minute for 2,000 choices."""
 
     queries: int = 4000
     """Queries that are read."""
@@ -281,6 +344,8 @@ class Learning(JsonOption):
             asking = given.queries[asked]
             measured = self._rank(given, asking, right, log, counts, seed)
             measured += self._search(index, asking, right, log)
+            if self.generator:
+                measured += self._generate(given, index, asking, right, log, seed)
             for name, above in measured:
                 ranked = pd.DataFrame({"seed": seed, "above": above, "times": times})
                 found.setdefault(name, []).append(ranked)
@@ -322,6 +387,30 @@ class Learning(JsonOption):
             for query, row in zip(log.queries, log.chosen.tolist(), strict=True)
         )
         return [("index", plain), ("index that learned the log", search_index(index, queries, right))]
+
+    def _generate(
+        self,
+        given: Given,
+        index: Index,
+        queries: Queries,
+        right: Sequence[set[int]],
+        log: Log,
+        seed: int,
+    ) -> list[tuple[str, Int64[np.ndarray, " queries"]]]:
+        shutil.rmtree(self.work / "generator", ignore_errors=True)
+        generated = generate(train_on_log(log, index, self.work, seed), index, queries)
+        plain = queries @ given.items.T
+        unit = plain.std(axis=1, keepdims=True)
+        is_found = np.isfinite(generated)
+        least = np.where(is_found, generated, np.inf).min(axis=1, keepdims=True)
+        gain = GENERATOR * unit * np.where(is_found, generated - least, 0)
+        near = unit * nearest_logged(queries, log, len(given.items))
+        return [
+            ("generator", ranks(generated, right)),
+            ("generator routes, exact vectors rank", ranks(np.where(is_found, plain, -np.inf), right)),
+            ("exact search and generator", ranks(plain + gain, right)),
+            ("nearest logged queries and generator", ranks(plain + near + gain, right)),
+        ]
 
 
 def describe(ranked: pd.DataFrame, low: int, high: int | None) -> str:

@@ -45,12 +45,13 @@ def test_the_nearest_logged_queries_raise_what_was_chosen(vectors, tmp_path, cap
         np.save(tmp_path / f"{name}.npy", array)
     files = {name: str(tmp_path / f"{name}.npy") for name in ("items", "queries", "answers")}
     flags = ["--query-vectors", files["queries"], "--answers", files["answers"], "--shares", "0.5"]
-    flags += ["--work", str(tmp_path), "--figure", str(tmp_path / "figure.svg")]
+    flags += ["--work", str(tmp_path), "--generator", "--figure", str(tmp_path / "figure.svg")]
     assert main([files["items"], *flags, "--wrong", "0", "--seeds", "0", "--json"]) == 0
     rows = {row["ranked by"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     first = {name: float(row["once"].split(" / ")[0]) for name, row in rows.items()}
     assert first["nearest logged queries"] > first["exact search"] + 0.2
     assert first["index that learned the log"] > first["index"] + 0.2
+    assert first["nearest logged queries and generator"] >= first["generator"]
     assert "<svg" in (tmp_path / "figure.svg").read_text()
 
 
