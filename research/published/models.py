@@ -32,6 +32,7 @@ from genius_search.encoders.base import Encoder, absolute_spec, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import KIND as QUANTIZER
+from genius_search.nn.codebooks import Codebooks
 from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.packed import KIND as GENERATOR
 from genius_search.nn.parallel import usable
@@ -39,10 +40,10 @@ from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.records import Candidate, Modality
-from genius_search.training.codebooks import LOW_PURITY, Health, write_quantizer
+from genius_search.training.codebooks import write_quantizer
 from genius_search.training.features import candidate_row, embed
 from genius_search.training.fit import known_instructions
-from genius_search.training.quantizer import settle
+from genius_search.training.quantizer import LOW_PURITY, Health, settle
 from genius_search.writing import ArtifactWriter, new_folder
 from research.command import run
 from research.published.checkpoint import (
@@ -316,8 +317,11 @@ def import_genius(
             network = Quantizer(quantizer_part.dim, quantizer_part.config)
             decoder = Generator(generator_part.dim, generator_part.sizes, generator_part.config)
         network.load_state_dict(quantizer_part.state, strict=True, assign=True)
-        codebooks, health = (network.in_numpy(), None) if sample is None else settle(network, sample)
-        for line in _describe_level0(health, sample):
+        codebooks, lines = network.in_numpy(), [UNKNOWN]
+        if sample is not None:
+            codebooks, health = settle(network, sample)
+            lines = _describe_level0(codebooks, health, len(sample))
+        for line in lines:
             progress.say(line)
         inputs = {
             "published": sources[QUANTIZER],
@@ -325,7 +329,7 @@ def import_genius(
         }
         config = to_json(quantizer_part.config)
         writer = ArtifactWriter(work / QUANTIZER, kind=QUANTIZER, config=config, inputs=inputs)
-        ours = write_quantizer(writer, codebooks, health)
+        ours = write_quantizer(writer, codebooks)
         decoder.load_state_dict(generator_part.state, strict=True, assign=True)
         inputs = {"published": sources[GENERATOR], "quantizer": ours.manifest.fingerprint}
         config = to_json(generator_part.config)
@@ -360,13 +364,12 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
     )
 
 
-def _describe_level0(health: Health | None, sample: Features | None) -> list[str]:
+def _describe_level0(codebooks: Codebooks, health: Health, candidates: int) -> list[str]:
     """Return what a person must know of the modality level, line by line."""
-    if health is None or sample is None:
-        return [UNKNOWN]
-    meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(health.level0_modality))
-    lines = [f"level 0: {meaning}; right for {health.purity:.1%} of {health.candidates:,} candidates"]
-    lost = [one.value for one in Modality if one.value not in health.level0_modality]
+    names = [[*Modality][code].value if code >= 0 else "unknown" for code in codebooks.level0_modality]
+    meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(names))
+    lines = [f"level 0: {meaning}; right for {health.purity:.1%} of {candidates:,} candidates"]
+    lost = [one.value for one in Modality if one.value not in names]
     if lost:
         lines.append(f"WARNING: no level-0 code stands mostly for {' or '.join(lost)}")
     if health.purity is not None and health.purity < LOW_PURITY:

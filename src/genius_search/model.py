@@ -35,7 +35,7 @@ from genius_search.search.rank import CodeRanker
 # ruff: noqa: PLC0415
 if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
-    from genius_search.nn.generator import Generator, TrainedGenerator
+    from genius_search.nn.generator import Generator
     from genius_search.search.decoder import Decoder, GeometricDecoder
     from genius_search.search.kernel import CompiledSearch
 
@@ -219,7 +219,7 @@ class Genius:
         folder: Path,
         encoder: Encoder,
         quantizer: StoredQuantizer,
-        generator: TrainedGenerator | None,
+        generator: Manifest | None,
         instructions: Sequence[KnownInstruction],
     ) -> Genius:
         """Finish a model by writing the ``model.json`` of its parts; the generator may be missing."""
@@ -231,14 +231,13 @@ class Genius:
             format=4,
             encoder=ModelPart(fingerprint=encoder.fingerprint, spec=spec),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
-            generator=None if generator is None else ModelPart(fingerprint=generator.manifest.fingerprint),
+            generator=None if generator is None else ModelPart(fingerprint=generator.fingerprint),
             instructions=list(instructions),
             fingerprint="",
         )
         file = file.model_copy(update={"fingerprint": file.fingerprint_of_parts()})
         file.write(folder)
-        manifest = None if generator is None else generator.manifest
-        return Genius(folder, encoder, quantizer, manifest, instructions, file.fingerprint)
+        return Genius(folder, encoder, quantizer, generator, instructions, file.fingerprint)
 
     def __repr__(self) -> str:
         sizes = " × ".join(map(str, self.codebooks.sizes))
@@ -272,7 +271,7 @@ class Genius:
             return None
         from genius_search.nn.generator import load_generator
 
-        return load_generator(self.generator_manifest.folder, device=self.device).generator
+        return load_generator(self.generator_manifest.folder, device=self.device)
 
     @cached_property
     def ranker(self) -> CodeRanker:

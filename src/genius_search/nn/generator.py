@@ -408,23 +408,15 @@ class Generator(nn.Module):
             nn.init.normal_(block.wo.weight, std=config.feedforward**-0.5)
 
 
-class TrainedGenerator(NamedTuple):
-    """A generator and the manifest of its folder."""
-
-    generator: Generator
-    manifest: Manifest
-
-
-def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> TrainedGenerator:
+def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> Manifest:
     """Write weights and manifest of a generator; ``dim`` is the width of the embeddings."""
     write_weights(writer.path / WEIGHTS, generator.state_dict())
-    manifest = writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
-    return TrainedGenerator(generator.eval(), manifest)
+    return writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
 
 
-def load_generator(folder: Path, *, device: str = "cpu") -> TrainedGenerator:
+def load_generator(folder: Path, *, device: str = "cpu") -> Generator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
     config, facts = settings_of(GeneratorConfig, manifest), manifest.facts
     generator = load_weights(folder / WEIGHTS, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config))
-    return TrainedGenerator(generator.to(device).eval(), manifest)
+    return generator.to(device).eval()

@@ -1,21 +1,17 @@
 """Codebooks fitted to a pool without training, for models that need neither pairs nor a generator.
 
-Below are what every finished quantizer needs: the health of its IDs, measures of items, and its folder.
-Quantizers that collapse unnoticed in training are the most common complaint about generative retrieval, so
-health is examined during training, stored with the model, and said at the end.
+Below are what every finished quantizer needs: measures of items, and its folder.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Float16, Float32, Int8, Int64, Integer, Shaped
+from jaxtyping import Float16, Float32, Int8, Int64, Shaped
 from safetensors.numpy import save
 
 from genius_search.config import FusionConfig, to_json
@@ -36,7 +32,7 @@ from genius_search.nn.kmeans import NearestSums, start_tables, sum_by_code
 from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
-from genius_search.records import NUM_MODALITIES, Modality
+from genius_search.records import NUM_MODALITIES
 from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
 from genius_search.writing import ArtifactWriter
 
@@ -79,36 +75,8 @@ EVENLY: Final = 0.3
 with trained adapters; 1 and more powers of the covariance find no more."""
 FEWEST_QUERIES: Final = 100
 FUSE_BATCH: Final = 4096
-LOW_PURITY: Final = 0.95
-HIGH_COLLISIONS: Final = 0.05
-LOW_USE: Final = 0.25
-LOW_RECONSTRUCTION: Final = 0.5
 FITTED: Final = "fitted_items"
 """Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Health of a quantizer on a set of candidates."""
-
-    candidates: int
-    collision_rate: float
-    """Share of the candidates that share their ID with another one."""
-    purity: float | None
-    """Share of the candidates whose modality is the majority of their level-0 code; None without level 0."""
-    level0_modality: tuple[str, ...]
-    """Majority modality of each level-0 code; ``unknown`` if no candidate has the code."""
-    reconstruction: float
-    """Mean cosine between an embedding and the vector of its ID."""
-    used: tuple[int, ...]
-    """Number of codes of each level with at least one candidate."""
-    problems: tuple[str, ...]
-    """Problems found, one sentence each; empty if the IDs are healthy."""
-
-    @property
-    def verdict(self) -> str:
-        """Summary in one line."""
-        return "healthy" if not self.problems else "; ".join(self.problems)
 
 
 def codebook_size(items: int) -> int:
@@ -199,9 +167,8 @@ def fit_codebooks(
     codebooks = Codebooks(dim, config, weights)
     measured = drawn[:MEASURED]
     encoded = codebooks.encode_items(embeddings[measured], modalities[measured])
-    health = examine_items(codebooks, encoded, modalities[measured])
     weights |= measure_items(codebooks, encoded)
-    return write_quantizer(writer, Codebooks(dim, config, weights), health)
+    return write_quantizer(writer, Codebooks(dim, config, weights))
 
 
 def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float32[np.ndarray, "dim dim"]:
@@ -277,69 +244,6 @@ def _move_vectors(
             table += change  # noqa: PLW2901  in place
 
 
-def majority_modality(
-    level0: Integer[np.ndarray, " items"], modalities: Integer[np.ndarray, " items"]
-) -> Integer[np.ndarray, " 3"]:
-    """Return the most frequent modality of each level-0 code; −1 for a code that no item has."""
-    counts = np.zeros((3, 3), dtype=np.int64)
-    np.add.at(counts, (level0, modalities), 1)
-    return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
-
-
-def examine(
-    codes: Integer[np.ndarray, "items levels"],
-    modalities: Integer[np.ndarray, " items"],
-    reconstruction: Float[np.ndarray, " items"],
-    *,
-    sizes: tuple[int, ...],
-    has_modality_level: bool,
-) -> Health:
-    """Report the health of IDs; ``reconstruction`` holds each candidate's cosine with its ID's vector."""
-    counts = np.unique(codes, axis=0, return_counts=True)[1]
-    purity = None
-    names: tuple[str, ...] = ()
-    if has_modality_level:
-        majority = majority_modality(codes[:, 0], modalities)
-        purity = float((majority[codes[:, 0]] == modalities).mean())
-        labels = [modality.value for modality in Modality]
-        names = tuple("unknown" if code < 0 else labels[code] for code in majority)
-    used = tuple(len(np.unique(of_level)) for of_level in codes.T)
-    collision_rate = float(counts[counts > 1].sum() / len(codes))
-    cosine = float(reconstruction.mean())
-    problems = []
-    if purity is not None and purity < LOW_PURITY:
-        problems.append(
-            f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, or "
-            'set quantizer.level0 to "assigned"'
-        )
-    if collision_rate > HIGH_COLLISIONS:
-        problems.append(
-            f"{collision_rate:.1%} of the candidates share their ID: more levels or larger codebooks "
-            "are needed"
-        )
-    if cosine < LOW_RECONSTRUCTION:
-        problems.append(f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer")
-    problems += [
-        f"level {level} uses {some} of {size} codes: smaller codebooks would do, or they collapsed"
-        for level, (some, size) in enumerate(zip(used, sizes, strict=True))
-        if level >= has_modality_level and some < LOW_USE * min(size, len(codes))
-    ]
-    return Health(len(codes), collision_rate, purity, names, cosine, used, tuple(problems))
-
-
-def examine_items(
-    codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]
-) -> Health:
-    """Report the health of the IDs of items."""
-    return examine(
-        encoded.codes,
-        modalities.astype(np.int64),
-        encoded.code_cosine,
-        sizes=codebooks.sizes,
-        has_modality_level=codebooks.has_modality_level,
-    )
-
-
 def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.ndarray]:
     """Measure by how much a pool's items differ (:mod:`genius_search.nn.spread`), as weights."""
     drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MEASURED]
@@ -380,15 +284,11 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
     return found._replace(constant=spread_out)
 
 
-def write_quantizer(writer: ArtifactWriter, codebooks: Codebooks, health: Health | None) -> StoredQuantizer:
-    """Write the folder of a quantizer; ``health`` is None if its IDs were not examined yet."""
+def write_quantizer(writer: ArtifactWriter, codebooks: Codebooks) -> StoredQuantizer:
+    """Write the folder of a quantizer."""
     arrays = {name: np.ascontiguousarray(weight) for name, weight in codebooks.weights.items()}
     (writer.path / WEIGHTS).write_bytes(save(arrays))
-    facts = {
-        "dim": codebooks.dim,
-        "health": None if health is None else dataclasses.asdict(health),
-    }
-    return StoredQuantizer(writer.finish(facts=facts).folder)
+    return StoredQuantizer(writer.finish(facts={"dim": codebooks.dim}).folder)
 
 
 def fuse_features(codebooks: Codebooks, features: Features) -> Float16[np.ndarray, "rows dim"]:

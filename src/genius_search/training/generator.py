@@ -13,16 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import to_json
 from genius_search.data.features import Pairs
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import StoredQuantizer, as_floats
-from genius_search.nn.generator import (
-    Generator,
-    TrainedGenerator,
-    load_generator,
-    write_generator,
-)
+from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.losses import prefix_loss
 from genius_search.nn.packed import KIND
 from genius_search.progress import Progress
@@ -43,13 +39,13 @@ def train_generator(
     *,
     progress: Progress,
     device: str = "cpu",
-) -> TrainedGenerator:
+) -> Manifest:
     """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already."""
     config = config if config.guide == "geometry" else replace(config, contrasted=0)
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
     stage = Stage(folder, kind=KIND, config=to_json(config), inputs=inputs)
     if stage.is_finished:
-        return load_generator(folder, device=device)
+        return open_artifact(folder, kind=KIND)
     training = config.training
     torch.manual_seed(training.seed)
     codebooks = quantizer.codebooks
@@ -118,7 +114,7 @@ def train_generator(
         write_generator(writer, generator, dim=codebooks.dim)
 
     stage.write(write)
-    return load_generator(folder, device=device)
+    return open_artifact(folder, kind=KIND)
 
 
 def contrast(

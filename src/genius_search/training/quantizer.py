@@ -1,12 +1,17 @@
-"""Stage 1: fusion and codebooks (paper, section 4.2, equation 8)."""
+"""Stage 1: fusion and codebooks (paper, section 4.2, equation 8).
+
+Quantizers that collapse unnoticed are the most common complaint about generative retrieval, so the health of
+IDs is measured during training, and said at the end.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Integer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,25 +19,38 @@ from genius_search.config import to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND, Codebooks, StoredQuantizer
+from genius_search.nn.codebooks import KIND, Codebooks, EncodedItems, StoredQuantizer
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
-from genius_search.training.codebooks import (
-    Health,
-    encode_features,
-    examine_items,
-    majority_modality,
-    measure_items,
-    write_quantizer,
-)
+from genius_search.records import NUM_MODALITIES
+from genius_search.training.codebooks import encode_features, measure_items, write_quantizer
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
 HEALTH_SAMPLE: Final = 4_096
 """Candidates whose IDs are examined during training; all are when it has ended."""
 HEALTH_CHECKS: Final = 5
+LOW_PURITY: Final = 0.95
+HIGH_COLLISIONS: Final = 0.05
+LOW_USE: Final = 0.25
+LOW_RECONSTRUCTION: Final = 0.5
+
+
+class Health(NamedTuple):
+    """Health of the IDs of some candidates."""
+
+    collision_rate: float
+    """Share of the candidates that share their ID with another one."""
+    purity: float | None
+    """Share of the candidates whose modality is the majority of their level-0 code; None without level 0."""
+    reconstruction: float
+    """Mean cosine between an embedding and the vector of its ID."""
+    used: tuple[int, ...]
+    """Number of codes of each level with at least one candidate."""
+    problems: tuple[str, ...]
+    """Problems found, one sentence each; empty if the IDs are healthy."""
 
 
 def train_quantizer(
@@ -68,22 +86,60 @@ def train_quantizer(
 
     def write(writer: ArtifactWriter) -> None:
         codebooks, health = settle(quantizer, pairs.candidates)
-        progress.say(f"IDs: {health.verdict}")
-        write_quantizer(writer, codebooks, health)
+        progress.say(f"IDs: {'; '.join(health.problems) or 'healthy'}")
+        write_quantizer(writer, codebooks)
 
     stage.write(write)
     return StoredQuantizer(folder)
 
 
 def settle(quantizer: Quantizer, candidates: Features) -> tuple[Codebooks, Health]:
-    """Find out what each level-0 code stands for, and examine the IDs of all candidates."""
+    """Measure all candidates: the meaning of level-0 codes, spreads, and the health of their IDs."""
     codebooks = quantizer.in_numpy()
     encoded = encode_features(codebooks, candidates)
     measured = measure_items(codebooks, encoded)
     if quantizer.config.level0 == "learned":
-        modalities = candidates.modality.astype(np.int64)
-        measured["level0_modality"] = majority_modality(encoded.codes[:, 0], modalities)
-    return quantizer.in_numpy(measured), examine_items(codebooks, encoded, candidates.modality)
+        measured["level0_modality"] = majority_modality(encoded.codes[:, 0], candidates.modality)
+    return quantizer.in_numpy(measured), examine(codebooks, encoded, candidates.modality)
+
+
+def majority_modality(
+    level0: Integer[np.ndarray, " items"], modalities: Integer[np.ndarray, " items"]
+) -> Integer[np.ndarray, " 3"]:
+    """Return the most frequent modality of each level-0 code; −1 for a code that no item has."""
+    counts = np.zeros((NUM_MODALITIES, NUM_MODALITIES), dtype=np.int64)
+    np.add.at(counts, (level0, modalities), 1)
+    return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
+
+
+def examine(codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]) -> Health:
+    """Measure the health of the IDs of items of these modalities."""
+    codes, problems, purity = encoded.codes, [], None
+    if codebooks.has_modality_level:
+        majority = majority_modality(codes[:, 0], modalities)
+        purity = float((majority[codes[:, 0]] == modalities).mean())
+        if purity < LOW_PURITY:
+            problems.append(
+                f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, or "
+                'set quantizer.level0 to "assigned"'
+            )
+    counts = np.unique(codes, axis=0, return_counts=True)[1]
+    collision_rate = float(counts[counts > 1].sum() / len(codes))
+    if collision_rate > HIGH_COLLISIONS:
+        problems.append(
+            f"{collision_rate:.1%} of the candidates share their ID: more levels or larger codebooks "
+            "are needed"
+        )
+    cosine = float(encoded.code_cosine.mean())
+    if cosine < LOW_RECONSTRUCTION:
+        problems.append(f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer")
+    used = tuple(len(np.unique(of_level)) for of_level in codes.T)
+    problems += [
+        f"level {level} uses {some} of {size} codes: smaller codebooks would do, or they collapsed"
+        for level, (some, size) in enumerate(zip(used, codebooks.sizes, strict=True))
+        if level >= codebooks.has_modality_level and some < LOW_USE * min(size, len(codes))
+    ]
+    return Health(collision_rate, purity, cosine, used, tuple(problems))
 
 
 class QuantizerStep:
@@ -175,7 +231,7 @@ class QuantizerStep:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
         candidates, codebooks = self.pairs.candidates, self.quantizer.in_numpy()
         encoded = encode_features(codebooks, candidates, self.sample)
-        health = examine_items(codebooks, encoded, candidates.modality[self.sample])
+        health = examine(codebooks, encoded, candidates.modality[self.sample])
         if (
             health.used[int(self.quantizer.has_modality_level)] == 1
             and len(self.sample) > 1

@@ -80,7 +80,6 @@ def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data,
     model = import_genius(*files, encoder, tmp_path / "model", progress=listening, data=data)
     assert model.codebooks.level0_modality.tolist() == [1, 2, 0]
     assert Genius.open(tmp_path / "model").level0_codes(Modality.IMAGE) == {2}
-    assert model.quantizer_manifest.facts["health"]["purity"] == 1.0
     assert listening.said == [
         "level 0: 0 = text, 1 = image-text, 2 = image; right for 100.0% of 30 candidates"
     ]
@@ -91,7 +90,6 @@ def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, enc
     listening = Listening()
     model = import_genius(*files, encoder, tmp_path / "model", progress=listening)
     assert model.codebooks.level0_modality.tolist() == [-1, -1, -1]
-    assert model.quantizer_manifest.facts["health"] is None
     assert listening.said[0].startswith("WARNING: without labelled candidates")
 
 
