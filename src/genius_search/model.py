@@ -310,13 +310,10 @@ class Genius:
 
     def fast_for(self, config: SearchConfig) -> CompiledSearch | None:
         """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
-        return self.fast if self.uses_generator(config) else self._fast_router
+        return self._fast_generator if self.uses_generator(config) else self._fast_router
 
     @cached_property
-    def fast(self) -> CompiledSearch | None:
-        """A quicker search with the results of :attr:`decoder`, if there is one."""
-        if self.generator_manifest is None:
-            return self._fast_router
+    def _fast_generator(self) -> CompiledSearch | None:
         if self._packed_generator is None or self.device != "cpu":
             return None
         return quick_search(self.ranker, self._packed_generator)

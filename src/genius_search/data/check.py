@@ -6,9 +6,9 @@ Files are read line by line; in memory are two bytes for each id and pool, and t
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,33 +19,28 @@ from genius_search.records import Modality, Query, parse_id
 
 NUM_EXAMPLES: Final = 5
 """Maximum number of examples per kind of finding; all are counted."""
-_WARNINGS: Final = frozenset({"missing-qrels", "no-instructions", "no-positives"})
-"""Kinds of findings with which a data set can be used; all others are errors."""
 _IMAGES_AT_ONCE: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finding:
     """One kind of problem, with its number of occurrences and the first examples."""
 
-    severity: Literal["error", "warning"]
     kind: str
     """Name in lower case, for example ``bad-image`` or ``duplicate-id``."""
-    count: int
-    examples: tuple[str, ...]
+    severity: Literal["error", "warning"]
+    """A data set with warnings can be used."""
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """The result of a check; JSON-able through ``dataclasses.asdict``."""
 
-    root: str
-    name: str
     records: dict[str, int]
     """Number of usable queries or candidates of each file, by its path in the folder."""
-    num_images: int
-    """Number of distinct images referred to."""
-    findings: tuple[Finding, ...]
+    findings: list[Finding]
     """Errors first, each kind in alphabetical order."""
 
     @property
@@ -70,15 +65,12 @@ def check(root: Path, *, images: bool = True) -> CheckReport:
         for path in data.query_files(split).values():
             run.check_queries(path, split)
     if data.instructions.file is None:
-        run.add("no-instructions", f"{data.instructions_file} is missing: queries are read without one")
+        missing = f"{data.instructions_file} is missing: queries are read without one"
+        run.add("no-instructions", missing, severity="warning")
     if images:
         run.check_images()
-    findings = [
-        Finding("warning" if kind in _WARNINGS else "error", kind, count, tuple(run.examples[kind]))
-        for kind, count in run.counts.items()
-    ]
-    findings.sort(key=lambda finding: (finding.severity, finding.kind))
-    return CheckReport(str(root), data.name, dict(run.records), len(run.images), tuple(findings))
+    findings = sorted(run.findings.values(), key=lambda finding: (finding.severity, finding.kind))
+    return CheckReport(dict(run.records), findings)
 
 
 class _Check:
@@ -88,16 +80,16 @@ class _Check:
         self.data = data
         self.records: Counter[str] = Counter()
         self.images: set[str] = set()
-        self.counts: Counter[str] = Counter()
-        self.examples: defaultdict[str, list[str]] = defaultdict(list)
+        self.findings: dict[str, Finding] = {}
         self._pools: dict[Path, IdColumn] = {}
         self._modalities = IdColumn()  # of candidates of any pool: code + 1
 
-    def add(self, kind: str, example: str) -> None:
+    def add(self, kind: str, example: str, severity: Literal["error", "warning"] = "error") -> None:
         """Count a problem, and keep the first examples of its kind."""
-        self.counts[kind] += 1
-        if self.counts[kind] <= NUM_EXAMPLES:
-            self.examples[kind].append(example)
+        finding = self.findings.setdefault(kind, Finding(kind, severity))
+        finding.count += 1
+        if finding.count <= NUM_EXAMPLES:
+            finding.examples.append(example)
 
     def check_pool(self, path: Path) -> None:
         members = self._pools[path] = IdColumn()
@@ -116,7 +108,8 @@ class _Check:
                 row = self.data.row(path, split)
                 pool = self._pools[row.local_pool]
                 if row.qrels is None:
-                    self.add("missing-qrels", f"{path}: it has no qrels; the queries' own positives are used")
+                    missing = f"{path}: it has no qrels; the queries' own positives are used"
+                    self.add("missing-qrels", missing, severity="warning")
                 else:
                     qrels = read_qrels(row.qrels)
             except BadData as error:
@@ -125,7 +118,7 @@ class _Check:
             where = f"{path}: qid {query.qid}"
             self._count(path, query.image)
             if not query.positives:
-                self.add("no-positives", where)
+                self.add("no-positives", where, severity="warning")
             elif not any(pool[did] for did in query.positives):
                 self.add(
                     "positives-outside-pool",

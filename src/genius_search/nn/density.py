@@ -40,13 +40,6 @@ SCORES_AT_ONCE: Final = 1 << 22
 """Cosines in memory at once: 32 MiB."""
 
 
-class Measured(NamedTuple):
-    """Half norms and densities of IDs, before rounding to bytes."""
-
-    half_norms: Float32[np.ndarray, " ids"]
-    densities: Float32[np.ndarray, " ids"]
-
-
 class _Reference(NamedTuple):
     """Unit vectors that IDs are compared with."""
 
@@ -87,16 +80,11 @@ class NormAndDensity:
         self._references: dict[int, _Reference] = {}
         """By modality code; cached, since summing the sample takes longer than measuring a few new IDs."""
 
-    def measure(self, codes: Integer[np.ndarray, "ids levels"]) -> Measured:
-        """Return half the squared norm of each ID's vector and the density around it."""
-        vectors = sum_codes(self._tables, codes)
-        return Measured(np.square(vectors).sum(axis=1) / 2, self._densities(vectors, codes))
-
     def columns(self, codes: Integer[np.ndarray, "ids levels"]) -> Int16[np.ndarray, "ids columns"]:
         """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped."""
-        half_norms, densities = self.measure(codes)
-        costs = self._norm_weight * half_norms
-        steps = np.stack([costs * HALF_NORM_STEPS, densities * DENSITY_STEPS], axis=1)
+        vectors = sum_codes(self._tables, codes)
+        costs = self._norm_weight * np.square(vectors).sum(axis=1) / 2
+        steps = np.stack([costs * HALF_NORM_STEPS, self.densities(vectors, codes) * DENSITY_STEPS], axis=1)
         return np.asarray(np.rint(steps).clip(0, LARGEST), dtype=np.int16)
 
     def item_density(
@@ -106,10 +94,10 @@ class NormAndDensity:
 
         An embedding is compared with the same vectors as its ID.
         """
-        densities = self._densities(np.asarray(embeddings, dtype=np.float32), codes)
+        densities = self.densities(np.asarray(embeddings, dtype=np.float32), codes)
         return np.asarray(np.rint(densities * DENSITY_STEPS).clip(0, LARGEST), dtype=np.uint8)
 
-    def _densities(
+    def densities(
         self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
     ) -> Float32[np.ndarray, " items"]:
         """Return the density around each vector; ``codes`` are those of its ID."""

@@ -130,14 +130,6 @@ def gather(rows: Tensor) -> Tensor:
     return gathered
 
 
-def gather_pairs(rows: Tensor) -> Tensor:
-    """Gather rows that consist of queries, then candidates; the result has the same order."""
-    if num_ranks() == 1:
-        return rows
-    parts: Tensor = gather(rows).unflatten(0, (num_ranks(), 2, len(rows) // 2))
-    return parts.transpose(0, 1).flatten(0, 2)
-
-
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its sum over all ranks."""
     if num_ranks() > 1:

@@ -252,7 +252,7 @@ class Quantizer(nn.Module):
             residuals, codes = quantized.residuals[level], quantized.codes[:, level]
             book.follow(residuals, codes, decay=config.decay)
             if config.dead_below > 0 and not (level == 0 and self.has_modality_level):
-                gathered = parallel.gather_pairs(residuals)
+                gathered = torch.cat([parallel.gather(half) for half in residuals.chunk(2)])
                 revived += book.revive(gathered, below=config.dead_below, generator=generator)
         return revived
 

@@ -52,16 +52,8 @@ def load_weights(file: Path, make: Callable[[], Network]) -> Network:
 
 
 def write_weights(
-    path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+    path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write named tensors; those that are parts of larger ones are copied."""
-    from genius_search.writing import translate_full_disk  # noqa: PLC0415  reading needs none of it
-
-    packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    pieces = {
-        name: tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-        for name, tensor in packed.items()
-    }
-    body = save(pieces, metadata=None if metadata is None else dict(metadata))
-    with translate_full_disk(path.parent):
-        path.write_bytes(body)
+    """Write named tensors, which may share their memory."""
+    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    path.write_bytes(save(copies, metadata=metadata))

@@ -248,10 +248,11 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
     """Measure by how much a pool's items differ (:mod:`genius_search.nn.spread`), as weights."""
     drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MEASURED]
     vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
-    densities = codebooks.norm_and_density.measure(ids).densities
     tables = codebooks.tables()
+    sums = sum_codes(tables, ids)
+    densities = codebooks.norm_and_density.densities(sums, ids)
     measured = Spread.measure(tables, ids, densities, has_modality_level=codebooks.has_modality_level)
-    residuals = _measure_residuals(vectors - sum_codes(tables, ids))
+    residuals = _measure_residuals(vectors - sums)
     constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
     usage, spreads = measured.arrays()

@@ -14,6 +14,7 @@ from genius_search.nn.spread import (
     decode_densities,
     decode_half_norms,
     normalize,
+    sum_codes,
 )
 
 DIM = 5
@@ -58,18 +59,20 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
     )
     for at_once in (density.SCORES_AT_ONCE, 20):  # all together, and a few at a time
         monkeypatch.setattr(density, "SCORES_AT_ONCE", at_once)
-        found = NormAndDensity(tables, has_modality_level=has_modality_level).measure(codes)
-        np.testing.assert_allclose(np.stack([*found], axis=1), expected, rtol=1e-5, atol=1e-6)
+        measurer = NormAndDensity(tables, has_modality_level=has_modality_level)
+        found = measurer.densities(sum_codes(tables, codes), codes)
+        np.testing.assert_allclose(found, expected[:, 1], rtol=1e-5, atol=1e-6)
+        half_norms = measurer.columns(codes)[:, 0]
+        np.testing.assert_allclose(
+            half_norms, (expected[:, 0] * HALF_NORM_STEPS).clip(max=LARGEST), atol=0.51
+        )
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
 def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_nearest_others(has_modality_level):
     tables, codes, sample = drawn(1), drawn_codes(2, 60), np.unique(drawn_codes(3, 80), axis=0)
-    found = (
-        NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample.astype(np.int16))
-        .measure(codes)
-        .densities
-    )
+    measurer = NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample.astype(np.int16))
+    found = measurer.densities(sum_codes(tables, codes), codes)
     vectors = {tuple(one): sum(t[c] for t, c in zip(tables, one, strict=True)) for one in sample.tolist()}
     for code, value in zip(codes.tolist(), found.tolist(), strict=True):
         own = sum(table[at] for table, at in zip(tables, code, strict=True))
@@ -115,14 +118,14 @@ def test_item_density_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compa
 
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
-    found = NormAndDensity(tables, has_modality_level=True).measure(codes)
-    kept = NormAndDensity(tables, has_modality_level=True).columns(codes)
+    measurer, vectors = NormAndDensity(tables, has_modality_level=True), sum_codes(tables, codes)
+    kept = measurer.columns(codes)
     assert kept.dtype == np.int16
     assert kept.min() >= 0
     assert kept.max() < LARGEST  # nothing was cut off
     half_norms, densities = decode_half_norms(kept[:, 0]), decode_densities(kept[:, 1])
-    assert np.abs(half_norms - found.half_norms).max() <= 0.5 / HALF_NORM_STEPS + 1e-6
-    crowded = found.densities.clip(min=0)  # less than nothing counts as nothing
+    assert np.abs(half_norms - np.square(vectors).sum(axis=1) / 2).max() <= 0.5 / HALF_NORM_STEPS + 1e-6
+    crowded = measurer.densities(vectors, codes).clip(min=0)  # less than nothing counts as nothing
     assert np.abs(densities - crowded).max() <= 0.5 / DENSITY_STEPS + 1e-6
 
 
