@@ -14,7 +14,7 @@ from jaxtyping import Float16
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import print_text
-from genius_search.encoders.base import ItemKey, TextInput, load_encoder
+from genius_search.encoders.base import load_encoder
 from genius_search.errors import BadData
 from research.command import run
 
@@ -72,8 +72,8 @@ class Texts:
         encoder = load_encoder(self.encoder)
         batches = []
         for start in range(0, len(texts), BATCH):
-            own = [TextInput(text, ItemKey("candidate", "")) for text in texts[start : start + BATCH]]
-            batches.append(np.asarray(encoder.text_features(own), dtype=np.float16))
+            own = encoder.text_features(texts[start : start + BATCH])
+            batches.append(np.asarray(own, dtype=np.float16))
         return np.concatenate(batches)
 
 

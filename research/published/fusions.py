@@ -19,19 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from genius_search.artifact import open_artifact, read_json
-from genius_search.encoders.base import (
-    Encoder,
-    ImageInput,
-    JointInput,
-    TextInput,
-    cut_texts,
-    decoded_images,
-    load_encoder,
-    read_tokenizer,
-)
-from genius_search.encoders.batches import in_batches
+from genius_search.encoders.base import Encoder, Keys, cut_texts, load_encoder, read_tokenizer
 from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.errors import need_packages
+from genius_search.nn.weights import in_batches
 
 ARTIFACT: Final = "uniir-fusion"
 """The folder's kind in its manifest, whose settings name the kind of encoder."""
@@ -161,24 +152,27 @@ class FeatureFusion:
         return pixels
 
     @torch.inference_mode()
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+    def joint_features(
+        self, images: Sequence[Image.Image | None], texts: Sequence[str], _: Keys = ()
+    ) -> Float[Tensor, "items dim"]:
         """Return one vector for each image and text together."""
+        items = list(zip(images, texts, strict=True))
         return in_batches(self._encode, items, size=self.batch_size, dim=self.dim)
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float[Tensor, "items dim"]:
         """Return the vectors of images without a text."""
-        return self.joint_features([JointInput(image, "", key, has_image=True) for image, key in images])
+        return self.joint_features(images, [""] * len(images))
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+    def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float[Tensor, "items dim"]:
         """Return the vectors of texts without an image."""
-        return self.joint_features([JointInput(None, text, key, has_image=False) for text, key in texts])
+        return self.joint_features([None] * len(texts), texts)
 
-    def _encode(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
+    def _encode(self, items: Sequence[tuple[Image.Image | None, str]]) -> Float[Tensor, "items dim"]:
         """Return the vectors of a batch of items; a missing image is a blank one, a missing text empty."""
-        images = decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
+        images = [image for image, _ in items if image is not None]
         blank = torch.zeros(1, 3, self._network.side, self._network.side)
         patches = self._network.patches(torch.cat([blank, *([self._prepare(images)] if images else [])]))
-        has_image = torch.tensor([item.has_image for item in items])
+        has_image = torch.tensor([image is not None for image, _ in items])
         # Row 0 is the blank image's, the others are the images' in order.
         rows = torch.where(has_image, has_image.cumsum(0), 0)
-        return self._network.fuse(patches[rows], self._tokens([item.text for item in items]))
+        return self._network.fuse(patches[rows], self._tokens([text for _, text in items]))

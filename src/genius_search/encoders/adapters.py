@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
 from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
-from genius_search.encoders.base import ImageInput, TextInput, load_encoder, reads_images
+from genius_search.encoders.base import Keys, load_encoder, reads_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.spread import normalize
@@ -59,13 +59,15 @@ class FrozenPair:
         """A hash of both encoders."""
         return fingerprint_of({part: encoder.fingerprint for part, encoder in self.encoders.items()})
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items image_dim"]:
+    def image_features(
+        self, images: Sequence[Any], keys: Keys = ()
+    ) -> Float32[np.ndarray, "items image_dim"]:
         """Return the features of images, of the first encoder's width."""
-        return as_array(self.encoders["image"].image_features(images))
+        return as_array(self.encoders["image"].image_features(images, keys))
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items text_dim"]:
+    def text_features(self, texts: Sequence[str], keys: Keys = ()) -> Float32[np.ndarray, "items text_dim"]:
         """Return the features of texts, of the second encoder's width."""
-        return as_array(self.encoders["text"].text_features(texts))
+        return as_array(self.encoders["text"].text_features(texts, keys))
 
 
 class Adapter(NamedTuple):
@@ -149,10 +151,10 @@ class AdapterEncoder:
         """A hash of the networks and of both encoders."""
         return fingerprint_of([file_fingerprint(self._weights), self.pair.fingerprint])
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+    def image_features(self, images: Sequence[Any], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
-        return self.image(self.pair.image_features(images))
+        return self.image(self.pair.image_features(images, keys))
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+    def text_features(self, texts: Sequence[str], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of texts."""
-        return self.text(self.pair.text_features(texts))
+        return self.text(self.pair.text_features(texts, keys))

@@ -15,6 +15,7 @@ from typing import (
     NamedTuple,
     NoReturn,
     Protocol,
+    TypeAlias,
     runtime_checkable,
 )
 
@@ -80,37 +81,15 @@ class ItemKey(NamedTuple):
     id: str
 
 
-class TextInput(NamedTuple):
-    """A text as the encoder reads it, instruction included."""
-
-    text: str
-    key: ItemKey
-
-
-class ImageInput(NamedTuple):
-    """A decoded image (RGB, upright), or None where only the key matters."""
-
-    image: Image.Image | None
-    key: ItemKey
-
-
-class JointInput(NamedTuple):
-    """The image and the text of one query or candidate, encoded together."""
-
-    image: Image.Image | None
-    """A decoded image (RGB, upright); None where there is none or where only the key matters."""
-    text: str
-    """The text as the encoder reads it, instruction included; empty where there is none."""
-    key: ItemKey
-    has_image: bool
-    """Whether the item has an image, decoded or not."""
+Keys: TypeAlias = Sequence[ItemKey]
 
 
 @runtime_checkable
 class Encoder(Protocol):
     """An encoder of images and texts into unnormalised features, one row per input.
 
-    Features are NumPy arrays or PyTorch tensors, of shape (inputs, dim).
+    Features are NumPy arrays or PyTorch tensors, of shape (inputs, dim). Images are decoded (RGB, upright);
+    texts have their instruction. With them may come their keys, all of one role.
     """
 
     @property
@@ -133,11 +112,11 @@ class Encoder(Protocol):
         """Whether images must be decoded; False when features are looked up or only texts are read."""
         ...
 
-    def image_features(self, images: Sequence[ImageInput]) -> AnyArray:
+    def image_features(self, images: Sequence[Image.Image], keys: Keys = (), /) -> AnyArray:
         """Return the features of images."""
         ...
 
-    def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
+    def text_features(self, texts: Sequence[str], keys: Keys = (), /) -> AnyArray:
         """Return the features of texts."""
         ...
 
@@ -148,13 +127,13 @@ class LateEncoder:
     def __init__(self, opened: Callable[[], Encoder]) -> None:
         self._open = cache(opened)
 
-    def image_features(self, images: Sequence[ImageInput]) -> AnyArray:
+    def image_features(self, images: Sequence[Image.Image], keys: Keys = ()) -> AnyArray:
         """Return the features of images."""
-        return self._open().image_features(images)
+        return self._open().image_features(images, keys)
 
-    def text_features(self, texts: Sequence[TextInput]) -> AnyArray:
+    def text_features(self, texts: Sequence[str], keys: Keys = ()) -> AnyArray:
         """Return the features of texts."""
-        return self._open().text_features(texts)
+        return self._open().text_features(texts, keys)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._open(), name)
@@ -172,8 +151,10 @@ class JointEncoder(Encoder, Protocol):
     The vector is stored as the text feature, and the image feature is absent.
     """
 
-    def joint_features(self, items: Sequence[JointInput]) -> AnyArray:
-        """Return one unnormalised vector for each image and text together."""
+    def joint_features(
+        self, images: Sequence[Image.Image | None], texts: Sequence[str], keys: Keys = (), /
+    ) -> AnyArray:
+        """Return one unnormalised vector for each image and text together; one may be None, or empty."""
         ...
 
 
@@ -308,23 +289,13 @@ def read_tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def decoded_images(images: Sequence[ImageInput]) -> list[Image.Image]:
-    """Return the images themselves; raise :class:`UsageError` where one was not decoded."""
-    for image in images:
-        if image.image is None:
-            raise UsageError(f"{image.key.role} {image.key.id}: this encoder needs the image itself, decoded")
-    return [image.image for image in images if image.image is not None]
-
-
-def refuse_images(images: Sequence[ImageInput]) -> None:
-    """Raise :class:`UsageError` if there is an image, for encoders of texts only."""
-    if images:
-        key = images[0].key
-        which = f"{key.role} {key.id}" if key.id else f"the {key.role}"
-        raise UsageError(
-            f"this encoder reads texts only, and {which} has an image; for pictures, create the index with "
-            "onnx:NAME or st:NAME of a model that reads them"
-        )
+def refuse_images(keys: Keys) -> NoReturn:
+    """Raise :class:`UsageError` for images that an encoder of texts only was given."""
+    which = " ".join(filter(None, keys[0])) if keys else "something"
+    raise UsageError(
+        f"this encoder reads texts only, and {which} has an image; for pictures, create the index with "
+        "onnx:NAME or st:NAME of a model that reads them"
+    )
 
 
 class VectorEncoder:
@@ -347,13 +318,13 @@ class VectorEncoder:
         self.spec = f"vectors:{self.dim}"
         self.fingerprint = hashlib.sha256(self.spec.encode()).hexdigest()
 
-    def image_features(self, images: Sequence[ImageInput]) -> NoReturn:
+    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> NoReturn:
         """Refuse to encode."""
         self._refuse(f"{len(images)} pictures")
 
-    def text_features(self, texts: Sequence[TextInput]) -> NoReturn:
+    def text_features(self, texts: Sequence[str], _: Keys = ()) -> NoReturn:
         """Refuse to encode."""
-        self._refuse(f"the text {texts[0].text[:40]!r}")
+        self._refuse(f"the text {texts[0][:40]!r}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise UsageError(

@@ -17,7 +17,7 @@ from PIL import Image
 from tokenizers.processors import TemplateProcessing
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.encoders.base import ImageInput, TextInput, cut_texts, decoded_images, read_tokenizer
+from genius_search.encoders.base import Keys, cut_texts, read_tokenizer
 from genius_search.encoders.graphs import open_graph
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.hub import known_fingerprint
@@ -117,9 +117,9 @@ class OnnxEncoder:
         encoded = self._tokenizer.encode(text)
         return sum(encoded.attention_mask) + bool(encoded.overflowing)
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+    def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of texts, cut at the model's maximum length."""
-        words = cut_texts([text.text for text in texts], max_tokens=self.max_tokens)
+        words = cut_texts(texts, max_tokens=self.max_tokens)
         if self._is_siglip:  # trained on lower case, which the tokenizers of SigLIP 2 do not make
             words = [text.lower() for text in words]
         parts = [np.zeros((0, self.dim), dtype=np.float32)]
@@ -130,12 +130,11 @@ class OnnxEncoder:
             parts.append(self._run("text_model", input_ids=rows, attention_mask=mask))
         return np.concatenate(parts)
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
-        pictures = decoded_images(images)
         parts = [np.zeros((0, self.dim), dtype=np.float32)]
-        for start in range(0, len(pictures), _BATCH):
-            pixels = [prepare_pixels(one, self._pixels) for one in pictures[start : start + _BATCH]]
+        for start in range(0, len(images), _BATCH):
+            pixels = [prepare_pixels(one, self._pixels) for one in images[start : start + _BATCH]]
             parts.append(self._run("vision_model", pixel_values=np.stack(pixels)))
         return np.concatenate(parts)
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.encoders.base import ImageInput, ItemKey, TextInput
+from genius_search.encoders.base import Keys
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.records import candidate_number, parse_id, query_number
 
@@ -60,7 +60,7 @@ class FeatureFile:
         if len(self._ids) < len(ids):
             raise BadData(f"{self.ids_file} has {len(ids) - len(self._ids)} ids more than once")
 
-    def find(self, keys: Sequence[ItemKey]) -> Int64[np.ndarray, " items"]:
+    def find(self, keys: Keys) -> Int64[np.ndarray, " items"]:
         """Return the rows of items of one role; −1 for an item that has none."""
         if self.ids_file is None:
             numbers = np.array([parse_id(key.id)[1] - 1 for key in keys], dtype=np.int64)
@@ -126,11 +126,11 @@ class PrecomputedEncoder:
             }
         )
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+    def image_features(self, _: Sequence[Any], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of known images; raises as :meth:`text_features`."""
-        return self._look_up("image", [image.key for image in images])
+        return self._look_up("image", keys)
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+    def text_features(self, _: Sequence[str], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of known texts, whatever the text says now.
 
         Raises
@@ -142,36 +142,30 @@ class PrecomputedEncoder:
         UsageError
             An id is empty: the content is new.
         """
-        return self._look_up("text", [text.key for text in texts])
+        return self._look_up("text", keys)
 
-    def _look_up(self, part: str, keys: Sequence[ItemKey]) -> Float32[np.ndarray, "items dim"]:
-        if not all(key.id for key in keys):
+    def _look_up(self, part: str, keys: Keys) -> Float32[np.ndarray, "items dim"]:
+        if not keys or not all(key.id for key in keys):
             raise UsageError(
                 "precomputed features cannot embed new content: they are looked up by the id of a known "
                 "query or candidate. Use an encoder that reads texts and images, such as small or clip"
             )
-        features = np.empty((len(keys), self.dim), dtype=np.float32)
-        for role in ("query", "candidate"):
-            places = [place for place, key in enumerate(keys) if key.role == role]
-            if not places:
-                continue
-            asked = [keys[place] for place in places]
-            table = self._files.get(f"{role} {part}")
-            if table is None:
-                raise ArtifactMissing(
-                    f"{self.spec} has no {part} features for {role} {asked[0].id}: put {part}_features.npy "
-                    "beside the other files"
-                )
-            rows = table.find(asked)
-            absent = [key.id for key, row in zip(asked, rows.tolist(), strict=True) if row < 0]
-            if absent:
-                where = table.ids_file or f"{table.file}, whose rows are number 1 and on of any data set"
-                raise BadData(
-                    f"{role} {absent[0]} is not among the {len(table.features)} ids of {where} "
-                    f"({len(absent):,} of {len(asked):,} looked up are not)"
-                )
-            features[places] = table.features[rows]
-        return features
+        role = keys[0].role
+        table = self._files.get(f"{role} {part}")
+        if table is None:
+            raise ArtifactMissing(
+                f"{self.spec} has no {part} features for {role} {keys[0].id}: put {part}_features.npy "
+                "beside the other files"
+            )
+        rows = table.find(keys)
+        absent = [key.id for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
+        if absent:
+            where = table.ids_file or f"{table.file}, whose rows are number 1 and on of any data set"
+            raise BadData(
+                f"{role} {absent[0]} is not among the {len(table.features)} ids of {where} "
+                f"({len(absent):,} of {len(keys):,} looked up are not)"
+            )
+        return np.asarray(table.features[rows], dtype=np.float32)
 
 
 def _map(file: Path) -> Array:

@@ -13,18 +13,11 @@ from typing import Any, Final
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from genius_search.artifact import fingerprint_of, read_json
-from genius_search.encoders.base import (
-    ImageInput,
-    ItemKey,
-    JointInput,
-    TextInput,
-    cut_texts,
-    decoded_images,
-    refuse_images,
-)
+from genius_search.encoders.base import Keys, cut_texts, refuse_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.hub import contents_fingerprint
 
@@ -161,37 +154,25 @@ class PretrainedEncoder:
         tokens = self._model.tokenizer(text, truncation=True, max_length=self.max_tokens + 1)
         return len(tokens["input_ids"])
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float[Tensor, "items dim"]:
+    def image_features(self, images: Sequence[Image.Image], keys: Keys = ()) -> Float[Tensor, "items dim"]:
         """Return the features of images; raise :class:`UsageError` if the model reads texts only."""
         if not self.reads_images:
-            refuse_images(images)
-        return self._by_role(
-            [image.key for image in images], [{"image": image} for image in decoded_images(images)]
-        )
+            refuse_images(keys)
+        return self._encode([{"image": image} for image in images], _role(keys))
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float[Tensor, "items dim"]:
+    def text_features(self, texts: Sequence[str], keys: Keys = ()) -> Float[Tensor, "items dim"]:
         """Return the features of texts, cut at the model's maximum length."""
-        words = self._texts([text.text for text in texts])
-        return self._by_role([text.key for text in texts], [{"text": text} for text in words])
+        return self._encode([{"text": text} for text in self._texts(texts)], _role(keys))
 
     def _texts(self, texts: Sequence[str]) -> list[str]:
         cut = cut_texts(texts, max_tokens=self.max_tokens)
         # SigLIP was trained on lower case, which the tokenizers of SigLIP 2 do not make.
         return [text.lower() for text in cut] if self._is_siglip else cut
 
-    def _by_role(
-        self, keys: Sequence[ItemKey], inputs: Sequence[dict[str, Any]]
-    ) -> Float[Tensor, "items dim"]:
-        """Encode queries and candidates with their prompts, and inputs of the same parts together."""
-        features = torch.zeros(len(keys), self.dim)
-        kinds = [(key.role, tuple(content)) for key, content in zip(keys, inputs, strict=True)]
-        for kind in dict.fromkeys(kinds):
-            rows = [row for row, other in enumerate(kinds) if other == kind]
-            features[rows] = self._encode([inputs[row] for row in rows], kind[0])
-        return features
-
     def _encode(self, inputs: list[dict[str, Any]], role: str) -> Float[Tensor, "items dim"]:
         """Encode inputs of one kind. Each names its parts, or a text that is an address would be fetched."""
+        if not inputs:
+            return torch.zeros(0, self.dim)
         encode = self._model.encode_query if role == "query" else self._model.encode_document
         # Named, since encode_document takes an empty prompt for "document" before one for "passage".
         prompt = next(filter(None, map(self._model.prompts.get, _PROMPTS[role])), "")
@@ -206,14 +187,20 @@ class PretrainedEncoder:
 class JointPretrainedEncoder(PretrainedEncoder):
     """One that reads image and text together; others are given each apart, and their features are added."""
 
-    def joint_features(self, items: Sequence[JointInput]) -> Float[Tensor, "items dim"]:
-        """Return one vector for each image and text together."""
-        pictures = iter(
-            decoded_images([ImageInput(item.image, item.key) for item in items if item.has_image])
-        )
-        texts = self._texts([item.text for item in items])
+    def joint_features(
+        self, images: Sequence[Image.Image | None], texts: Sequence[str], keys: Keys = ()
+    ) -> Float[Tensor, "items dim"]:
+        """Return one vector for each image and text together; inputs of the same parts are one batch."""
         inputs = [
-            ({"image": next(pictures)} if item.has_image else {}) | ({"text": text} if text else {})
-            for item, text in zip(items, texts, strict=True)
+            ({} if image is None else {"image": image}) | ({"text": text} if text else {})
+            for image, text in zip(images, self._texts(texts), strict=True)
         ]
-        return self._by_role([item.key for item in items], inputs)
+        features = torch.zeros(len(inputs), self.dim)
+        for parts in dict.fromkeys(map(tuple, inputs)):
+            rows = [row for row, own in enumerate(inputs) if tuple(own) == parts]
+            features[rows] = self._encode([inputs[row] for row in rows], _role(keys))
+        return features
+
+
+def _role(keys: Keys) -> str:
+    return keys[0].role if keys else "candidate"

@@ -32,17 +32,10 @@ from torch.nn import functional as F
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
 from genius_search.data.features import FeatureBatch
-from genius_search.encoders.base import (
-    CHARACTERS_PER_TOKEN,
-    ImageInput,
-    TextInput,
-    decoded_images,
-    read_tokenizer,
-)
-from genius_search.encoders.batches import in_batches
+from genius_search.encoders.base import CHARACTERS_PER_TOKEN, Keys, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
-from genius_search.nn.weights import load_weights, write_weights
+from genius_search.nn.weights import in_batches, load_weights, write_weights
 
 BATCH: Final = 1024
 """Items that are encoded at once."""
@@ -212,16 +205,16 @@ class SmallEncoder:
         return torch.from_numpy(rows)
 
     @torch.inference_mode()
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
+    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
-        described = describe(decoded_images(images)).split(BATCH)
+        described = describe(images).split(BATCH)
         features = [self.network.image(some.to(self.network.device)).cpu() for some in described]
         return torch.cat(features).numpy()
 
     @torch.inference_mode()
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+    def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of texts, cut at the encoder's maximum length."""
-        numbered = self.prepare_texts([text.text for text in texts]).split(BATCH)
+        numbered = self.prepare_texts(texts).split(BATCH)
         return torch.cat([self.network.text(some).cpu() for some in numbered]).numpy()
 
 

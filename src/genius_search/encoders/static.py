@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 from unicodedata import normalize
 
 import numpy as np
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.encoders.base import ImageInput, TextInput, cut_texts, refuse_images
+from genius_search.encoders.base import Keys, cut_texts, refuse_images
 from genius_search.errors import ArtifactMismatch, missing_extra, need_packages
 
 WORDLLAMA: Final = "wordllama"
@@ -101,18 +101,17 @@ class StaticEncoder:
         tokens = self._model.tokenizer.encode(text, add_special_tokens=False)
         return sum(len(part.ids) for part in (tokens, *tokens.overflowing))
 
-    def text_features(self, texts: Sequence[TextInput]) -> Float32[np.ndarray, "items dim"]:
+    def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors of texts, cut at the maximum length.
 
         The tokenizer of wordllama splits capitals, ligatures and wide letters into pieces without a meaning.
         """
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
-        words = [normalize("NFKC", text.text).lower() for text in texts]
+        words = [normalize("NFKC", text).lower() for text in texts]
         beginnings = cut_texts(words, max_tokens=_MAX_TOKENS)
         return np.asarray(self._model.encode(beginnings, use_multiprocessing=False), dtype=np.float32)
 
-    def image_features(self, images: Sequence[ImageInput]) -> Float32[np.ndarray, "items dim"]:
-        """Raise :class:`UsageError` for any image."""
-        refuse_images(images)
-        return np.zeros((0, self.dim), dtype=np.float32)
+    def image_features(self, _: Sequence[Any], keys: Keys = ()) -> NoReturn:
+        """Raise :class:`UsageError`."""
+        refuse_images(keys)

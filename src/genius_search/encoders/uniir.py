@@ -17,9 +17,9 @@ from torch import Tensor
 
 from genius_search.artifact import open_artifact
 from genius_search.encoders.base import cut_texts, read_tokenizer
-from genius_search.encoders.batches import in_batches
 from genius_search.encoders.pretrained import PretrainedEncoder, open_model
 from genius_search.errors import need_packages
+from genius_search.nn.weights import in_batches
 
 ARTIFACT: Final = "uniir"
 """The folder's kind in its manifest."""

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, JointInput, TextInput
+from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.errors import UsageError
 from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.request import SearchPart, SearchRequest
@@ -665,15 +665,16 @@ def features_of(
         if text:
             texts.append(row)
     if hasattr(encoder, "joint_features"):
-        both = [JointInput(image, text, KEY, image is not None) for image, text in contents]
-        features[1] = as_floats(encoder.joint_features(both))
+        pictures, words = zip(*contents, strict=True)
+        features[1] = as_floats(encoder.joint_features(pictures, words, [KEY] * len(contents)))
         return features
     if images:
-        given = encoder.image_features([ImageInput(contents[rows[0]][0], KEY) for rows in images.values()])
+        opened = [image for rows in images.values() if (image := contents[rows[0]][0]) is not None]
+        given = encoder.image_features(opened, [KEY] * len(opened))
         for rows, vector in zip(images.values(), as_floats(given), strict=True):
             features[0, rows] = vector
     if texts:
-        given = encoder.text_features([TextInput(contents[row][1], KEY) for row in texts])
+        given = encoder.text_features([contents[row][1] for row in texts], [KEY] * len(texts))
         features[1, texts] = given if isinstance(given, np.ndarray) else as_floats(given)
     return features
 

@@ -1,4 +1,4 @@
-"""Weights of networks as safetensors files."""
+"""Weights of networks as safetensors files; networks run in batches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from genius_search.nn.stored import unfit
 
 Network = TypeVar("Network", bound=nn.Module)
+Input = TypeVar("Input")
 
 
 class _Uninitialized(TorchFunctionMode):
@@ -49,6 +51,14 @@ def load_weights(file: Path, make: Callable[[], Network]) -> Network:
     except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, SafetensorError) as error:
         raise unfit(file, error) from None
     return network
+
+
+def in_batches(
+    encode: Callable[[Sequence[Input]], Tensor], items: Sequence[Input], *, size: int, dim: int
+) -> Float[Tensor, "items dim"]:
+    """Encode ``size`` items at a time, and return the features on the CPU."""
+    parts = [encode(items[start : start + size]).cpu() for start in range(0, len(items), size)]
+    return torch.cat([torch.zeros(0, dim), *parts])
 
 
 def write_weights(

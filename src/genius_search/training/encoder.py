@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64, Shaped
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +18,7 @@ from genius_search.artifact import fingerprint_of
 from genius_search.config import to_json
 from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
 from genius_search.data.mbeir import Instructions
-from genius_search.encoders.base import Encoder, ImageInput, TextInput, decoded_images
+from genius_search.encoders.base import Encoder, Keys
 from genius_search.encoders.small import (
     PADDING,
     SmallEncoder,
@@ -276,11 +277,11 @@ class _Preparation:
         self.dim = 0
         self.fingerprint = fingerprint_of([encoder.config.max_tokens, encoder.tokenizer.to_str()])
 
-    def image_features(self, images: Sequence[ImageInput]) -> Shaped[Tensor, "items pixels"]:
-        return describe(decoded_images(images))
+    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Shaped[Tensor, "items pixels"]:
+        return describe(images)
 
-    def text_features(self, texts: Sequence[TextInput]) -> Shaped[Tensor, "items tokens"]:
-        return self._encoder.prepare_texts([item.text for item in texts])
+    def text_features(self, texts: Sequence[str], _: Keys = ()) -> Shaped[Tensor, "items tokens"]:
+        return self._encoder.prepare_texts(texts)
 
 
 def embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:

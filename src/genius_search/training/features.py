@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -34,14 +34,7 @@ from genius_search.data.features import (
 )
 from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
-from genius_search.encoders.base import (
-    Encoder,
-    ImageInput,
-    ItemKey,
-    JointInput,
-    TextInput,
-    reads_images,
-)
+from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.errors import BadData, BadImage
 from genius_search.nn.codebooks import AnyArray, as_array
 from genius_search.progress import Progress
@@ -79,7 +72,8 @@ class FeatureRow(NamedTuple):
     wanted: Modality | None = None
 
 
-_Batch = list[tuple[FeatureRow, Image.Image | None]]
+_Encode: TypeAlias = Callable[[list[Any], list[str], list[ItemKey]], AnyArray]
+"""Makes features of pictures, texts and keys; pictures are None if they are not decoded."""
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -108,9 +102,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
         bad = {row.image: BadImage(row.image, reason) for row in rows if row.image and not row.text}
         rows = [row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows]
 
-    def encode(
-        keys: Sequence[Hashable], run: Callable[[_Batch], AnyArray], *, decode: bool
-    ) -> tuple[np.ndarray, list[int]]:
+    def encode(keys: Sequence[Hashable], run: _Encode, *, decode: bool) -> tuple[np.ndarray, list[int]]:
         """Encode a row of each key but None; return the features and the place of each row's."""
         distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
         parts = [np.zeros((0, encoder.dim), dtype=np.float16)]
@@ -121,18 +113,15 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
             good = [place for place, row in enumerate(own) if not (decode and row.image in bad)]
             places.update((batch[place][0], number) for number, place in enumerate(good, len(places)))
             if good:
-                parts.append(as_array(run([(own[place], pictures[place]) for place in good])))
+                inputs = [(pictures[place], own[place].text or "", own[place].key) for place in good]
+                parts.append(as_array(run(*map(list, zip(*inputs, strict=True)))))
         return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
 
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
     if hasattr(encoder, "joint_features"):
         image, image_places = np.zeros((0, encoder.dim), np.float16), [ABSENT] * len(rows)
         text, text_places = encode(
-            [(row.image, row.text or "") if has_pixels else row.key for row in rows],
-            lambda batch: encoder.joint_features(
-                [JointInput(picture, row.text or "", row.key, bool(row.image)) for row, picture in batch]
-            ),
-            decode=has_pixels,
+            [(row.image, row.text or "") for row in rows], encoder.joint_features, decode=True
         )
     else:
         image, image_places = encode(
@@ -140,12 +129,12 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
                 (row.image if has_pixels else row.key) if row.image and row.image not in bad else None
                 for row in rows
             ],
-            lambda batch: encoder.image_features([ImageInput(picture, row.key) for row, picture in batch]),
+            lambda pictures, _, keys: encoder.image_features(pictures, keys),
             decode=has_pixels,
         )
         text, text_places = encode(
             [(row.text if has_pixels else row.key) if row.text else None for row in rows],
-            lambda batch: encoder.text_features([TextInput(row.text or "", row.key) for row, _ in batch]),
+            lambda _, texts, keys: encoder.text_features(texts, keys),
             decode=False,
         )
     kept = [

@@ -14,20 +14,9 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from genius_search.encoders.base import ImageInput, ItemKey, TextInput
-
-KEY = ItemKey("candidate", "9:1")
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "kite", "##s", "anchor", "on", "the", "."]
-
-
-def images_of(pictures):
-    return [ImageInput(picture, KEY) for picture in pictures]
-
-
-def texts_of(texts):
-    return [TextInput(text, KEY) for text in texts]
 
 
 class QuickGELU(nn.Module):

@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from genius_search.encoders.base import Encoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded
 
-from .conftest import images_of, texts_of
-
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]
 
 
@@ -41,20 +39,20 @@ def test_features_are_those_of_transformers_own_pipeline(kind, pipeline, dim, re
     encoder = load_encoder(f"{kind}:{folder}")
     with torch.inference_mode():
         both = pipeline(folder, pictures)
-    images, texts = encoder.image_features(images_of(pictures)), encoder.text_features(texts_of(TEXTS))
+    images, texts = encoder.image_features(pictures), encoder.text_features(TEXTS)
     assert images.shape == texts.shape == (3, encoder.dim) == (3, dim)
     torch.testing.assert_close(torch.nn.functional.normalize(images), both.image_embeds)
     torch.testing.assert_close(torch.nn.functional.normalize(texts), both.text_embeds)
     assert isinstance(encoder, Encoder)
     assert encoder.needs_pixels
     assert encoder.spec == f"{kind}:{folder}"
-    assert torch.equal(load_encoder(f"st:{folder}").text_features(texts_of(TEXTS)), texts)
+    assert torch.equal(load_encoder(f"st:{folder}").text_features(TEXTS), texts)
 
 
 @pytest.mark.parametrize("kind", ["clip_folder", "siglip_folder"])
 def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(kind, request, pictures):
     encoder = load_encoder(f"clip:{request.getfixturevalue(kind)}")
-    images, texts = images_of(pictures), texts_of(TEXTS)
+    images, texts = pictures, TEXTS
     torch.testing.assert_close(encoder.image_features(images)[:1], encoder.image_features(images[:1]))
     torch.testing.assert_close(encoder.text_features(texts)[2:], encoder.text_features(texts[2:]))
     assert encoder.image_features([]).shape == encoder.text_features([]).shape == (0, encoder.dim)
@@ -78,9 +76,7 @@ def test_a_text_that_is_an_address_is_read_as_a_text_and_not_fetched(clip_folder
         raise AssertionError("the network was touched")
 
     monkeypatch.setattr("socket.getaddrinfo", touched)
-    found = load_encoder(f"st:{clip_folder}").text_features(
-        texts_of(["https://example.org/red.jpg", "/a.png"])
-    )
+    found = load_encoder(f"st:{clip_folder}").text_features(["https://example.org/red.jpg", "/a.png"])
     assert found.isfinite().all()
 
 

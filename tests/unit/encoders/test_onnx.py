@@ -12,8 +12,6 @@ from genius_search.encoders.base import absolute_spec, is_cut, load_encoder
 from genius_search.encoders.onnx import prepare_pixels
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
-from .conftest import images_of, texts_of
-
 TEXTS = ["a red anchor", "A green anchor on a red ground", "anchor"]
 
 
@@ -26,7 +24,7 @@ def exported(request, tmp_path_factory, export_onnx):
 
 def test_features_are_those_of_transformers(exported, pictures):
     theirs, ours = load_encoder(f"clip:{exported[0]}"), load_encoder(str(exported[1]))
-    images, texts = images_of(pictures), texts_of(TEXTS)
+    images, texts = pictures, TEXTS
     np.testing.assert_allclose(ours.image_features(images), theirs.image_features(images), atol=1e-3)
     np.testing.assert_allclose(ours.text_features(texts), theirs.text_features(texts), atol=1e-3)
     assert ours.dim == theirs.dim
@@ -53,7 +51,7 @@ def test_a_model_of_links_as_in_the_cache_gives_the_same_at_each_run(exported, t
     for number, file in enumerate(sorted(graph.parent.iterdir())):
         file.rename(blobs / str(number))
         file.symlink_to(blobs / str(number))
-    encoder, texts = load_encoder(str(model)), texts_of(TEXTS)
+    encoder, texts = load_encoder(str(model)), TEXTS
     expected = load_encoder(str(exported[1])).text_features(texts)
     for _ in range(3):
         np.testing.assert_allclose(encoder.text_features(texts), expected, atol=1e-5)
@@ -64,7 +62,7 @@ def test_files_that_are_missing_or_damaged_are_named(exported, tmp_path, name):
     broken = shutil.copytree(exported[1], tmp_path / "model")
     (broken / name).write_bytes(b"{")
     with pytest.raises(ArtifactMismatch, match=name):
-        load_encoder(str(broken)).text_features(texts_of(TEXTS))
+        load_encoder(str(broken)).text_features(TEXTS)
     (broken / name).unlink()
     with pytest.raises(ArtifactMissing, match=r"lacks|expected"):
         load_encoder(str(broken))

@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput
+from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.records import candidate_number, query_number
 
 
-def text(role, identifier):
-    return TextInput("", ItemKey(role, identifier))
-
-
-def image(role, identifier):
-    return ImageInput(None, ItemKey(role, identifier))
+def text_features(encoder, *keys):
+    return [encoder.text_features([""], [ItemKey(*key)])[0].tolist() for key in keys]
 
 
 def rows(count, *, dim=3, start=0.0, dtype=np.float16):
@@ -24,10 +20,10 @@ def rows(count, *, dim=3, start=0.0, dtype=np.float16):
 def test_without_ids_row_r_is_number_r_plus_one_of_any_data_set(tmp_path):
     np.save(tmp_path / "text_features.npy", rows(4))
     encoder = PrecomputedEncoder(tmp_path / "text_features.npy")
-    found = encoder.text_features(
-        [text("query", "30:1"), text("candidate", "7:4"), text("candidate", "30:1")]
-    )
-    assert found.tolist() == [[0, 1, 2], [9, 10, 11], [0, 1, 2]]
+    keys = [ItemKey("candidate", "7:4"), ItemKey("candidate", "30:1")]
+    found = encoder.text_features(["", ""], keys)
+    assert found.tolist() == [[9, 10, 11], [0, 1, 2]]
+    assert text_features(encoder, ("query", "30:1")) == [[0, 1, 2]]
     assert found.dtype == np.float32
     assert isinstance(encoder, Encoder)
     assert encoder.dim == 3
@@ -40,13 +36,10 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
     np.save(tmp_path / "query_text_features.npy", rows(2, start=20))
     np.save(tmp_path / "candidate_image_features.npy", rows(2, start=40))
     encoder = PrecomputedEncoder(tmp_path)
-    assert encoder.text_features([text("query", "0:1"), text("candidate", "0:1")]).tolist() == [
-        [20, 21, 22],
-        [0, 1, 2],
-    ]
-    assert encoder.image_features([image("candidate", "0:1")]).tolist() == [[40, 41, 42]]
+    assert text_features(encoder, ("query", "0:1"), ("candidate", "0:1")) == [[20, 21, 22], [0, 1, 2]]
+    assert encoder.image_features([None], [ItemKey("candidate", "0:1")]).tolist() == [[40, 41, 42]]
     with pytest.raises(ArtifactMissing, match=r"no image features for query 0:1: put image_features\.npy"):
-        encoder.image_features([image("query", "0:1")])
+        encoder.image_features([None], [ItemKey("query", "0:1")])
 
 
 @pytest.mark.parametrize("name", ["ids.npy", "text_features_ids.npy"])
@@ -54,10 +47,8 @@ def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
     np.save(tmp_path / "text_features.npy", rows(3, dtype=np.float32))
     np.save(tmp_path / name, np.array(["9:30", "9:7", "10:7"]))
     encoder = PrecomputedEncoder(tmp_path)
-    found = encoder.text_features(
-        [text("candidate", "10:7"), text("query", "9:30"), text("candidate", "9:7")]
-    )
-    assert found.tolist() == [[6, 7, 8], [0, 1, 2], [3, 4, 5]]
+    found = text_features(encoder, ("candidate", "10:7"), ("query", "9:30"), ("candidate", "9:7"))
+    assert found == [[6, 7, 8], [0, 1, 2], [3, 4, 5]]
 
 
 def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
@@ -69,8 +60,8 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
         np.array([candidate_number("9:1"), candidate_number("0:0")]),
     )
     encoder = PrecomputedEncoder(tmp_path)
-    found = encoder.text_features([text("query", "9:1"), text("candidate", "9:1"), text("candidate", "0:0")])
-    assert found.tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
+    found = text_features(encoder, ("query", "9:1"), ("candidate", "9:1"), ("candidate", "0:0"))
+    assert found == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +76,7 @@ def test_what_is_not_in_the_files_is_refused(tmp_path, identifier, error, match)
     np.save(tmp_path / "text_features.npy", rows(2))
     np.save(tmp_path / "ids.npy", np.array(["9:30", "9:7"]))
     with pytest.raises(error, match=match):
-        PrecomputedEncoder(tmp_path).text_features([text("query", identifier)])
+        text_features(PrecomputedEncoder(tmp_path), ("query", identifier))
 
 
 def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.encoders.base import Encoder, ItemKey, JointInput, TextInput, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.pretrained import JointPretrainedEncoder, PretrainedEncoder
 from genius_search.errors import ArtifactMismatch
-
-from .conftest import texts_of
 
 MODULES = "sentence_transformers.models"
 
@@ -53,7 +51,7 @@ def states_of(sentence_folder, ids):
 
 def test_token_vectors_are_averaged_without_padding_and_normalised(sentence_folder, tmp_path):
     encoder = opened(assemble(sentence_folder, tmp_path, pooling=["mean_tokens"]))
-    found = encoder.text_features(texts_of(["a red anchor", "a green anchor on red"]))
+    found = encoder.text_features(["a red anchor", "a green anchor on red"])
     expected = F.normalize(states_of(sentence_folder, [2, 3, 4, 6, 9]).mean(dim=0), dim=0)
     torch.testing.assert_close(found[0], expected)
     assert isinstance(encoder, Encoder)
@@ -61,17 +59,19 @@ def test_token_vectors_are_averaged_without_padding_and_normalised(sentence_fold
 
 
 def test_a_folder_without_modules_is_averaged_and_not_normalised(sentence_folder):
-    found = opened(sentence_folder).text_features(texts_of(["a red anchor"]))
+    found = opened(sentence_folder).text_features(["a red anchor"])
     torch.testing.assert_close(found[0], states_of(sentence_folder, [2, 3, 4, 6, 9]).mean(dim=0))
 
 
 def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(sentence_folder, tmp_path):
     folder = assemble(sentence_folder, tmp_path, pooling=["mean_tokens"])
-    plain = opened(folder).text_features(texts_of(["red a anchor", "green a anchor"]))
+    plain = opened(folder).text_features(["red a anchor", "green a anchor"])
     settings = {"prompts": {"query": "red ", "passage": "green ", "clustering": "on "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    texts = [TextInput("a anchor", ItemKey(role, "9:1")) for role in ("query", "candidate")]
-    torch.testing.assert_close(opened(folder).text_features(texts), plain)
+    encoder = opened(folder)
+    for role, expected in zip(("query", "candidate"), plain, strict=True):
+        found = encoder.text_features(["a anchor"], [ItemKey(role, "9:1")])
+        torch.testing.assert_close(found[0], expected)
 
 
 @pytest.mark.parametrize("router", [False, True])
@@ -113,10 +113,7 @@ class Together:
 def test_image_and_text_go_together_where_the_model_can(tmp_path, pictures):
     encoder = JointPretrainedEncoder("st:x", tmp_path, Together())
     assert not hasattr(PretrainedEncoder("st:x", tmp_path, Together()), "joint_features")
-    query, candidate = ItemKey("query", "9:1"), ItemKey("candidate", "9:1")
-    items = [
-        JointInput(pictures[0], "red", query, has_image=True),
-        JointInput(None, "green", candidate, has_image=False),
-        JointInput(pictures[1], "", candidate, has_image=True),
-    ]
-    assert encoder.joint_features(items).tolist() == [[1, 3, 6], [0, 5, 0], [1, 0, 0]]
+    items = [pictures[0], None, pictures[1]], ["red", "green", ""]
+    assert encoder.joint_features(*items).tolist() == [[1, 3, 0], [0, 5, 0], [1, 0, 0]]
+    queries = [ItemKey("query", "9:1")] * 3
+    assert encoder.joint_features(*items, queries).tolist() == [[1, 3, 6], [0, 5, 6], [1, 0, 6]]

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from genius_search.encoders import static
-from genius_search.encoders.base import Encoder, ImageInput, ItemKey, TextInput, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.static import StaticEncoder
 from genius_search.errors import ArtifactMismatch, MissingExtra, UsageError
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def features(encoder, *texts):
-    return encoder.text_features([TextInput(text, KEY) for text in texts])
+    return encoder.text_features(texts)
 
 
 def test_a_text_is_the_normalised_mean_of_its_words(folder):
@@ -42,7 +42,7 @@ def test_a_text_is_the_normalised_mean_of_its_words(folder):
     np.testing.assert_allclose(features(encoder, "RED anchor", "green ＧＲＥＥＮ"), expected, rtol=1e-6)
     assert features(encoder).shape == (0, 4)
     with pytest.raises(UsageError, match=r"reads texts only, and candidate 9:1"):
-        encoder.image_features([ImageInput(None, KEY)])
+        encoder.image_features([None], [KEY])
 
 
 def test_damaged_files_and_missing_packages_are_named(folder, monkeypatch):

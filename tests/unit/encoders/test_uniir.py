@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from genius_search.encoders.base import Encoder, JointEncoder, JointInput, load_encoder
+from genius_search.encoders.base import Encoder, JointEncoder, load_encoder
 from genius_search.encoders.uniir import clip_reader, middle_square
 from genius_search.progress import Silent
 from research.published.clip_tokens import START
@@ -17,16 +17,13 @@ from research.published.encoders import import_encoder
 from research.published.fusions import open_encoder
 
 from .conftest import (
-    KEY,
     WORDS,
     Blip,
     ClipFf,
     ClipSf,
     crop,
-    images_of,
     normalised,
     squash,
-    texts_of,
 )
 
 END = START + 1
@@ -125,8 +122,8 @@ def test_clip_sf_has_the_features_of_openai_clip(clip, token_rows, photographs):
     with torch.inference_mode():
         texts = model.clip_model.encode_text(token_rows(TEXTS))
         images = model.clip_model.encode_image(torch.stack([crop(p) for p in photographs]))
-    close(encoder.text_features(texts_of(TEXTS)), texts)
-    close(encoder.image_features(images_of(photographs)), images)
+    close(encoder.text_features(TEXTS), texts)
+    close(encoder.image_features(photographs), images)
     assert isinstance(encoder, Encoder)
     assert not isinstance(encoder, JointEncoder)
     assert encoder.dim == texts.shape[1] == 96
@@ -149,13 +146,13 @@ def test_transformers_and_clip_open_the_folder_too(clip, token_rows, photographs
     theirs = CLIPModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         found = theirs.get_text_features(input_ids=token_rows(TEXTS)).pooler_output
-    close(encoder.text_features(texts_of(TEXTS)), found)
+    close(encoder.text_features(TEXTS), found)
     tokens = AutoTokenizer.from_pretrained(folder)("A red kite.").input_ids
     assert tokens == token_rows(["A red kite."])[0, : len(tokens)].tolist()
     plain = load_encoder(f"clip:{folder}")
-    pictures = images_of([photographs[0], photographs[2]])  # the other one is cropped a pixel aside
+    pictures = [photographs[0], photographs[2]]  # the other one is cropped a pixel aside
     torch.testing.assert_close(plain.image_features(pictures), encoder.image_features(pictures))
-    close(plain.text_features(texts_of(TEXTS[:3])), encoder.text_features(texts_of(TEXTS[:3])))
+    close(plain.text_features(TEXTS[:3]), encoder.text_features(TEXTS[:3]))
 
 
 def test_a_text_is_read_up_to_its_first_end(clip, token_rows):
@@ -163,18 +160,14 @@ def test_a_text_is_read_up_to_its_first_end(clip, token_rows):
     text = "a kite <|endoftext|> and what comes after"
     assert token_rows([text])[0].tolist().count(END) == 2
     with torch.inference_mode():
-        close(encoder.text_features(texts_of([text])), model.clip_model.encode_text(token_rows([text])))
-    close(encoder.text_features(texts_of([text])), encoder.text_features(texts_of(["a kite"])))
+        close(encoder.text_features([text]), model.clip_model.encode_text(token_rows([text])))
+    close(encoder.text_features([text]), encoder.text_features(["a kite"]))
 
 
 def mixed_items(photographs):
     """An image and a text, a text alone, an image alone."""
     with_image, alone, _ = BERT
-    return [
-        JointInput(photographs[0], with_image, KEY, has_image=True),
-        JointInput(None, alone, KEY, has_image=False),
-        JointInput(photographs[1], "", KEY, has_image=True),
-    ]
+    return [photographs[0], None, photographs[1]], [with_image, alone, ""]
 
 
 def bert_rows():
@@ -191,8 +184,8 @@ def test_feature_fusion_reads_image_and_text_together_and_blanks_where_one_is_mi
     with torch.inference_mode():
         pixels = torch.stack([prepare(photographs[0]), BLANK, prepare(photographs[1])])
         expected = model.encode(tokens, pixels)
-    found = encoder.joint_features(mixed_items(photographs))
+    found = encoder.joint_features(*mixed_items(photographs))
     close(found, expected)
     assert found.shape == (3, encoder.dim) == (3, 64)
-    close(encoder.text_features(texts_of([list(BERT)[1]])), found[1:2])
-    close(encoder.image_features(images_of([photographs[1]])), found[2:])
+    close(encoder.text_features([list(BERT)[1]]), found[1:2])
+    close(encoder.image_features([photographs[1]]), found[2:])

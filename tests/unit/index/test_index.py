@@ -11,7 +11,6 @@ from PIL import Image
 
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import read_candidates
-from genius_search.encoders.base import ItemKey, TextInput
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadRecord, UsageError
 from genius_search.index.index import Index
 from genius_search.index.request import SearchPart
@@ -231,13 +230,12 @@ def test_an_index_of_another_model_does_not_open(own, trained, tmp_path):
 def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool, tmp_path):
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
     config = SearchConfig(beam=500, rerank="embeddings")
-    key = ItemKey("query", "")
     asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
     hits = index.search("a red star", instruction=asked, k=100, config=config)
-    text = as_floats(model.encoder.text_features([TextInput(instructed(asked, "a red star"), key)]))
+    text = as_floats(model.encoder.text_features([instructed(asked, "a red star")]))
     by_id = {hit.id: hit for hit in hits}
     for candidate in list(read_candidates(pool))[12:24]:  # texts alone
-        own = as_floats(model.encoder.text_features([TextInput(format_text(candidate.text), key)]))
+        own = as_floats(model.encoder.text_features([format_text(candidate.text)]))
         expected = float((normalize(text) * normalize(own)).sum())
         assert by_id[candidate.did].score == pytest.approx(expected, abs=2e-3)
 
