@@ -119,7 +119,9 @@ def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
             _copy_model(source / state.manifest.model, folder / OWN_MODEL)
             model = OWN_MODEL
         manifest = state.manifest.replace(model=model or "", roots=(), generation=0, segments=())
-        Writer(folder).create(manifest, without_paths(state))
+        draft = Writer(folder)
+        draft.begin(manifest)
+        draft.add(without_paths(state))
         return state
 
 

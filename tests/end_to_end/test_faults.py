@@ -142,7 +142,8 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     (folder / "segments").mkdir(parents=True)
     (folder / "segments" / "notes.txt").write_text("of somebody else")
     with one_writer(folder) as writer:
-        writer.create(FACTS, [given(state)])
+        writer.begin(FACTS)
+        writer.add([given(state)])
     usual = dict.fromkeys(("add", "delete", "compact"), 60.0)  # the first of each kind may finish
     counts = {f"{kind} {outcome}": 0 for kind in usual for outcome in ("old", "new")} | {"acknowledged": 0}
     done, write = 0, 0
@@ -217,7 +218,8 @@ def forked(work: Callable[[], object]) -> Iterator[int]:
 @pytest.fixture
 def index(tmp_path) -> Path:
     with one_writer(tmp_path) as writer:
-        writer.create(FACTS, [given(dict.fromkeys("abcdefghijkl", 0))])
+        writer.begin(FACTS)
+        writer.add([given(dict.fromkeys("abcdefghijkl", 0))])
     return tmp_path
 
 

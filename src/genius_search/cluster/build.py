@@ -206,11 +206,11 @@ def create_shard(folder: Path, number: int) -> None:
     with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
         if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
             return
+        writer.begin(manifest.replace(roots=()))
         added = add_pool(
             writer,
             _open_model(manifest.model, device=settings.device),
             Pool(items, has_files=pool.has_files),
-            create=manifest.replace(roots=()),
             may_be_none=True,
             progress=Silent(),
         )

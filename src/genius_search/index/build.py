@@ -195,9 +195,7 @@ class Changes:
         if not len(self.features) and not self.reused and not self.num_unchanged:
             raise nothing_to_index(": the encoder can read none of the items", self.left_out)
 
-    def batches(
-        self, model: Genius, manifest: IndexManifest, snapshot: Snapshot, progress: Progress
-    ) -> Iterator[Batch]:
+    def batches(self, model: Genius, snapshot: Snapshot, progress: Progress) -> Iterator[Batch]:
         """Yield what is to be written: reused items first, then those with features."""
         if self.reused:
             reused = [one for _, one in sorted(self.reused.items())]
@@ -214,7 +212,7 @@ class Changes:
             yield from stored_batches(snapshot.segments, items, places)
         if len(self.features):
             encoded = self._encoded_entries()
-            yield from encode_items(model, encoded, self.features, manifest, progress)
+            yield from encode_items(model, encoded, self.features, snapshot.manifest, progress)
 
     def _encoded_entries(self) -> Iterator[Entry]:
         count = len(self.stamps) + sum(map(len, self.passages.values()))
@@ -282,7 +280,7 @@ def find_changes(
                 changes.stamps[-1] = None
             else:
                 changes.known[number] = old
-    if snapshot is not None and pool.vectors is None:
+    if snapshot is not None and snapshot.segments and pool.vectors is None:
         _reuse(changes, folder, snapshot)
     return changes
 
@@ -322,21 +320,22 @@ def write_changes(
     writer: Writer,
     model: Genius,
     changes: Changes,
-    create: IndexManifest | None,
     progress: Progress,
     *,
     delete: Collection[str] = (),
 ) -> Added:
-    """Add items to an index, and delete some in the same step, or create the index with them."""
-    result = Added(0, 0, changes.num_unchanged, changes.left_out, shortened=changes.shortened)
-    snapshot = writer.snapshot if create is None else Snapshot(create, ())
-    batches = changes.batches(model, snapshot.manifest, snapshot, progress)
-    done = writer.add(batches, delete=delete) if create is None else writer.create(create, batches)
-    num_touched = sum(map(changes.is_touched, changes.reused))
-    result.added, result.replaced = done.added - num_touched, done.replaced - num_touched
-    result.reused = len(changes.reused) - num_touched
+    """Add items to an index, and delete some in the same step."""
+    added, replaced = writer.add(changes.batches(model, writer.snapshot, progress), delete=delete)
     remove_work(writer.folder)
-    return result
+    num_touched = sum(map(changes.is_touched, changes.reused))
+    return Added(
+        added - num_touched,
+        replaced - num_touched,
+        changes.num_unchanged,
+        changes.left_out,
+        reused=len(changes.reused) - num_touched,
+        shortened=changes.shortened,
+    )
 
 
 def add_pool(
@@ -344,25 +343,24 @@ def add_pool(
     model: Genius,
     pool: Pool,
     *,
-    create: IndexManifest | None = None,
     may_be_none: bool = False,
     progress: Progress,
 ) -> Added:
-    """Add the items of a pool to an index, or create the index with them; unchanged items are skipped.
+    """Add the items of a pool to an index; unchanged items are skipped.
 
     Raises
     ------
     BadData
         Nothing in the pool can be used, and not ``may_be_none``; the index is unchanged.
     """
-    before = writer.snapshot if create is None else None
-    divides = (create or writer.snapshot.manifest).has_own_model
-    changes = find_changes(writer.folder, pool, model.encoder, before, divides=divides)
+    snapshot = writer.snapshot
+    divides = snapshot.manifest.has_own_model
+    changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
     with saved_features(writer.folder, model.encoder) as work:
         changes.encode(work, progress)
         if not may_be_none:
             changes.require_any()
-        return write_changes(writer, model, changes, create, progress)
+        return write_changes(writer, model, changes, progress)
 
 
 def create_index(
@@ -421,8 +419,8 @@ def create_index(
                 manifest = manifest.replace(model=OWN_MODEL)
             else:
                 manifest = first_manifest(model, embeddings, embedding_bits)
-            manifest = manifest.replace(roots=given.roots)
-            added = write_changes(writer, model, changes, manifest, progress)
+            writer.begin(manifest.replace(roots=given.roots))
+            added = write_changes(writer, model, changes, progress)
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
                 shutil.rmtree(folder / PICTURES, ignore_errors=True)

@@ -331,7 +331,7 @@ class Index:
             with self._one_writer(wait_seconds) as writer:
                 return follow(
                     writer,
-                    self._model_for(writer.snapshot),
+                    self.model,
                     Path(pool),
                     captions=captions,
                     exclude=exclude,
@@ -339,7 +339,7 @@ class Index:
                     progress=progress or Silent(),
                 )
         with self._one_writer(wait_seconds) as writer:
-            return add_pool(writer, self._model_for(writer.snapshot), items, progress=progress or Silent())
+            return add_pool(writer, self.model, items, progress=progress or Silent())
 
     def sync(
         self,
@@ -377,7 +377,7 @@ class Index:
         with self._one_writer(wait_seconds) as writer:
             return follow(
                 writer,
-                self._model_for(writer.snapshot),
+                self.model,
                 None if path is None else Path(path),
                 deletes=True,
                 delete_missing=delete_missing,
@@ -399,8 +399,7 @@ class Index:
 
         with self._one_writer(wait_seconds) as writer:
             pool = open_memory(items, self.folder, captions=True, has_ids=True)
-            model = self._model_for(writer.snapshot)
-            return add_pool(writer, model, pool, may_be_none=True, progress=Silent())
+            return add_pool(writer, self.model, pool, may_be_none=True, progress=Silent())
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
@@ -490,9 +489,8 @@ class Index:
         from genius_search.index.fit import refit_index
 
         with self._one_writer(wait_seconds) as writer:
-            model = self._model_for(writer.snapshot)
             refit_index(
-                writer, model, levels=levels, query_vectors=query_vectors, progress=progress or Silent()
+                writer, self.model, levels=levels, query_vectors=query_vectors, progress=progress or Silent()
             )
 
     def fit(
@@ -536,7 +534,7 @@ class Index:
         with self._one_writer(wait_seconds) as writer:
             return fit_index(
                 writer,
-                self._model_for(writer.snapshot),
+                self.model,
                 None if pairs is None else Path(pairs),
                 config or preset("small"),
                 force=force,
@@ -703,10 +701,11 @@ class Index:
 
     @contextlib.contextmanager
     def _one_writer(self, wait_seconds: float) -> Iterator[Writer]:
-        """Lock the index for changes of its items; then open the new state, and close removed files."""
+        """Lock the index and open its state to change it; then open the new one, and close removed files."""
         from genius_search.index.writer import one_writer
 
         with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+            self.current()
             yield writer
         self.current()
 
@@ -735,7 +734,9 @@ class Index:
         manifest = snapshot.manifest
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
-        _check_model(snapshot, model)
+        if manifest.model_fingerprint != model.fingerprint:
+            raise ArtifactMismatch("the index was recreated with another model; open it again")
+        snapshot.fit(model.codebooks, model.unchecked)
         choices = self._open_log(stamp, model, snapshot)
         return _Opened(stamp, SnapshotSearcher(model, snapshot, choices=choices))
 
@@ -754,12 +755,6 @@ class Index:
             )
         return Choices(log, snapshot) if len(log) else None
 
-    def _model_for(self, snapshot: Snapshot) -> Genius:
-        """Return the model of the state that a writer is going to change."""
-        model, _ = self.current()
-        _check_model(snapshot, model)
-        return model
-
 
 def _watch(watched: weakref.ref[Index]) -> None:
     """Verify an index from time to time, as long as somebody holds it."""
@@ -776,12 +771,6 @@ def _watch(watched: weakref.ref[Index]) -> None:
                 log.error("%s", error)  # noqa: TRY400  the message says all
         del index
         time.sleep(max(WATCH_SECONDS, 9 * (time.monotonic() - started)))
-
-
-def _check_model(snapshot: Snapshot, model: Genius) -> None:
-    if snapshot.manifest.model_fingerprint != model.fingerprint:
-        raise ArtifactMismatch("the index was recreated with another model; open it again")
-    snapshot.fit(model.codebooks, model.unchecked)
 
 
 def _open_named(folder: Path, named: str, open_model: Callable[[str], Genius]) -> Genius:

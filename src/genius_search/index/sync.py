@@ -91,7 +91,7 @@ def follow(
             if roots != snapshot.manifest.roots:
                 writer.note(roots=roots)
             ids = [*gone.moved.values(), *(item.id for item in gone.deleted)]
-            done = write_changes(writer, model, changes, None, progress, delete=ids)
+            done = write_changes(writer, model, changes, progress, delete=ids)
     done.moved, done.deleted, done.missing = len(gone.moved), len(gone.deleted), len(gone.kept)
     return done
 

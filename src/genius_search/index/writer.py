@@ -67,14 +67,6 @@ class NotWritable(UsageError):
     """The index's folder cannot be written to."""
 
 
-class Changed(NamedTuple):
-    """The result of adding items."""
-
-    added: int
-    replaced: int
-    """Number of these that replaced an item with the same id."""
-
-
 class Deleted(NamedTuple):
     """The result of deleting items."""
 
@@ -198,23 +190,22 @@ class Writer:
             self._snapshot = Snapshot.open(self.folder)
         return self._snapshot
 
-    def create(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Changed:
-        """Create an index, which may be empty.
+    def begin(self, manifest: IndexManifest) -> None:
+        """Begin an index, which :meth:`add` creates, even without items.
 
         Raises
         ------
         UsageError
             An index exists already.
-        BadData
-            Two items have the same id.
         """
         if (self.folder / CURRENT).exists():
             raise UsageError(f"{self.folder} holds an index already; `genius index add` adds to it")
         self._snapshot = Snapshot(manifest, ())
-        return self.add(batches)
 
-    def add(self, batches: Iterable[Batch], *, delete: Collection[str] = ()) -> Changed:
+    def add(self, batches: Iterable[Batch], *, delete: Collection[str] = ()) -> tuple[int, int]:
         """Add items as one segment, and delete others in the same step; a new item replaces an old one.
+
+        Returns the number of items that were added, and how many of these replaced others.
 
         The last segment is merged into the new one as long as it has at most twice as many items, without
         deleted ones, as are written already. So each segment is more than twice as long as the next: adding
@@ -240,7 +231,7 @@ class Writer:
             if snapshot.manifest.generation == 0:
                 self._change(snapshot, kept=0)
             self.delete(delete)
-            return Changed(0, 0)
+            return 0, 0
 
         def with_merged() -> Iterator[Batch]:
             nonlocal kept
@@ -258,7 +249,7 @@ class Writer:
 
         new = _write_segment(self.folder, snapshot.manifest, with_merged())
         self._change(snapshot, kept=kept, gone=gone, new=new)
-        return Changed(len(ids), sum(map(len, gone.values())) - len(delete))
+        return len(ids), sum(map(len, gone.values())) - len(delete)
 
     def rewrite(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Snapshot:
         """Write all items anew, with the model and settings of a manifest; return that state.

@@ -32,7 +32,8 @@ def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
 
 def make(folder: Path, seed: int) -> Path:
     with one_writer(folder) as writer:
-        writer.create(FACTS, [given(seed, 60)])
+        writer.begin(FACTS)
+        writer.add([given(seed, 60)])
         writer.add([given(seed + 1, 20)])
         writer.delete([f"{seed}/1", f"{seed}/7", f"{seed + 1}/0"])
     return folder

@@ -19,7 +19,7 @@ from genius_search.index.items import Item
 from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, FORMAT, IndexManifest, ItemArrays, read_manifest
-from genius_search.index.writer import Changed, Writer, one_writer
+from genius_search.index.writer import Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
@@ -54,7 +54,8 @@ def found(folder: Path) -> dict[str, int]:
 
 def make(folder: Path, contents: dict[str, int]) -> Path:
     with one_writer(folder) as writer:
-        writer.create(FACTS, [given_items(contents)])
+        writer.begin(FACTS)
+        writer.add([given_items(contents)])
     return folder
 
 
@@ -85,7 +86,7 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
         for kind, what in changes:
             if kind == "add":
                 replaced = sum(name in expected for name in what)
-                assert writer.add([given_items(what)]) == Changed(len(what), replaced)
+                assert writer.add([given_items(what)]) == (len(what), replaced)
                 expected |= what
             elif kind == "delete":
                 wanted = list(dict.fromkeys(what))
@@ -117,7 +118,7 @@ def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
         with pytest.raises(BadData, match="'c'"):
             writer.add([([items[0], items[0]], arrays)])
         assert present_names(tmp_path) == before
-        assert writer.add([(items, arrays)]) == Changed(2, 0)  # and the next attempt finds its place free
+        assert writer.add([(items, arrays)]) == (2, 0)  # and the next attempt finds its place free
     assert len(found(tmp_path)) == 4
 
 
