@@ -109,7 +109,7 @@ def demo(
     else:
         pool = data.global_pool("test")[0]
         index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
-        index.keep_calibration(*calibrate(index, data.root, split="test", progress=progress))
+        index.keep_calibration(calibrate(index, data.root, split="test", progress=progress))
     results = evaluate_index(index, data, progress=progress).rows
     search_config = replace(USUAL_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE)
     searches = []

@@ -177,17 +177,17 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
 
         with TerminalProgress() as progress:
             index = self.open_index()
-            fitted, hubness = calibrate(
+            fitted = calibrate(
                 index, self.data, split=self.split, precision=self.precision, progress=progress
             )
-            index.keep_calibration(fitted, hubness, wait_seconds=self.wait)
+            index.keep_calibration(fitted, wait_seconds=self.wait)
         if self.json:
-            print_json({**dataclasses.asdict(fitted), "hubness": dataclasses.asdict(hubness)})
+            print_json(dataclasses.asdict(fitted))
             return
         print_facts(
             {
                 "queries": fitted.queries,
-                "weight of densities": hubness.weight,
+                "weight of densities": fitted.search.density_weight,
                 "mean probability of first hits": fitted.promised,
                 "share of them that are right": fitted.right,
                 "a good match has at least": fitted.threshold or "nothing; try a lower --precision",

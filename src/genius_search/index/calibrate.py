@@ -25,7 +25,7 @@ from genius_search.index.pairs import Pair, read_pairs
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import Calibration, Hubness, expit, hit_numbers
+from genius_search.index.store import Calibration, expit, hit_numbers
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import Modality
@@ -62,7 +62,7 @@ STEPS: Final = 30
 BATCH: Final = 32
 
 
-def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]], data: str) -> Hubness:
+def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]]) -> float:
     """Choose a weight: the default, unless another finds more by over a standard error of the difference.
 
     Parameters
@@ -71,13 +71,7 @@ def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]], data: 
         whether the first :data:`FIRST` hits of each query have a right answer, by weight; the same queries
         for each of :data:`WEIGHTS`.
     """
-    usual = is_found[USUAL]
-    best, most = USUAL, 0.0
-    for weight, found in is_found.items():
-        if (gain := clear_gain(found, usual)) > most:
-            best, most = weight, gain
-    recalls = {f"{weight:g}": float(found.mean()) for weight, found in is_found.items()}
-    return Hubness(weight=best, recalls=recalls, queries=len(usual), data=data)
+    return max((USUAL, *is_found), key=lambda weight: clear_gain(is_found[weight], is_found[USUAL]))
 
 
 def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"]) -> float:
@@ -92,7 +86,7 @@ def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " q
 
 def calibrate(
     index: Index, pairs: Path | None, *, split: str = "val", precision: float = 0.8, progress: Progress
-) -> tuple[Calibration, Hubness]:
+) -> Calibration:
     """Choose the weight of densities, fit a calibration to every second query, and measure it on the others.
 
     A query whose right answers are left out of its hits is the honest kind that nothing answers: its words
@@ -144,9 +138,9 @@ def calibrate(
         weight: np.array([is_right[:FIRST].any() for _, is_right in found])
         for weight, found in answers.items()
     }
-    hubness = choose_weight(is_found, name)
+    density_weight = choose_weight(is_found)
     rows = []
-    for number, (scores, is_right) in enumerate(answers[hubness.weight]):
+    for number, (scores, is_right) in enumerate(answers[density_weight]):
         for kept, weight in ((np.ones_like(is_right), 1 - ABSENT), (~is_right, ABSENT)):
             numbers = hit_numbers(scores[kept][:HITS])
             constant = np.tile([weight, number % 2], (len(numbers), 1))
@@ -161,14 +155,11 @@ def calibrate(
     probability = expit(intercept + numbers @ weights)
     is_good = probability >= (np.inf if threshold is None else threshold)
     is_absent = shares == ABSENT
-    calibration = Calibration(
+    return Calibration(
         intercept=intercept,
         weights=(float(weights[0]), float(weights[1]), float(weights[2])),
         threshold=threshold,
-        precision=precision,
-        search=replace(index.settings, density_weight=hubness.weight),
-        data=name,
-        items=index.snapshot.num_alive,
+        search=replace(index.settings, density_weight=density_weight),
         queries=len(queries) // 2,
         promised=float(np.average(probability, weights=shares)),
         right=float(np.average(is_right, weights=shares)),
@@ -176,7 +167,6 @@ def calibrate(
         good_and_right=float(shares @ (is_good & is_right) / max(shares @ is_good, 1e-9)),
         refused=float((~is_good)[is_absent].mean()) if is_absent.any() else 0.0,
     )
-    return calibration, hubness
 
 
 def _requests(snapshot: Snapshot, pairs: Iterable[Pair]) -> Iterator[tuple[SearchRequest, frozenset[str]]]:

@@ -166,7 +166,7 @@ def fit_index(
         for weight in WEIGHTS:
             found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
             is_found[weight] = np.asarray(found.any(axis=1))
-        writer.note(hubness=choose_weight(is_found, "pairs that were held out"))
+        writer.note(density_weight=choose_weight(is_found))
         remove_work(writer.folder)
     else:
         remove_leftovers(writer.folder, manifest.segments)
@@ -236,7 +236,7 @@ def _write_replacement(writer: Writer, model: Genius, features: Features, progre
         model=f"{OWN_MODEL}-{before.generation + 1}",
         model_fingerprint=model.fingerprint,
         calibration=None,
-        hubness=None,
+        density_weight=None,
         least={},
     )
     entries = alive_entries(writer.snapshot.segments)

@@ -27,7 +27,6 @@ from genius_search.index.store import (
     CURRENT,
     LEARNED,
     Calibration,
-    Hubness,
     Root,
     StoredEmbeddings,
     read_manifest,
@@ -668,15 +667,13 @@ class Index:
         """The calibration stored by `genius calibrate`, if any."""
         return self.snapshot.manifest.calibration
 
-    def keep_calibration(
-        self, calibration: Calibration, hubness: Hubness | None = None, *, wait_seconds: float = 0.0
-    ) -> None:
+    def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
         """Store a calibration with the index, and the weight of densities that it was made with.
 
         From then on hits have probabilities, and searches use the weight.
         """
         with self._one_writer(wait_seconds) as writer:
-            writer.note(calibration=calibration, **({} if hubness is None else {"hubness": hubness}))
+            writer.note(calibration=calibration, density_weight=calibration.search.density_weight)
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether there is a good match: the most probable hit reaches the calibration's threshold.

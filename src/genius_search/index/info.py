@@ -20,7 +20,6 @@ from genius_search.index.store import (
     LEARNED,
     REMEDY,
     SEGMENTS,
-    Hubness,
     IndexManifest,
     Segment,
     read_manifest,
@@ -122,8 +121,8 @@ class IndexInfo:
     """The stored embeddings and their type."""
     knows_queries: bool
     """Whether codebooks were fitted with vectors of queries; see :meth:`genius_search.Index.create`."""
-    hubness: Hubness | None
-    """The weight of densities and how it was measured; None if it is the default."""
+    density_weight: float | None
+    """The weight of densities, if queries with answers chose it; None if it is the default."""
     segments: int
     deleted: int
     """Deleted items, which take up space until the index is compacted."""
@@ -159,7 +158,7 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             embeddings=f"{manifest.embeddings}{bits}",
             knows_queries=manifest.has_own_model
             and METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs,
-            hubness=manifest.hubness,
+            density_weight=manifest.density_weight,
             segments=len(segments),
             deleted=sum(len(segment.dead) for segment in segments),
         )

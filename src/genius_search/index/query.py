@@ -156,8 +156,8 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
     usual = usual_search(snapshot.num_rows)
-    if manifest.hubness is not None:
-        usual = dataclasses.replace(usual, density_weight=manifest.hubness.weight)
+    if manifest.density_weight is not None:
+        usual = dataclasses.replace(usual, density_weight=manifest.density_weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         return dataclasses.replace(usual, rerank="embeddings")
     return usual

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, Shaped, UInt8
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from genius_search.artifact import FileFact, check_files, fingerprint_of, first_problem, read_json
 from genius_search.config import SearchConfig
@@ -243,7 +243,7 @@ WORK: Final = ".work"
 LOCK: Final = ".lock"
 TEMPORARY: Final = "tmp"
 """Folder inside the index where a segment is written before it gets its name."""
-FORMAT: Final = 9
+FORMAT: Final = 10
 """The only format that is read."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
@@ -264,14 +264,8 @@ class Calibration:
     it."""
     threshold: float | None
     """Probability from which the first hit is a good match; None if no threshold reaches the precision."""
-    precision: float
-    """Requested share of right first hits above the threshold."""
     search: SearchConfig
     """Search settings of the scores."""
-    data: str
-    """The queries."""
-    items: int
-    """Items in the index at that time."""
     queries: int
     """Queries that were measured; each counts with its right answers, and without them (:data:`ABSENT`)."""
     promised: float
@@ -292,20 +286,6 @@ class Calibration:
     def applies_to(self, config: SearchConfig) -> bool:
         """Return whether searches with these settings have such scores."""
         return score_settings(config) == score_settings(self.search)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hubness:
-    """The weight of densities in an index, and the measurements that it was chosen by."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    weight: float
-    recalls: dict[str, float]
-    """Recall at 5 of the queries, by weight."""
-    queries: int
-    data: str
-    """The queries."""
 
 
 def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hits 3"]:
@@ -395,7 +375,8 @@ class IndexManifest(BaseModel):
     roots: Roots = ()
     """Never fewer than before: items name theirs by its number."""
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
-    hubness: Annotated[Hubness | None, Field(exclude_if=lambda value: value is None)] = None
+    density_weight: FiniteFloat | None = None
+    """What queries with answers chose; None if that is the default."""
     least: Annotated[dict[str, float], Field(exclude_if=lambda value: not value)] = {}
     """:func:`genius_search.index.calibrate.measure_least_scores`"""
 

@@ -35,10 +35,7 @@ CALIBRATION = Calibration(
     intercept=-4.0,
     weights=(20.0, 6.0, 12.0),
     threshold=0.5,
-    precision=0.8,
     search=SearchConfig(rerank="codes", candidates=1000),
-    data="photos val",
-    items=300,
     queries=40,
     promised=0.7,
     right=0.72,
@@ -89,10 +86,7 @@ def found_with(shares: dict[float, float], queries: int = 1000):
     [({}, USUAL), ({0.3: 0.55, 0.2: 0.53}, 0.3), ({0.3: 0.5005}, USUAL), ({0.0: 0.6, 0.5: 0.2}, 0.0)],
 )
 def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_standard_error(shares, weight):
-    chosen = choose_weight(found_with(shares), "captions")
-    assert chosen.weight == weight
-    assert chosen.queries == 1000
-    assert chosen.recalls[f"{USUAL:g}"] == 0.5
+    assert choose_weight(found_with(shares)) == weight
 
 
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
@@ -134,14 +128,14 @@ def index(whole, trained, tmp_path) -> Index:
 def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     (before,) = index.search("a red square", k=1)
     assert (before.probability, index.good_match([before])) == (None, None)
-    found, hubness = calibrate(index, trained.data, split="test", precision=0.05, progress=Silent())
+    found = calibrate(index, trained.data, split="test", precision=0.05, progress=Silent())
     assert index.calibration is None
     assert found.queries == 48
     assert found.promised == pytest.approx(found.right, abs=0.15)
-    index.keep_calibration(found, hubness)
+    index.keep_calibration(found)
     again = Index.open(index.folder, model=trained.model)
-    assert (again.calibration, again.snapshot.manifest.hubness) == (found, hubness)
-    assert again.settings.density_weight == hubness.weight
+    assert again.calibration == found
+    assert again.settings.density_weight == found.search.density_weight
     hits = again.search("a red square", modality="image", k=12)
     few = again.search("a red square", modality="image", k=1)
     assert few == hits[:1]
@@ -189,7 +183,7 @@ def test_what_was_learned_calibrates(index, monkeypatch, capsys):
     index.learn_many([{"text": text, "chosen": item} for text, item in zip(texts, items, strict=True)])
     index.learn(items[0], vector=np.ones(index.model.dim))
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["data"] == "learned choices"
+    assert json.loads(capsys.readouterr().out)["queries"] > 0
     assert index.calibration.queries == 3
 
 
