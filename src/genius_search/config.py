@@ -79,7 +79,7 @@ class FusionConfig:
 class CodebookConfig:
     """What a search reads of a quantizer's settings; the others are ignored."""
 
-    levels: Annotated[int, Ge(1), Le(64)] = 8
+    levels: Annotated[int, Ge(1), Le(128)] = 8
     """Number of semantic levels, coarse to fine; the modality level is extra."""
 
     codebook_size: Annotated[int, Ge(2), Le(32767)] = 4096

@@ -197,11 +197,13 @@ class Features:
             text != ABSENT,
         )
 
-    def batches(self, size: int) -> Iterator[tuple[slice, FeatureBatch]]:
-        """Yield all rows in order, ``size`` at a time."""
-        for start in range(0, len(self), size):
-            rows = np.arange(start, min(start + size, len(self)))
-            yield slice(start, start + len(rows)), self.gather(rows)
+    def batches(
+        self, size: int, rows: Int64[np.ndarray, " rows"] | None = None
+    ) -> Iterator[tuple[Int64[np.ndarray, " items"], FeatureBatch]]:
+        """Yield rows, by default all, and their features, ``size`` at a time."""
+        rows = np.arange(len(self)) if rows is None else rows
+        for own in (rows[start : start + size] for start in range(0, len(rows), size)):
+            yield own, self.gather(own)
 
 
 def _gather(

@@ -346,7 +346,8 @@ class MBeir(Layout):
 
     def training_pools(self) -> list[Path]:
         """Return the union training pool if it exists, otherwise all local pools; for :func:`read_pool`."""
-        return self._union_pool("train") or self.local_pools()
+        union = self.union_pool("train")
+        return [union] if union.exists() else self.local_pools()
 
     def local_pools(self) -> list[Path]:
         """Return every local pool, of all splits."""
@@ -354,7 +355,9 @@ class MBeir(Layout):
 
     def global_pool(self, split: str) -> list[Path]:
         """Return a split's union pool, otherwise the local pools of its rows; for :func:`read_pool`."""
-        return self._union_pool(split) or list(dict.fromkeys(row.local_pool for row in self.rows(split)))
+        if (union := self.union_pool(split)).exists():
+            return [union]
+        return list(dict.fromkeys(row.local_pool for row in self.rows(split)))
 
     def query_files(self, split: str) -> dict[str, Path]:
         """Return a split's query files by names of rows, sorted."""
@@ -388,7 +391,8 @@ class MBeir(Layout):
                 f"{queries}: the name does not say which task it is; expected "
                 f"mbeir_<data set>_task<N>_{split}.jsonl with N one of {', '.join(map(str, TASKS))}"
             )
-        pool = self._local_pool(name, split)
+        pools = map(self.local_pool, (f"{name}_{split}", name))
+        pool = next((path for path in pools if path.exists()), None)
         if pool is None:
             raise BadData(
                 f"{queries}: no local pool for it; expected {self.local_pool(name)} "
@@ -409,14 +413,6 @@ class MBeir(Layout):
         if relative.startswith("/") or ".." in relative.split("/"):
             raise BadData(f"{self.root}: image path {relative!r} leads out of the data set's folder")
         return self.root / relative
-
-    def _local_pool(self, name: str, split: str) -> Path | None:
-        paths = map(self.local_pool, (f"{name}_{split}", name))
-        return next((path for path in paths if path.exists()), None)
-
-    def _union_pool(self, split: str) -> list[Path]:
-        path = self.union_pool(split)
-        return [path] if path.exists() else []
 
 
 def _row_name(queries: Path, split: str) -> str:

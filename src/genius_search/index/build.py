@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
+from genius_search.config import CodebookConfig, checked
 from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.data.values import fields_to_json
 from genius_search.encoders.base import (
@@ -63,7 +64,7 @@ from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
-from genius_search.training.codebooks import LEVELS, check_levels, fit_codebooks, query_metric
+from genius_search.training.codebooks import LEVELS, fit_codebooks, query_metric
 
 CHUNK: Final = 4096
 """Items whose IDs are computed together."""
@@ -383,7 +384,7 @@ def create_index(
     check_bits(embedding_bits, embeddings)
     if model is not None and not (levels is None and query_vectors is None):
         raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
-    levels = LEVELS if levels is None else check_levels(levels)
+    levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
     reads: Encoder
     if model is not None and encoder is None:
         if not isinstance(model, Genius):

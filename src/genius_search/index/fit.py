@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import SearchConfig, checked
+from genius_search.config import CodebookConfig, SearchConfig, checked
 from genius_search.data.features import Features, Pairs
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
@@ -40,7 +40,7 @@ from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
-from genius_search.training.codebooks import FITTED, check_levels, fit_codebooks, query_metric
+from genius_search.training.codebooks import FITTED, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
 from genius_search.writing import new_folder, put_in_place, sync_tree
 
@@ -196,7 +196,9 @@ def refit_index(
     UsageError
         the index was not created with an encoder alone, stores no fused embeddings, or has no items.
     """
-    levels = model.codebooks.config.levels if levels is None else check_levels(levels)
+    levels = (
+        model.codebooks.config.levels if levels is None else checked(CodebookConfig(levels=levels)).levels
+    )
     snapshot = writer.snapshot
     manifest = snapshot.manifest
     if not manifest.has_own_model or manifest.embeddings != "fused":

@@ -37,7 +37,6 @@ from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
 from genius_search.writing import ArtifactWriter
 
 LEVELS: Final = 12
-MAX_LEVELS: Final = 128
 MAX_CODES: Final = 256
 """Largest codebook: a code fits into one byte."""
 MIN_CODES: Final = 4
@@ -83,13 +82,6 @@ def codebook_size(items: int) -> int:
     """Return the number of codes at each level for a pool: a power of two from 4 to 256."""
     wanted = max(1, items // ITEMS_PER_CODE)
     return int(min(MAX_CODES, max(MIN_CODES, 1 << (wanted - 1).bit_length())))
-
-
-def check_levels(levels: int) -> int:
-    """Return a number of levels; raise :class:`UsageError` unless it is from 1 to :data:`MAX_LEVELS`."""
-    if not 1 <= levels <= MAX_LEVELS:
-        raise UsageError(f"levels is {levels}, it must be from 1 to {MAX_LEVELS}; each is a byte of an ID")
-    return levels
 
 
 def fit_codebooks(
@@ -304,10 +296,8 @@ def encode_features(
     codebooks: Codebooks, features: Features, rows: Int64[np.ndarray, " rows"] | None = None
 ) -> EncodedItems:
     """Return embeddings and IDs of candidates, all or some."""
-    rows = np.arange(len(features)) if rows is None else rows
-    parts = []
-    for start in range(0, len(rows), FUSE_BATCH):
-        own = rows[start : start + FUSE_BATCH]
-        batch = features.gather(own)
-        parts.append(codebooks.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[own]))
+    parts = [
+        codebooks.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[own])
+        for own, batch in features.batches(FUSE_BATCH, rows)
+    ]
     return EncodedItems(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -229,6 +229,8 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
     aware.refit(levels=5)  # keeps what is known of queries
     plain.refit(levels=5, query_vectors=asked[:200])
     assert share(aware) == pytest.approx(share(plain), abs=0.05)
+    plain.refit(levels=128)  # the most
+    assert share(plain) > 0.9
     for bad in (asked[:9], asked[:, :5], asked.ravel()):
         with pytest.raises(UsageError, match=r"expected 32 numbers in each row, and at least 100 rows"):
             plain.refit(query_vectors=bad)
