@@ -63,7 +63,7 @@ def found(folder: Path) -> Contents:
         items = list(segment.items.all())
         writes = np.array([int((item.text or "").removeprefix("write ")) for item in items])
         table = segment.table
-        codes = np.empty((table.num_items, table.num_levels), dtype=np.int16)
+        codes = np.empty((table.num_items, table.ids.shape[1]), dtype=np.int16)
         codes[table.items] = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
         assert np.array_equal(codes, codes_of(writes)), segment
         assert np.allclose(segment.vectors()(np.arange(len(items))), vectors_of(writes), atol=1e-3), segment

@@ -190,7 +190,7 @@ def contents(index: Index) -> dict[str, tuple[Item, list[int]]]:
     for segment in index.snapshot.segments:
         assert not len(segment.dead)
         table = segment.table
-        codes = np.empty((table.num_items, table.num_levels), dtype=np.int16)
+        codes = np.empty((table.num_items, table.ids.shape[1]), dtype=np.int16)
         codes[table.items] = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
         entries = zip(segment.items.all(), codes.tolist(), strict=True)
         found.update((item.id, (item, id_)) for item, id_ in entries)

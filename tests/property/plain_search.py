@@ -152,7 +152,7 @@ class Pool(NamedTuple):
     def found(self, beams: Beams, query: int) -> list[Found]:
         """What the beams of a query hold, which must be whole IDs."""
         found = []
-        for beam in np.flatnonzero(beams.filled()[query]):
+        for beam in np.flatnonzero((beams.high > beams.low)[query].any(axis=1)):
             rows = [
                 (segment.table, low, high)
                 for segment, low, high in zip(

@@ -29,8 +29,8 @@ from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
-from genius_search.search.rank import Evidence, Found, Ranking, Wanted, items_at, rerank
-from genius_search.search.table import Restriction
+from genius_search.search.rank import Evidence, Found, Ranking, Wanted
+from genius_search.search.table import Allowed, Restriction
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -477,27 +477,13 @@ class SnapshotSearcher:
         return added
 
     def _join(self, query: EncodedQuery, own: Found, others: Sequence[Place]) -> Found:
-        """Add items to those found for a query."""
-        segments, rows = np.array(others).T
-        if self._decodes or self.config.rerank == "none":  # they are searched for among themselves
-            masks = [np.zeros(segment.num_items, dtype=bool) for segment in self.snapshot.segments]
-            for segment, row in others:
-                masks[segment][row] = True
-            [more] = self.rank([query._replace(restriction=self.snapshot.restrict(masks))], at_least=1)
-        else:
-            searched = self.snapshot.search_segments
-            ranking = rerank(
-                searched,
-                items_at(searched, segments, rows, query.level0),
-                query.evidence,
-                config=self.config,
-                evidence=self._evidence,
-                k=len(others),
-                level0=query.level0,
-                for_codes=query.embedding,
-            )
-            decoded = np.full((len(ranking.items), self._num_levels), np.nan, dtype=np.float32)
-            more = Found(ranking, decoded)
+        """Add items to those found for a query; they are searched for among themselves."""
+        places, segments = np.array(others), self.snapshot.segments
+        restriction = tuple(
+            Allowed.few(one.table, one.with_passages(np.sort(places[places[:, 0] == number, 1])))
+            for number, one in enumerate(segments)
+        )
+        [more] = self.rank([query._replace(k=len(others), restriction=restriction)], at_least=1)
         columns = zip(own.ranking[:-1], more.ranking[:-1], strict=True)
         ranking = Ranking._make([*map(np.concatenate, columns), own.ranking.touched])
         return Found(ranking, np.concatenate([own.log_probabilities, more.log_probabilities]))

@@ -239,7 +239,7 @@ class Snapshot:
         counts: Counter[Modality] = Counter()
         for segment in self.segments:
             counts.update(segment.items.count_by_modality())
-            counts.subtract(Counter(item.modality for item in segment.items.get(segment.dead.tolist())))
+            counts.subtract(item.modality for item in segment.items.get(segment.dead.tolist()))
         return {modality: count for modality, count in counts.items() if count}
 
     def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
@@ -304,7 +304,7 @@ class Snapshot:
         known: dict[str, Known] = {}
         for number, segment in enumerate(self.segments):
             found = segment.items.find(item_ids)
-            is_dead = segment.is_dead(np.array([row for _, row, *_ in found], dtype=np.int64))
+            is_dead = np.isin([row for _, row, *_ in found], segment.dead)
             for (name, row, stamp, content, root), dead in zip(found, is_dead, strict=True):
                 if not dead:
                     known[name] = Known(stamp, content, root, Location(number, row))

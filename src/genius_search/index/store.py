@@ -127,10 +127,6 @@ class Segment(NamedTuple):
         order = np.argsort(np.concatenate([np.arange(len(rows)), item]), kind="stable")
         return np.concatenate([rows, self.num_items + passage])[order]
 
-    def is_dead(self, rows: Int64[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
-        """Return whether items are deleted."""
-        return np.isin(rows, self.dead)
-
     def vectors(self, ranker: CodeRanker | None = None) -> StoredVectors:
         """Return the stored embeddings of items.
 
@@ -445,12 +441,13 @@ def read_manifest(folder: Path) -> IndexManifest:
             )
         with with_hint():
             body = read_json(path)
-        version, checksum = body.pop("format"), body.pop("checksum", None)
-        if version != FORMAT:
+        checksum = body.pop("checksum", None)
+        is_whole, version = fingerprint_of(body) == checksum, body.pop("format")
+        if version != FORMAT and (is_whole or checksum is None):
             raise ArtifactMismatch(
                 f"{folder} has format {version}, this version reads {FORMAT}: create the index again"
             )
-        if fingerprint_of({"format": version, **body}) != checksum:
+        if not is_whole:
             raise ValueError("its contents do not match its checksum")  # noqa: TRY301  as any other damage
         return IndexManifest.model_validate_json(json.dumps(body))
     except ArtifactError:

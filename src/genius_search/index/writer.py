@@ -359,7 +359,7 @@ def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:
     """Return the ids that are in a segment and not deleted, and their rows."""
     found = {name: row for name, row, *_ in segment.items.find(ids)}
     rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
-    alive = ~segment.is_dead(rows)
+    alive = ~np.isin(rows, segment.dead)
     return list(itertools.compress(found, alive)), rows[alive]
 
 

@@ -32,10 +32,6 @@ class Beams(NamedTuple):
     log_probabilities: Float32[np.ndarray, "queries beams levels"]
     """Log-probability of each code; −inf for unused beams, NaN for levels that were not decoded."""
 
-    def filled(self) -> Bool[np.ndarray, "queries beams"]:
-        """Return a mask of the used beams."""
-        return np.asarray((self.high > self.low).any(axis=2))
-
     def scores(self) -> Float32[np.ndarray, "queries beams"]:
         """Return the log-probability of each beam: the sum over its levels."""
         return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
@@ -231,53 +227,6 @@ def rank_items(
     ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
     if config.rerank == "none":
         return ranking.take(topk(ranking.scores, k))
-    return rerank(
-        segments,
-        ranking,
-        embedding,
-        config=config,
-        evidence=evidence,
-        k=k,
-        level0=level0,
-        for_codes=for_codes,
-    )
-
-
-def items_at(
-    segments: Sequence[SearchSegment],
-    numbers: Int64[np.ndarray, " items"],
-    items: Int64[np.ndarray, " items"],
-    level0: frozenset[int],
-) -> Ranking:
-    """Return items of given segments and rows as a ranking whose scores are not known yet.
-
-    Parameters
-    ----------
-    level0
-        allowed codes at level 0, without which items are left out; empty means any.
-    """
-    rows, is_allowed = np.empty_like(items), np.ones(len(items), dtype=bool)
-    for number in set(numbers.tolist()):
-        inside, table = numbers == number, segments[number].table
-        rows[inside] = table.rows_of_items[items[inside]]
-        if level0:
-            is_allowed[inside] = [code in level0 for code in table.ids[rows[inside], 0].tolist()]
-    unknown = np.zeros(len(items), dtype=np.float32)
-    return Ranking(numbers, items, rows, unknown, np.zeros_like(items), touched=0).take(is_allowed)
-
-
-def rerank(
-    segments: Sequence[SearchSegment],
-    ranking: Ranking,
-    embedding: AnyArray,
-    *,
-    config: SearchConfig,
-    evidence: Evidence,
-    k: int,
-    level0: frozenset[int],
-    for_codes: AnyArray | None,
-) -> Ranking:
-    """Rank items by codes or embeddings, with the arguments of :func:`rank_items`; return the best ``k``."""
     in_codes = as_floats(embedding if for_codes is None else for_codes)
     scale, density_cost = np.float32(1), 0.0
     if evidence.codes is not None:

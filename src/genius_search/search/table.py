@@ -82,6 +82,7 @@ class IdTable:
         self.level_bounds = level_bounds
         self.bucket_starts = bucket_starts
         self.items = items
+        self.num_items = len(items)
         self._starts_of_level = [starts[low:high] for low, high in pairwise(level_bounds.tolist())]
 
     @staticmethod
@@ -123,16 +124,6 @@ class IdTable:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def num_levels(self) -> int:
-        """Number of codes in an ID."""
-        return int(self.ids.shape[1])
-
-    @property
-    def num_items(self) -> int:
-        """Number of items."""
-        return len(self.items)
 
     @property
     def nbytes(self) -> int:
@@ -229,6 +220,14 @@ class Allowed(NamedTuple):
             return Allowed(items, RankedBits(items))
         by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
         return Allowed(items, RankedBits(by_id))
+
+    @staticmethod
+    def few(table: IdTable, rows: Int64[np.ndarray, " rows"]) -> Allowed:
+        """Build from a few items of a table, without reading its other items."""
+        items, ids = np.zeros(table.num_items, dtype=bool), np.zeros(len(table), dtype=bool)
+        items[rows] = True
+        ids[table.rows_of_items[rows]] = True
+        return Allowed(items, RankedBits(ids))
 
 
 class SearchSegment(NamedTuple):
