@@ -61,13 +61,6 @@ def read_json(path: Path) -> Any:
         raise ArtifactMismatch(f"{path} is damaged: it is not valid JSON ({error})") from None
 
 
-def recover(folder: Path) -> None:
-    """Put an old folder back if a process was killed in :func:`put_in_place` between the two renames."""
-    old = old_name(folder)
-    if not folder.exists() and old.is_dir():
-        old.rename(folder)
-
-
 class FileFact(BaseModel):
     """Size and checksum of a file."""
 
@@ -109,7 +102,6 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     ArtifactMismatch
         it is of another kind or version, or a file has changed.
     """
-    recover(folder)
     path = folder / MANIFEST
     if not path.exists():
         why = f"it has no {MANIFEST}" if folder.exists() else "the folder does not exist"
@@ -158,8 +150,3 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
             )
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
-
-
-def old_name(folder: Path) -> Path:
-    """Return where the old folder waits while another one replaces it."""
-    return folder.parent / f".{folder.name}.old"

@@ -12,15 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Integer
 from pydantic import BaseModel, ValidationError
 
-from genius_search.artifact import (
-    FileFact,
-    Manifest,
-    fingerprint_of,
-    first_problem,
-    open_artifact,
-    read_json,
-    recover,
-)
+from genius_search.artifact import FileFact, Manifest, fingerprint_of, first_problem, open_artifact, read_json
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -105,7 +97,6 @@ def read_model_file(folder: Path) -> ModelFile:
     ArtifactMismatch
         The file is damaged, or was written by another version.
     """
-    recover(folder)
     path = folder / MODEL_FILE
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")

@@ -1,8 +1,7 @@
 """Durable writing: files and folders appear complete or not at all, also after a power failure.
 
-:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, :func:`put_in_place` replaces
-one, and :class:`ArtifactWriter` fills the folder of a stage. Each fsyncs the files first, then what names
-them, then the parent folder.
+:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, and :class:`ArtifactWriter` fills
+or replaces the folder of a stage. Each fsyncs the files first, then what names them, then the parent folder.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from genius_search.artifact import (
     Manifest,
     file_fingerprint,
     fingerprint_of,
-    old_name,
     open_artifact,
     read_json,
-    recover,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
@@ -122,30 +119,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
     sync(folder.parent)
 
 
-def put_in_place(partial: Path, folder: Path) -> None:
-    """Let a folder that has reached the disk replace another one, if there is one.
-
-    Whenever the machine stops, the old folder or the new one is there, or :func:`recover` finds the old one.
-    """
-    recover(folder)
-    old = old_name(folder)
-    if old.exists():
-        shutil.rmtree(old)
-    while True:
-        if folder.exists():
-            folder.rename(old)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-        else:  # otherwise a reader has recovered the old one meanwhile
-            break
-    sync(folder.parent)
-    if old.exists():
-        shutil.rmtree(old)
-
-
 @contextmanager
 def translate_full_disk(folder: Path) -> Iterator[None]:
     """Raise :class:`OSError` (ENOSPC) where a library meets a full disk and raises an error of its own."""
@@ -189,9 +162,9 @@ class ArtifactWriter:
             )
         make_folder(folder.parent)
         self._release = weakref.finalize(self, release, acquire(folder))
-        of_any_plan = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{12}}\.partial")
+        left = re.compile(rf"\.{re.escape(folder.name)}\.([0-9a-f]{{12}}\.partial|old)")
         for path in folder.parent.iterdir():
-            if of_any_plan.fullmatch(path.name) and path != self.path:
+            if left.fullmatch(path.name) and path != self.path:
                 shutil.rmtree(path)
         self.path.mkdir(exist_ok=True)
 
@@ -222,7 +195,12 @@ class ArtifactWriter:
             },
         }
         write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
-        put_in_place(self.path, self.folder)
+        old = self.folder.with_name(f".{self.folder.name}.old")
+        if self.folder.exists():
+            self.folder.rename(old)
+        self.path.rename(self.folder)
+        sync(self.folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
         for name in scratch:
             (self.folder / name).unlink(missing_ok=True)
         manifest = open_artifact(self.folder, kind=self.kind)

@@ -42,7 +42,7 @@ from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
 from genius_search.training.codebooks import FITTED, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
-from genius_search.writing import new_folder, put_in_place, sync_tree
+from genius_search.writing import new_folder, sync, sync_tree
 
 GROWTH: Final = 1.5
 """A refit is suggested when an index has this many times the items that its codebooks were fitted to."""
@@ -250,7 +250,8 @@ def _commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) 
     before, place = writer.snapshot.manifest.model, writer.folder / manifest.model
     shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
     sync_tree(model.folder)
-    put_in_place(model.folder, place)
+    model.folder.rename(place)
+    sync(place.parent)
     writer.commit(manifest)
     shutil.rmtree(writer.folder / before, ignore_errors=True)
 

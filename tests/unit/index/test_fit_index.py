@@ -178,7 +178,7 @@ def test_a_worse_model_changes_nothing_unless_forced(data, tmp_path):
     assert index.fit(data, config=QUICK, force=True).kept
 
 
-@pytest.mark.parametrize("fails", ["fit.put_in_place", "writer.write_manifest"])
+@pytest.mark.parametrize("fails", ["fit.sync_tree", "writer.write_manifest"])
 def test_training_that_dies_leaves_the_old_model(data, tmp_path, monkeypatch, fails):
     index = create(data, tmp_path / "i")
     old = index.model.fingerprint
