@@ -35,7 +35,6 @@ from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packag
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from genius_search.cluster.searcher import Searcher
     from genius_search.index.build import Added
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
@@ -253,7 +252,7 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
 
 
 @command
-class Learn(AddressOption, WaitOption, OpenIndexOptions):
+class Learn(WaitOption, OpenIndexOptions):
     """Learn which items were chosen for queries, so that they are found earlier for similar ones.
 
     Nothing is recorded unless this is run. Also lists and forgets what was learned.
@@ -275,12 +274,7 @@ class Learn(AddressOption, WaitOption, OpenIndexOptions):
     def run(self) -> int:
         if sum([self.log is not None, self.forget is not None, self.forget_all, self.export]) != 1:
             raise UsageError("give one of a LOG to learn, --forget ID, --forget-all and --export")
-        if is_cluster(self.index):
-            with open_cluster(self.index, self, device=self.device, download=self.download) as searcher:
-                return self._run(searcher)
-        return self._run(self.open_index())
-
-    def _run(self, index: Index | Searcher) -> int:
+        index = self.open_index()
         if self.export:
             for choice in index.choices():
                 print(to_json(choice))

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,6 @@ from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.info import Verified
 from genius_search.index.items import Item
-from genius_search.index.learned import chosen_id
 from genius_search.index.pool import (
     NewItem,
     Pool,
@@ -162,10 +161,6 @@ class Shard:
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
             return add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
 
-    def all_choices(self) -> list[dict[str, Any]]:
-        """Return all choices; see :meth:`Index.choices`."""
-        return [*self._index.choices()]
-
 
 class Searcher:
     """Searches and changes a cluster as :class:`Index` does an index, given how to ask each of its shards.
@@ -261,39 +256,17 @@ class Searcher:
         done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
         return Deleted(sum(one.deleted for one in done), [name for one in done for name in one.missing])
 
-    def learn_many(
-        self, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
-    ) -> list[str]:
-        """Remember choices, each in the shard of the chosen item; see :meth:`Index.learn_many`."""
-        own = []
-        for choice in choices:
-            parts = tuple(map(self._read_part, choice.get("parts", ())))
-            own.append({**choice, "image": _read(choice.get("image")), "parts": parts})
-        answers = self._ask_owners("learn_many", own, wait_seconds=wait_seconds).values()
-        return [unknown for answer in answers for unknown in answer]
-
-    def forget(
-        self, *, chosen: str | None = None, text: str | None = None, wait_seconds: float = WAIT_SECONDS
-    ) -> int:
-        """Forget choices of every shard; see :meth:`Index.forget`."""
-        return sum(self._ask_all("forget", chosen=chosen, text=text, wait_seconds=wait_seconds))
-
-    def choices(self) -> Iterator[dict[str, Any]]:
-        """Yield all choices that were learned; see :meth:`Index.choices`."""
-        for own in self._ask_all("all_choices"):
-            yield from own
-
     def verify(self) -> Verified:
         """Compare every file of every shard with its checksum; raises like :meth:`Index.verify`."""
         return Verified(*map(sum, zip(*self._ask_all("verify"), strict=True)))
 
     def _ask_owners(
-        self, method: str, things: Sequence[str | Item | NewItem | Mapping[str, Any]], **options: Any
+        self, method: str, things: Sequence[str | Item | NewItem], **options: Any
     ) -> dict[int, Any]:
-        """Call a method of the shards of ids, items or choices, with those of each; return all answers."""
+        """Call a method of the shards of ids or items, with those of each; return all answers."""
         divided: dict[int, list[Any]] = defaultdict(list)
         for one in things:
-            item_id = one if isinstance(one, str) else chosen_id(one) if isinstance(one, Mapping) else one.id
+            item_id = one if isinstance(one, str) else one.id
             divided[shard_of(item_id, len(self._shards))].append(one)
         waiting = {number: self._shards[number](method, own, **options) for number, own in divided.items()}
         return {number: answer() for number, answer in waiting.items()}

@@ -123,19 +123,3 @@ def test_a_pool_is_added_and_what_is_unchanged_is_skipped(changing, pool, texts)
     assert (more.added, more.replaced, len(searcher)) == (24, 0, 144)
     hit = searcher.search("a note about number 11", modality="text", k=1)[0]
     assert hit.fields["name"]
-
-
-def test_choices_are_learned_in_the_shard_of_the_chosen_item(changing):
-    searcher = Searcher.open(changing)
-    before = searcher.search("a red umbrella", modality="text", k=100, config=ALL)
-    chosen = [before[-1].id, before[-2].id]
-    choices = [{"text": "a red umbrella", "chosen": item_id} for item_id in chosen]
-    assert searcher.learn_many([*choices, {"text": "x", "chosen": "nothing"}]) == ["nothing"]
-    again = Searcher.open(changing)
-    learned = {hit.id: hit.rank for hit in again.search("a red umbrella", modality="text", k=100, config=ALL)}
-    assert all(learned[hit.id] < hit.rank for hit in before[-2:])
-    assert sorted(choice["chosen"] for choice in again.choices()) == sorted(chosen)
-    assert again.forget(chosen=chosen[0]) == 1
-    assert [choice["chosen"] for choice in searcher.choices()] == chosen[1:]
-    with pytest.raises(UsageError, match="chosen"):
-        searcher.learn_many([{"text": "x"}])
