@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gc
 import os
 import shutil
 import subprocess

@@ -9,7 +9,7 @@ import pytest
 
 from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactMismatch
 from genius_search.index.filters import UnknownField
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem, open_pool
