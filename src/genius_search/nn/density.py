@@ -23,7 +23,7 @@ per ID.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
@@ -38,14 +38,6 @@ HASH_BASE: Final = 0x9E3779B97F4A7C15
 """Odd and with irregular bits, as multiplicative hashing requires."""
 SCORES_AT_ONCE: Final = 1 << 22
 """Cosines in memory at once: 32 MiB."""
-
-
-class _Reference(NamedTuple):
-    """Unit vectors that IDs are compared with."""
-
-    directions: Float32[np.ndarray, "others dim"]
-    hashes: Int64[np.ndarray, " others"] | None
-    """Hashes of the vectors' IDs, so that no ID is its own neighbour; None if they have no IDs."""
 
 
 class NormAndDensity:
@@ -77,8 +69,9 @@ class NormAndDensity:
         self._has_modality_level = has_modality_level
         self._norm_weight = norm_weight
         self._sample = np.empty((0, len(tables)), dtype=np.int64) if sample is None else sample
-        self._references: dict[int, _Reference] = {}
-        """By modality code; cached, since summing the sample takes longer than measuring a few new IDs."""
+        self._references: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+        """Unit vectors that IDs of a modality code are compared with, and hashes of the vectors' own IDs, if
+        they have any; cached, since summing the sample takes longer than measuring a few new IDs."""
 
     def columns(self, codes: Integer[np.ndarray, "ids levels"]) -> Int16[np.ndarray, "ids columns"]:
         """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped."""
@@ -104,14 +97,14 @@ class NormAndDensity:
         densities = np.zeros(len(codes), dtype=np.float32)
         groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
         for code in np.unique(groups).tolist():
-            reference = self._reference(code)
-            size = max(1, SCORES_AT_ONCE // len(reference.directions))
+            directions, hashes = self._reference(code)
+            size = max(1, SCORES_AT_ONCE // len(directions))
             own = np.flatnonzero(groups == code)
             for rows in (own[start : start + size] for start in range(0, len(own), size)):
-                densities[rows] = _density(vectors[rows], codes[rows], reference)
+                densities[rows] = _density(vectors[rows], codes[rows], directions, hashes)
         return densities
 
-    def _reference(self, code: int) -> _Reference:
+    def _reference(self, code: int) -> tuple[np.ndarray, np.ndarray | None]:
         if code not in self._references:
             sample = self._sample
             if self._has_modality_level:
@@ -122,27 +115,28 @@ class NormAndDensity:
                 vectors, hashes = self._tables[0][code] + self._tables[1], None
             else:
                 vectors, hashes = self._tables[0], None
-            self._references[code] = _Reference(normalize(vectors), hashes)
+            self._references[code] = normalize(vectors), hashes
         return self._references[code]
 
 
 def _density(
     vectors: Float32[np.ndarray, "items dim"],
     codes: Integer[np.ndarray, "items levels"],
-    reference: _Reference,
+    directions: Float32[np.ndarray, "others dim"],
+    hashes: Int64[np.ndarray, " others"] | None,
 ) -> Float32[np.ndarray, " items"]:
-    """Return the mean cosine to the nearest reference vectors, excluding an item's own ID.
+    """Return the mean cosine to the nearest directions, excluding an item's own ID.
 
     A matrix product, which depends on the batch, tells which are nearest; their cosines are computed singly.
     """
     units = normalize(vectors)
-    rough = units @ reference.directions.T
-    if reference.hashes is not None:
-        rough[_hashes(codes)[:, None] == reference.hashes] = -np.inf
+    rough = units @ directions.T
+    if hashes is not None:
+        rough[_hashes(codes)[:, None] == hashes] = -np.inf
     rows, nearest = np.arange(len(rough)), []
     for _ in range(min(NEIGHBOURS + SPARE, rough.shape[1])):  # for so few, quicker than a partial sort
         best = rough.argmax(axis=1)
-        cosines = np.vecdot(reference.directions[best], units)
+        cosines = np.vecdot(directions[best], units)
         nearest.append(np.where(rough[rows, best] > -np.inf, cosines, -1))
         rough[rows, best] = -np.inf
     return np.asarray(np.sort(np.stack(nearest, axis=1), axis=1)[:, -NEIGHBOURS:].mean(axis=1))

@@ -160,15 +160,6 @@ class Quantizer(nn.Module):
         """Whether the first code of an ID encodes the modality."""
         return self.config.level0 != "none"
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of codes at each level."""
-        return tuple(len(book.embed) for book in self.books)
-
-    def tables(self) -> list[Float[Tensor, "_ dim"]]:
-        """Return the code vectors of each level."""
-        return [book.embed for book in self.books]
-
     def quantize(
         self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"] | None = None
     ) -> Quantized:
@@ -229,7 +220,7 @@ class Quantizer(nn.Module):
         started = start_tables(
             as_floats(embeddings),
             as_array(modalities) if is_known else None,
-            self.sizes,
+            [len(book.embed) for book in books],
             iterations=[
                 self.config.kmeans_iterations if new else None for new in is_new
             ],  # shared ones start once

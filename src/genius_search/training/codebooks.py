@@ -41,24 +41,21 @@ MAX_CODES: Final = 256
 """Largest codebook: a code fits into one byte."""
 MIN_CODES: Final = 4
 ITEMS_PER_CODE: Final = 8
-"""Codebooks shrink with the pool so that a code of the first level has at least about this many items. Of 500
-photos by CLIP, codes alone find R@1 .67 with 8 and .41 with 30 (exact .65); of items that are added later, 2
-find less than 8."""
+"""Codebooks shrink with the pool so that a code of the first level has at least about this many items.
+With 30, codes alone find much less of a small pool; with 2, less of items that are added later."""
 MAX_SAMPLE: Final = 49_152
 """Most items that the codebooks are fitted to."""
 COARSE_LEVELS: Final = 3
 """The first semantic levels, whose k-means takes the most iterations."""
 COARSE_ITERATIONS: Final = 15
 DEEP_ITERATIONS: Final = 3
-"""Iterations of k-means at the deeper levels. With 15, codes alone find .003 more of exact search's first ten
-(Flickr8k, CLIP), and k-means takes more than twice as long."""
+"""Iterations of k-means at the deeper levels; more take long and find hardly more."""
 ENCODING_BEAM: Final = 4
 """Width of the beam search by which codes are chosen. With 8 it takes twice as long and finds no more."""
 SWEEPS: Final = 2
 """How often the code vectors of every level are moved to fit the items' codes."""
 NORM_WEIGHT: Final = 0.5
-"""Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries.
-Distance (1) finds fewer of exact search's first five, above all if items are unlike the codebooks'."""
+"""Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries."""
 SAMPLED_IDS: Final = 512
 """Most items of a modality whose IDs are sampled. More find no more, and take longer with every item."""
 MEASURED: Final = 8192

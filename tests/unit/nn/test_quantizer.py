@@ -47,7 +47,7 @@ def plainly(quantizer, vector, modality=None):
     """Codes and residuals of one vector in ordinary numbers (equations 4 to 6)."""
     residual = [float(x) for x in vector]
     codes, residuals = [], []
-    for level, table in enumerate(quantizer.tables()):
+    for level, table in enumerate(book.embed for book in quantizer.books):
         rows = table.tolist()
         distances = [sum((r - e) ** 2 for r, e in zip(residual, row, strict=True)) for row in rows]
         code = distances.index(min(distances))
@@ -88,12 +88,12 @@ def test_the_quantization_loss_pulls_embeddings_and_not_codebooks():
     quantized.loss.backward()
     # Every residual is the embedding minus constants, so the gradient is the sum over levels.
     left = [
-        quantized.residuals[level] - quantizer.tables()[level][quantized.codes[:, level]]
-        for level in range(len(quantizer.sizes))
+        quantized.residuals[level] - quantizer.books[level].embed[quantized.codes[:, level]]
+        for level in range(len(quantizer.books))
     ]
-    expected = 2 * torch.stack(left).sum(dim=0) / (4 * DIM * len(quantizer.sizes))
+    expected = 2 * torch.stack(left).sum(dim=0) / (4 * DIM * len(quantizer.books))
     torch.testing.assert_close(vectors.grad, expected, rtol=1e-5, atol=1e-6)
-    assert not any(table.requires_grad for table in quantizer.tables())
+    assert not any(book.embed.requires_grad for book in quantizer.books)
 
 
 @pytest.mark.parametrize(("gradient", "identities"), [("once", 1), ("per-level", 4)])
@@ -139,7 +139,7 @@ def test_dead_codes_move_to_current_residuals_and_count_anew():
 )
 def test_each_kind_of_level_0_says_what_it_knows(level0, sizes, known):
     quantizer = make(level0=level0)
-    assert quantizer.sizes == sizes
+    assert tuple(len(book.embed) for book in quantizer.books) == sizes
     assert quantizer.has_modality_level == (level0 != "none")
     assert quantizer.in_numpy().level0_modality.tolist() == known
 
