@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -177,18 +178,50 @@ def clip_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def siglip_folder(tmp_path_factory) -> Path:
     """A small SigLIP with random weights, in the published layout."""
+    folder = tmp_path_factory.mktemp("siglip")
+    _write_siglip(folder)
+    _write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def siglip2_folder(tmp_path_factory) -> Path:
+    """A small SigLIP with the tokenizer of Gemma: its model of sentencepiece, and the same as tokenizer.json."""
+    from transformers import GemmaTokenizer  # noqa: PLC0415  slow, and not always needed
+
+    folder = tmp_path_factory.mktemp("siglip2")
+    names = ("pad", "eos", "bos", "unk")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a red anchor", "a green anchor on a red ground"]),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
+        vocab_size=290,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+        **{f"{name}_id": number for number, name in enumerate(names)},
+        **{f"{name}_piece": f"<{name}>" for name in names},
+    )
+    GemmaTokenizer.from_pretrained(folder, add_bos_token=False, add_eos_token=True).save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"add_eos_token": True, "padding_side": "right"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    _write_siglip(folder, vocab_size=300, eos_token_id=1)
+    return folder
+
+
+def _write_siglip(folder, **texts):
     from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel  # noqa: PLC0415  slow, and not always needed
 
-    folder = tmp_path_factory.mktemp("siglip")
     torch.manual_seed(0)
     config = SiglipConfig(
-        text_config={**TEXTS, "projection_size": 16},
+        text_config={**TEXTS, "projection_size": 16, **texts},
         vision_config={**LAYERS, "image_size": 16, "patch_size": 8},
     )
     SiglipModel(config).save_pretrained(folder)
     SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
-    _write_tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

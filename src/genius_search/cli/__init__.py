@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_overview()
     else:
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
-        if name == "serve":  # it searches in threads of its own, and those of NumPy's BLAS wait busily
+        if name in ("search", "serve"):  # threads of NumPy's BLAS wait busily, longer than a search takes
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             return refuse(words) if name is None else run(name, words[len(name.split()) :])

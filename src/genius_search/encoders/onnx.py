@@ -6,7 +6,7 @@ the same weights, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image
-from tokenizers.processors import TemplateProcessing
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import Keys, cut_texts, read_tokenizer
@@ -24,7 +23,6 @@ from genius_search.hub import known_fingerprint
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
-    from tokenizers import Tokenizer
 
 GRAPHS: Final = ("text_model", "vision_model")
 _PRECISIONS: Final = ("", "_fp16", "_quantized")
@@ -56,6 +54,9 @@ class OnnxEncoder:
         if missing:
             raise ArtifactMissing(f"{folder} is not a complete ONNX model: it lacks {', '.join(missing)}")
         self._words, config, self._pixels = map(read_json, self._settings[1:])
+        self._vocabulary, pieces = self._settings[0], folder / "tokenizer.model"
+        if pieces.is_file() and str(self._words.get("tokenizer_class")).startswith("Gemma"):
+            self._vocabulary = pieces  # SigLIP 2's, which opens in a twentieth of the time
         kind = config.get("model_type")
         if kind not in _CONTEXT:
             raise ArtifactMismatch(f"{folder} holds a {kind!r} model; onnx: reads {', '.join(_CONTEXT)}")
@@ -69,21 +70,17 @@ class OnnxEncoder:
         self.dim = int(session.get_outputs()[place].shape[-1])
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        """The tokenizer, which is opened for the first text: SigLIP 2's takes a second."""
-        tokenizer = read_tokenizer(self._settings[0])
+    def _tokenizer(self) -> tuple[Callable[[list[str]], list[list[int]]], list[int], int]:
+        """A function from texts to tokens, tokens that end a text, and padding; opened for the first text."""
+        encode, number = open_tokenizer(self._vocabulary)
+        names = [self._words.get(name) for name in ("eos_token", "pad_token")]
+        end, pad = (number(str(one["content"] if isinstance(one, dict) else one)) for one in names)
+        return encode, [end] if self._words.get("add_eos_token") and end is not None else [], pad or 0
 
-        def number(name: str) -> int | None:
-            token = self._words.get(name)
-            return tokenizer.token_to_id(token["content"] if isinstance(token, dict) else str(token))
-
-        end, pad = number("eos_token"), number("pad_token")
-        if self._words.get("add_eos_token") and end is not None and tokenizer.encode("a").ids[-1] != end:
-            tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
-        tokenizer.enable_truncation(self.max_tokens)
-        # SigLIP was trained on texts padded to its full length, and reads the padding.
-        tokenizer.enable_padding(pad_id=pad or 0, length=self.max_tokens if self._is_siglip else None)
-        return tokenizer
+    def _tokens(self, texts: list[str]) -> list[list[int]]:
+        """Return the tokens of texts, also those that are not read."""
+        encode, end, _ = self._tokenizer
+        return [ids if ids[-1:] == end else ids + end for ids in encode(texts)]
 
     def _open(self, graph: str, *, packed: bool = False) -> None:
         """Open a graph, and find the projected features among its outputs."""
@@ -91,9 +88,7 @@ class OnnxEncoder:
         names = [output.name for output in session.get_outputs()]
         found = [name for name in names if name in ("text_embeds", "image_embeds", "pooler_output")]
         if not found:
-            raise ArtifactMismatch(
-                f"{self._graphs[graph]} gives {', '.join(names)}, but no features of inputs"
-            )
+            raise ArtifactMismatch(f"{self._graphs[graph]} gives {', '.join(names)}, but no features")
         self._sessions[graph] = session, names.index(found[0])
 
     def _run(self, graph: str, **inputs: np.ndarray) -> Float32[np.ndarray, "items dim"]:
@@ -109,13 +104,17 @@ class OnnxEncoder:
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and graphs."""
         beside = [Path(f"{file}_data") for file in self._graphs.values()]
-        files = [*self._settings, *self._graphs.values(), *(file for file in beside if file.is_file())]
+        files = [
+            self._vocabulary,
+            *self._settings[1:],
+            *self._graphs.values(),
+            *(file for file in beside if file.is_file()),
+        ]
         return fingerprint_of([known_fingerprint(file) for file in files])
 
     def num_tokens(self, text: str) -> int:
         """Return the number of tokens of a text, at most one more than ``max_tokens``."""
-        encoded = self._tokenizer.encode(text)
-        return sum(encoded.attention_mask) + bool(encoded.overflowing)
+        return min(len(self._tokens([text])[0]), self.max_tokens + 1)
 
     def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
         """Return the features of texts, cut at the model's maximum length."""
@@ -124,10 +123,14 @@ class OnnxEncoder:
             words = [text.lower() for text in words]
         parts = [np.zeros((0, self.dim), dtype=np.float32)]
         for start in range(0, len(words), _BATCH):
-            tokens = self._tokenizer.encode_batch(words[start : start + _BATCH])
-            rows = np.array([one.ids for one in tokens], dtype=np.int64)
-            mask = np.array([one.attention_mask for one in tokens], dtype=np.int64)
-            parts.append(self._run("text_model", input_ids=rows, attention_mask=mask))
+            tokens = self._tokens(words[start : start + _BATCH])
+            # SigLIP was trained on texts padded to its full length, and reads the padding.
+            length = self.max_tokens if self._is_siglip else min(max(map(len, tokens)), self.max_tokens)
+            rows = np.full((len(tokens), length), self._tokenizer[2], dtype=np.int64)
+            for row, ids in zip(rows, tokens, strict=True):
+                row[: len(ids)] = ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]  # the end
+            mask = np.arange(length) < np.array([[len(ids)] for ids in tokens])
+            parts.append(self._run("text_model", input_ids=rows, attention_mask=mask.astype(np.int64)))
         return np.concatenate(parts)
 
     def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
@@ -137,6 +140,20 @@ class OnnxEncoder:
             pixels = [prepare_pixels(one, self._pixels) for one in images[start : start + _BATCH]]
             parts.append(self._run("vision_model", pixel_values=np.stack(pixels)))
         return np.concatenate(parts)
+
+
+def open_tokenizer(file: Path) -> tuple[Callable[[list[str]], list[list[int]]], Callable[[str], int | None]]:
+    """Return functions from texts to their tokens, and from a token's name to its number."""
+    if file.suffix == ".json":
+        tokenizer = read_tokenizer(file)
+        return lambda texts: [one.ids for one in tokenizer.encode_batch(texts)], tokenizer.token_to_id
+    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415  CLIP does not need it
+
+    try:
+        pieces = SentencePieceProcessor(model_file=str(file))
+    except RuntimeError as error:
+        raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
+    return pieces.encode, pieces.piece_to_id
 
 
 def find_graphs(folder: Path) -> list[Path]:
