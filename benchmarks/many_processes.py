@@ -186,7 +186,7 @@ def write(run: Run, number: int) -> None:
             if missing:
                 run.wrong(f"writer {number}: {missing} are gone")
         else:
-            index.add_items([item(name, version) for name in some], wait_seconds=WAIT_SECONDS)
+            index.add([item(name, version) for name in some], wait_seconds=WAIT_SECONDS)
             run.count("items added or replaced", len(some))
         journal.write("done", state, index.snapshot.manifest.generation)
         run.count("changes")

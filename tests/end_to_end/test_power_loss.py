@@ -169,7 +169,7 @@ def test_keys_that_are_printed_and_items_that_are_added_or_deleted_stay(disk, tr
             for change in ("add", "delete", "key"):
                 before = set(alive), {f"k{one}" for one in range(1, number)}
                 if change == "add":
-                    index.add_items(texts(number))
+                    index.add(texts(number))
                     alive |= {one["id"] for one in texts(number)}
                 elif change == "delete":
                     index.delete(f"{number} 0")

@@ -115,7 +115,7 @@ def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_kil
     check()
 
     # Changes go to the copies, and are there at once.
-    assert searcher.add_items([{"id": "new", "text": "text 1"}]).added == 1
+    assert searcher.add([{"id": "new", "text": "text 1"}]).added == 1
     assert "new" in [hit.id for hit in searcher.search("text 1", match="text 1")]
     assert searcher.delete(["new", "none"]).missing == ["none"]
     time.sleep(0.1)

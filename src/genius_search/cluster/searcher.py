@@ -224,23 +224,18 @@ class Searcher:
             for request, several in zip(requests, alternatives, strict=True)
         ]
 
-    def add(self, pool: Pool) -> Added:
-        """Add the items of a pool, each to the shard of its id, :data:`BATCH` at a time.
-
-        As in :meth:`Index.add`, an item replaces the one with the same id, and unchanged ones are skipped.
-        """
+    def add(
+        self, pool: Pool | Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
+    ) -> Added:
+        """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
+        if not isinstance(pool, Pool):
+            total, given = Added(), [read_new_item(item) for item in pool]
+            self._add_to(total, self._ask_owners("add", given, wait_seconds=wait_seconds))
+            return total
         total, items = Added(left_out=[*pool.left_out]), pool.items()
         while batch := list(islice(items, BATCH)):
             own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
             self._add_to(total, self._ask_owners("add_pool", own, has_files=pool.has_files))
-        return total
-
-    def add_items(
-        self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
-    ) -> Added:
-        """Add items from memory, each to the shard of its id; see :meth:`Index.add_items`."""
-        total, given = Added(), [read_new_item(item) for item in items]
-        self._add_to(total, self._ask_owners("add_items", given, wait_seconds=wait_seconds))
         return total
 
     def _add_to(self, total: Added, answers: Mapping[int, Added]) -> None:

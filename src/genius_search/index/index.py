@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from genius_search.index.info import IndexInfo, Verified
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
-    from genius_search.index.pool import GivenPool, NewItem, Pool
+    from genius_search.index.pool import GivenPool
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
@@ -268,7 +268,7 @@ class Index:
 
     def add(
         self,
-        pool: str | Path | None = None,
+        pool: GivenPool | None = None,
         *,
         vectors: Vectors | None = None,
         ids: Sequence[str] | None = None,
@@ -280,7 +280,7 @@ class Index:
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> Added:
-        """Add a folder, a file, a list, or vectors of the index's encoder, without retraining.
+        """Add a folder, a file, items from memory, or vectors of the index's encoder, without retraining.
 
         They are searchable at once. The index remembers a folder (:attr:`roots`), so that :meth:`sync`
         follows it. The ids of the first folder are paths in it; those of another begin with its name, such
@@ -290,10 +290,15 @@ class Index:
         Only what is new or has changed is encoded; files that were moved, renamed or touched are recognised
         by their contents, and so is a folder that was moved. Items with unreadable images are left out; if
         they are in the index already, they stay unchanged. In lists and vectors, an item replaces the one
-        with the same id, but not one that was found in a folder.
+        with the same id, but not one that was found in a folder. On return, everything is on disk.
+
+        >>> index.add("more-photos/")  # doctest: +SKIP
+        >>> index.add([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
 
         Parameters
         ----------
+        pool
+            See :meth:`create`. Each item of a list needs an id; unusable ones are left out, with reasons.
         vectors, ids, modalities, texts, fields
             Instead of a pool; see :meth:`create`. Each item needs an id.
         captions, exclude
@@ -305,29 +310,20 @@ class Index:
         Raises
         ------
         BadData
-            Nothing in the pool can be used: the message names files and reasons. Or a vector cannot be used:
-            it names the row.
-        UsageError
-            The pool is a list; :meth:`add_items` adds items from memory.
+            Nothing in the folder or file can be used: the message names files and reasons. Or a vector cannot
+            be used: it names the row.
         """
         from genius_search.index.build import add_pool
-        from genius_search.index.pool import is_list, open_pool, open_vectors
+        from genius_search.index.pool import is_list, open_given, open_vectors
         from genius_search.index.sync import follow
 
-        items: Pool
-        if vectors is not None:
-            if ids is None:
-                raise UsageError("vectors that are added need ids=, a name for each row")
-            items = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-        elif not isinstance(pool, str | Path):
-            raise UsageError(
-                f"add takes a folder or a file, not a {type(pool).__name__}; add_items takes items in "
-                "memory, each with an id"
-            )
-        elif is_list(Path(pool)):
-            items = open_pool(Path(pool), captions=captions)
-        else:
-            with self._one_writer(wait_seconds) as writer:
+        progress = progress or Silent()
+        if (pool is None) is (vectors is None):
+            raise UsageError("give either a pool, or vectors")
+        if vectors is not None and ids is None:
+            raise UsageError("vectors that are added need ids=, a name for each row")
+        with self._one_writer(wait_seconds) as writer:
+            if isinstance(pool, str | Path) and not is_list(Path(pool)):
                 return follow(
                     writer,
                     self.model,
@@ -335,10 +331,14 @@ class Index:
                     captions=captions,
                     exclude=exclude,
                     deletes=False,
-                    progress=progress or Silent(),
+                    progress=progress,
                 )
-        with self._one_writer(wait_seconds) as writer:
-            return add_pool(writer, self.model, items, progress=progress or Silent())
+            if pool is None:
+                items = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+            else:
+                items = open_given(pool, self.folder, captions=captions, has_ids=True)
+            may_be_none = not isinstance(pool, str | Path | None)
+            return add_pool(writer, self.model, items, may_be_none=may_be_none, progress=progress)
 
     def sync(
         self,
@@ -383,22 +383,6 @@ class Index:
                 dry_run=dry_run,
                 progress=progress or Silent(),
             )
-
-    def add_items(self, items: Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = 0.0) -> Added:
-        """Add items from memory, each with an id. They are searchable at once.
-
-        As in :meth:`add`, an item replaces the one with the same id, but not one that was found in a folder,
-        and is skipped if it is unchanged. Images are stored in the index. On return, everything is on disk.
-        Unusable items are left out, with reasons. Mappings have the keys of :class:`NewItem`.
-
-        >>> index.add_items([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
-        """
-        from genius_search.index.build import add_pool
-        from genius_search.index.pool import open_memory
-
-        with self._one_writer(wait_seconds) as writer:
-            pool = open_memory(items, self.folder, captions=True, has_ids=True)
-            return add_pool(writer, self.model, pool, may_be_none=True, progress=Silent())
 
     def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""

@@ -78,13 +78,15 @@ GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
 """A pool on disk, items in memory, or an open pool."""
 
 
-def open_given(pool: GivenPool, folder: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Pool:
+def open_given(
+    pool: GivenPool, folder: Path, *, captions: bool, exclude: Sequence[str] = (), has_ids: bool = False
+) -> Pool:
     """Open a pool; pictures that come without a file are stored in the folder of the index."""
     if isinstance(pool, Pool):
         return pool
     if isinstance(pool, str | Path):
         return open_pool(Path(pool), captions=captions, exclude=exclude)
-    return open_memory(pool, folder, captions=captions, has_ids=False)
+    return open_memory(pool, folder, captions=captions, has_ids=has_ids)
 
 
 def with_file_fields(item: Item, *, captions: bool = True) -> Item:

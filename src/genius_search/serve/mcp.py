@@ -76,7 +76,7 @@ class Tools:
         index: Name = None,
     ) -> str:
         """Add a text, a picture or both; it replaces the item with the same id."""
-        done = self._find(index).add_items([NewItem(id, text, _read(image), fields)], wait_seconds=10.0)
+        done = self._find(index).add([NewItem(id, text, _read(image), fields)], wait_seconds=10.0)
         status = next((one for one in ("replaced", "added", "unchanged") if getattr(done, one)), "left out")
         return f"{status} {'; '.join(one.reason for one in done.left_out)}"
 

@@ -157,7 +157,7 @@ class Service:
         done = Added()
         if new:
             done = await self.change(
-                name, lambda index: index.add_items([*new.values()], wait_seconds=PATIENCE_SECONDS)
+                name, lambda index: index.add([*new.values()], wait_seconds=PATIENCE_SECONDS)
             )
         left_out += [LeftOut(id=one.file, reason=one.reason) for one in done.left_out]
         return schemas.Added(

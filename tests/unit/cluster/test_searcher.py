@@ -76,7 +76,7 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     searcher = Searcher.open(changing)
     with pytest.raises(UnknownField, match="colour"):
         searcher.search("new", where=["colour=red"])
-    searcher.add_items([NewItem("new", "a new thing", fields={"colour": "red"})])
+    searcher.add([NewItem("new", "a new thing", fields={"colour": "red"})])
     both = [
         SearchRequest(hybrid=False, text="new", where=["colour=red"]),
         SearchRequest(text="new", k=3, modality="text"),
@@ -94,7 +94,7 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
 def test_numbers_of_a_query_are_found_among_the_first(changing):
     searcher = Searcher.open(changing)
     given = [NewItem(f"n{number}", f"part AB-{number}") for number in range(100, 140)]
-    assert searcher.add_items(given).added == 40
+    assert searcher.add(given).added == 40
     for number in (103, 117, 138):
         hits = searcher.search(f"AB-{number}", modality="text")
         assert f"n{number}" in [hit.id for hit in hits]
@@ -103,9 +103,9 @@ def test_numbers_of_a_query_are_found_among_the_first(changing):
 def test_items_are_changed_in_the_shard_of_their_id(changing, single):
     searcher, known = Searcher.open(changing), list(single.snapshot.ids())[:2]
     items = [{"id": "a", "text": "one"}, {"id": known[0], "text": "two"}, {"id": "b"}]
-    done = searcher.add_items(items)
+    done = searcher.add(items)
     assert (done.added, done.replaced, [one.file for one in done.left_out]) == (2, 1, ["b"])
-    assert searcher.add_items(items[:2]).unchanged == 2
+    assert searcher.add(items[:2]).unchanged == 2
     assert len(searcher) == 121
     assert "a" in Index.open(shard_folder(changing, shard_of("a", 3))).snapshot.ids()
     assert searcher.search("one", match="one", modality="text", k=1)[0].id == "a"

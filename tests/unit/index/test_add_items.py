@@ -45,7 +45,7 @@ def kept(index: Index) -> list[Path]:
 
 
 def test_items_in_memory_are_found_with_their_fields_and_their_picture(index, model):
-    added = index.add_items(
+    added = index.add(
         [
             NewItem("a/../b", "a green boat", picture("green"), {"price": 3}),
             NewItem("red", image=picture("red")),
@@ -63,20 +63,20 @@ def test_items_in_memory_are_found_with_their_fields_and_their_picture(index, mo
 
 def test_what_has_not_changed_is_passed_over_and_what_has_is_replaced(index):
     first = [NewItem("one", "a kite", picture("red")), NewItem("two", "a boat")]
-    assert index.add_items(first).added == 2
+    assert index.add(first).added == 2
     generation = index.info().generation
-    assert index.add_items(first).unchanged == 2
+    assert index.add(first).unchanged == 2
     assert index.info().generation == generation
     changed = [NewItem("one", "a kite", picture("blue")), NewItem("two", "a boat")]
-    done = index.add_items(changed)
+    done = index.add(changed)
     assert (done.added, done.replaced, done.unchanged) == (1, 1, 1)
-    (left,) = index.add_items([NewItem("kite.txt", "a drum")]).left_out
+    (left,) = index.add([NewItem("kite.txt", "a drum")]).left_out
     assert (left.file, by_id(index)["kite.txt"]) == ("kite.txt", "a red kite")  # that of a folder
 
 
 def test_of_items_with_one_id_the_last_counts(index):
     kite, boat = NewItem("one", "a kite"), NewItem("one", "a boat")
-    done = index.add_items([kite, kite, boat, NewItem("one")])
+    done = index.add([kite, kite, boat, NewItem("one")])
     assert (done.added, [one.file for one in done.left_out]) == (1, ["one"] * 3)
     assert by_id(index)["one"] == "a boat"
     assert index.verify().items == 2
@@ -97,17 +97,17 @@ def test_of_items_with_one_id_the_last_counts(index):
 )
 def test_an_item_that_cannot_be_used_is_left_out_with_its_reason(index, item, why):
     before = index.info().items
-    done = index.add_items([item, NewItem("good", "a kite")])
+    done = index.add([item, NewItem("good", "a kite")])
     (bad,) = done.left_out
     assert (bad.file, done.added) == (item.id, 1)
     assert why in bad.reason
     assert index.info().items == before + 1
-    assert index.add_items([item]).left_out == [bad]
+    assert index.add([item]).left_out == [bad]
     assert index.verify().items == before + 1
 
 
 def test_a_picture_is_kept_once_and_goes_with_its_last_item_when_the_index_is_compacted(index):
-    index.add_items([NewItem("one", image=picture("red")), NewItem("two", "x", picture("red"))])
+    index.add([NewItem("one", image=picture("red")), NewItem("two", "x", picture("red"))])
     (file,) = kept(index)
     index.delete("one")
     index.compact()
@@ -122,15 +122,15 @@ def test_a_picture_is_kept_once_and_goes_with_its_last_item_when_the_index_is_co
 
 
 def test_an_index_takes_its_pictures_along_when_it_is_moved(index, model, tmp_path):
-    index.add_items([NewItem("one", image=picture("red"))])
+    index.add([NewItem("one", image=picture("red"))])
     moved = Index.open(shutil.move(index.folder, tmp_path / "moved"), model=model)
     (hit,) = moved.search("x", modality="image", config=WIDE)
     assert Path(hit.image).read_bytes() == picture("red")
-    assert moved.add_items([NewItem("one", image=picture("red"))]).unchanged == 1
+    assert moved.add([NewItem("one", image=picture("red"))]).unchanged == 1
 
 
 def test_one_part_alone_is_the_query_itself(index):
-    index.add_items([NewItem(name, f"a {name} boat") for name in ("red", "green", "blue")])
+    index.add([NewItem(name, f"a {name} boat") for name in ("red", "green", "blue")])
     plain = index.search("a green boat", modality="text", k=4, config=WIDE, hybrid=False)
     assert index.search(parts=[SearchPart(text="a green boat")], modality="text", k=4, config=WIDE) == plain
     assert (
@@ -171,7 +171,7 @@ def test_parts_that_mean_nothing_are_refused(index):
             index.search(parts=parts)
     with pytest.raises(UnknownItem, match="'nobody'"):
         index.search(parts=[SearchPart(id="nobody")])
-    index.add_items([NewItem("other", "a boat")])
+    index.add([NewItem("other", "a boat")])
     index.delete("kite.txt")
     with pytest.raises(UnknownItem, match=r"'kite\.txt'"):
         index.search(parts=[SearchPart(id="kite.txt")])
@@ -214,7 +214,7 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
             items.append(NewItem(name, beside.read_text() if beside.exists() else None, path.read_bytes()))
         else:
             items.append(NewItem(name, path.read_text()))
-    assert index.add_items(items).added == len(items)
+    assert index.add(items).added == len(items)
     index.compact()
     assert contents(index) == expected
     assert not (index.folder / ".work").exists()

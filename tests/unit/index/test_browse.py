@@ -110,9 +110,9 @@ def test_values_of_all_kinds_become_json_and_a_bad_one_costs_its_field_alone(cli
     assert index.get("a").fields == STORED
     (left,) = added.left_out
     assert (left.file, left.reason.split(":")[0]) == ("a", "its field 'bad' is left out")
-    added = index.add_items([NewItem("b", "a boat", fields={"bad": b"1", **VALUES})])
+    added = index.add([NewItem("b", "a boat", fields={"bad": b"1", **VALUES})])
     assert (added.added, added.left_out[0].reason[:26]) == (1, "its field 'bad' is left out"[:26])
-    added = index.add_items([{"id": "c", "text": float("nan")}, {"id": "d", "text": "a car"}])
+    added = index.add([{"id": "c", "text": float("nan")}, {"id": "d", "text": "a car"}])
     assert (added.added, added.left_out[0].file) == (1, "c")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / f"{NFD}.txt").write_text(unicodedata.normalize("NFD", "ein Ku\u0308hlschrank"))

@@ -79,7 +79,7 @@ def test_pairs_are_of_the_right_items_in_every_segment(tmp_path, monkeypatch):
     words = [f"{one}{two}" for one in ("sun", "rain", "snow", "fire", "wind") for two in "bcdfghklmn"]
     items = [{"id": str(n), "text": " ".join(random.choice(words, 12))} for n in range(120)]
     index, _ = Index.create(tmp_path / "i", pool=items[:100], encoder="text:wordllama")
-    index.add_items([*items[100:], {"id": "long", "text": " ".join(random.choice(words, 900))}])
+    index.add([*items[100:], {"id": "long", "text": " ".join(random.choice(words, 900))}])
     assert (len(index.snapshot.segments), index.info().passages > 1) == (2, True)
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(line(text=item["text"], id=item["id"]) for item in items))

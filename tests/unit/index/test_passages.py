@@ -129,7 +129,7 @@ def test_choices_raise_the_item(index):
 
 
 def test_rare_words_and_codes_find_the_item_once(index):
-    index.add_items([{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}])
+    index.add([{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}])
     hits = index.search("INV-20341", k=13)
     assert hits[0].id == "code"
     assert len({hit.id for hit in hits}) == 13

@@ -176,7 +176,7 @@ def test_what_lists_and_memory_brought_is_neither_deleted_nor_replaced(index, no
     (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     index.add(tmp_path / "list.jsonl")
     words = "a red anchor: notes mine.txt"  # those of the file, too
-    index.add_items([{"id": "mine.txt", "text": words}])
+    index.add([{"id": "mine.txt", "text": words}])
     done = index.sync()
     assert (done.unchanged, done.deleted, done.missing) == (4, 0, 0)
     write(notes, "mine.txt")

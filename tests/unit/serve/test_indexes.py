@@ -40,7 +40,7 @@ def test_every_listed_field_can_be_filtered_by(writable):
         "list": [6],
         "yes": True,
     }
-    index.add_items([NewItem("odd", "a drum", fields=odd)])
+    index.add([NewItem("odd", "a drum", fields=odd)])
     known = set(writable.get("/v1/indexes").json()["indexes"][0]["fields"])
     names = ('"unit price"', '"a.b"', '"text"', "'say \"x\"'", 'deep."in side"', "list")
     conditions = [*(f"{name}={value}" for value, name in enumerate(names, start=1)), "yes=true"]
