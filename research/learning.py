@@ -23,7 +23,7 @@ import tyro
 from jaxtyping import Float32, Int64
 from torch.nn import functional as F
 
-from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, OptionalFolder, command
+from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 from genius_search.config import SearchConfig
 from genius_search.data.features import Pairs
@@ -251,9 +251,6 @@ class Learning(JsonOption):
     data: DataArgument
     """A data set in M-BEIR's layout with features, or one .npy file with a vector for each item."""
 
-    model: OptionalFolder = None
-    """With a data set: the model that embeds it, instead of its features."""
-
     query_vectors: OptionalFile = None
     """With DATA a .npy file: another one, of queries."""
 
@@ -291,7 +288,6 @@ class Learning(JsonOption):
         with TerminalProgress() as progress:
             given = read_given(
                 self.data,
-                None if self.model is None else Genius.open(self.model),
                 self.work,
                 most_queries=self.queries,
                 query_vectors=self.query_vectors,

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
+import faiss
 import numpy as np
 import torch
+from faiss.contrib.exhaustive_search import knn_ground_truth
 from jaxtyping import Float, Float32, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,12 +26,13 @@ from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import search
 from genius_search.search.rank import Evidence, rank_items
 from genius_search.search.table import IdTable, SearchSegment
-from research.exact import exact_search
 from research.runs import Hit
 
 DEPTH: Final = 100
 """Hits kept for each query; as deep as recall is measured."""
 SEARCH_BATCH: Final = 64
+BLOCK: Final = 16_384
+"""Candidates that exact search reads at a time."""
 
 
 class BeamMethod(NamedTuple):
@@ -185,12 +188,11 @@ def find(
     """
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
     nearest = {
-        method: exact_search(
-            torch.cat([queries_of(queries) for queries in rows]),
-            vectors_of,
-            len(pool),
-            k=depth,
-            device=torch.device(model.device if isinstance(model, Genius) else "cpu"),
+        method: knn_ground_truth(
+            torch.cat([queries_of(queries) for queries in rows]).numpy(),
+            (vectors_of(slice(start, start + BLOCK)).numpy() for start in range(0, len(pool), BLOCK)),
+            min(depth, len(pool)),
+            faiss.METRIC_INNER_PRODUCT,
         )
         for method, (queries_of, vectors_of) in _exact_methods(model, pool, settings).items()
         if method in methods
@@ -201,8 +203,8 @@ def find(
         own = slice(start, start + len(queries.qids))
         start = own.stop
         found = []
-        for method, best in nearest.items():
-            hits = [pool.hits(*pair) for pair in zip(best.items[own], best.scores[own], strict=True)]
+        for method, (scores, items) in nearest.items():
+            hits = [pool.hits(*pair) for pair in zip(items[own], scores[own], strict=True)]
             size = pool.id_bytes if method == "exact-codes" else vector_bytes + method.endswith("+hubness")
             found.append(MethodHits(method, hits, size, float(len(pool))))
         if isinstance(model, Genius) and by_beams:

@@ -38,6 +38,9 @@ class Search:
     """With --query-vectors: a .npy file with the row of each query's right item, -1 for none; or with several
     columns of such rows. Only then is R@k known."""
 
+    invent: int = 0
+    """Invent items between the real ones until there are so many, and compare distances of both."""
+
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """Folder of results.json and results.md, and of what is built."""
 
@@ -56,7 +59,7 @@ class Search:
     def run(self) -> None:
         """Build, measure, write, draw and print."""
         limit_threads()
-        from research.bench.given import read_given
+        from research.bench.given import invent, read_given
         from research.bench.measure import about, use_one_thread
         from research.bench.search import bench_search, write
 
@@ -65,14 +68,15 @@ class Search:
         with TerminalProgress() as progress:
             given = read_given(
                 self.data,
-                None,
                 self.out,
                 most_queries=self.queries,
                 query_vectors=self.query_vectors,
                 answers=self.answers,
                 progress=progress,
             )
+            given, distances = invent(given, self.invent) if self.invent else (given, [])
             rows = bench_search(given, self.out, timed=self.timed, rivals=self.rivals, progress=progress)
+        rows |= {"distances": distances} if distances else {}
         for table in write(rows, self.out, self.pictures or self.out, about(sys.argv[1:])):
             print_text(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))
 

@@ -10,11 +10,9 @@ import faiss
 import numpy as np
 from jaxtyping import Float32, Int8, Int64, Shaped
 
-from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
-from genius_search.model import Genius
 from genius_search.nn.spread import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
@@ -26,6 +24,12 @@ K: Final = 10
 BATCH: Final = 64
 HELD_OUT: Final = 10
 """Without queries, at most one item in so many becomes one."""
+NEAR: Final = 50
+"""Items near to a real one, of which invented ones are made."""
+INVENTED: Final = 1024
+"""Items that are invented at a time."""
+TRIED: Final = 1000
+"""Items whose neighbours are found."""
 
 
 Queries = Float32[np.ndarray, "queries dim"]
@@ -57,7 +61,6 @@ class Given(NamedTuple):
 
 def read_given(
     data: Path,
-    model: Genius | None,
     folder: Path,
     *,
     most_queries: int,
@@ -68,16 +71,14 @@ def read_given(
     """Read a data set in M-BEIR's layout, a folder of :mod:`research.texts`, or ``.npy`` files.
 
     ``answers`` holds the row of each query's right item, −1 for none, or a row of several such numbers.
-    Without a model, a data set's features are ``.npy`` files in ``DATA/features``. Features are kept in
-    ``folder``. Of a data set or file, ``most_queries`` are asked.
+    A data set's features are ``.npy`` files in ``DATA/features``; what is read of them is kept in ``folder``.
+    Of a data set or file, ``most_queries`` are asked.
 
     Raises UsageError where files do not go together, BadData where one is not what it should be.
     """
     if answers is not None and query_vectors is None:
         raise UsageError(f"{answers} holds the answers of queries; give these with --query-vectors FILE.npy")
     if data.suffix == ".npy":
-        if model is not None:
-            raise UsageError(f"{data} holds embeddings, which no model is for; leave --model out")
         return _read_arrays(data, query_vectors, answers, most_queries)
     if query_vectors is not None:
         raise UsageError(f"{data} has queries of its own; --query-vectors is for a .npy file of items")
@@ -87,7 +88,7 @@ def read_given(
         own = known["answers"] if "answers" in read else None
         given = _read_arrays(data / "items.npy", data / "queries.npy", own, None)
         return given._replace(kinds=read.get("kinds"), sources=read.get("sources"))
-    return _read_mbeir(MBeir(data), most_queries, model, folder, progress=progress)
+    return _read_mbeir(MBeir(data), most_queries, folder, progress=progress)
 
 
 def _read_arrays(file: Path, query_vectors: Path | None, answers: Path | None, most: int | None) -> Given:
@@ -150,15 +151,9 @@ def _open_array(file: Path) -> np.ndarray:
         raise BadData(f"{file} cannot be read as a .npy file: {error}") from None
 
 
-def _read_mbeir(
-    data: MBeir, most_queries: int, model: Genius | None, folder: Path, *, progress: Progress
-) -> Given:
-    """Embed the global pool and the queries of all rows, by a model or from ``DATA/features``."""
-    encoder = PrecomputedEncoder(data.root / "features") if model is None else model.encoder
-
-    def embed(features: FeatureBatch) -> np.ndarray:
-        return normalize(features.total()) if model is None else model.embed(features)
-
+def _read_mbeir(data: MBeir, most_queries: int, folder: Path, *, progress: Progress) -> Given:
+    """Embed the global pool and the queries of all rows from ``DATA/features``."""
+    encoder = PrecomputedEncoder(data.root / "features")
     rows = data.rows(SPLIT)
     pool = embed_pool(data, data.global_pool(SPLIT), encoder, folder / "features", progress=progress)
     place = {number: row for row, number in enumerate(pool.ids.tolist())}
@@ -169,11 +164,11 @@ def _read_mbeir(
             data, encoder, row, folder, max_queries=most, seed=0, progress=progress
         )
         judged = read_judgements(row, qids)
-        queries.append(embed(features))
+        queries.append(normalize(features.total()))
         for qid in qids:
             dids = [did for did, relevance in judged[qid].items() if relevance > 0]
             right.append({place[number] for did in dids if (number := candidate_number(did)) in place})
-    items = embed(pool.gather(np.arange(len(pool))))
+    items = normalize(pool.gather(np.arange(len(pool))).total())
     return Given(items, pool.modality, np.concatenate(queries), right)
 
 
@@ -181,6 +176,38 @@ def exact_search(items: Float32[np.ndarray, "items dim"], queries: Queries) -> F
     """Return the nearest items of each query."""
     found: Found = faiss.knn(queries, items, min(K, len(items)), metric=faiss.METRIC_INNER_PRODUCT)[1]
     return found
+
+
+def invent(given: Given, number: int) -> tuple[Given, list[dict[str, int | float | None]]]:
+    """Invent items between the real ones until there are so many; return them all, and distances of both.
+
+    An invented one is .7 of a real item and .3 of the mean of the fifty nearest, plus .6 of the difference of
+    two of these: noise of the neighbourhood's shape, and a step inwards, since noise alone moves items apart.
+    """
+    real, random, made = given.items, np.random.default_rng(0), [given.items]
+    near = faiss.knn(real, real, NEAR + 1, metric=faiss.METRIC_INNER_PRODUCT)[1][:, 1:]
+    for start in range(len(real), number, INVENTED):
+        rows = random.integers(len(real), size=min(INVENTED, number - start))
+        one, other = near[rows, random.integers(NEAR, size=(2, len(rows)))]
+        centres = 0.7 * real[rows] + 0.3 * real[near[rows]].mean(axis=1)
+        made.append(normalize(centres + 0.6 * (real[one] - real[other])))
+    items = np.concatenate(made)
+    distances = [
+        {
+            "items": count,
+            "real": tenth_nearest(real, count) if count <= len(real) else None,
+            "real and invented": tenth_nearest(items, count),
+        }
+        for count in (len(real) // 4, len(real) // 2, len(real), len(items))
+    ]
+    return given._replace(items=items, modality=np.resize(given.modality, len(items))), distances
+
+
+def tenth_nearest(items: Float32[np.ndarray, "items dim"], number: int) -> float:
+    """Return the median distance to the tenth nearest of so many items, drawn at random."""
+    drawn = items[np.random.default_rng(0).permutation(len(items))[:number]]
+    nearest = faiss.knn(drawn[:TRIED], drawn, K + 1, metric=faiss.METRIC_INNER_PRODUCT)[0]
+    return float(np.median(np.sqrt(2 - 2 * nearest[:, K])))
 
 
 def search_all(search: Search, queries: Queries) -> Found:

@@ -242,6 +242,7 @@ TITLES: Final = {
     "filtered": "Filters",
     "built": "Building",
     "changes": f"{CHANGED:,} items added, {CHANGED:,} deleted",
+    "distances": "Median distance to the tenth nearest of so many",
 }
 NOTES: Final = {
     "curves": "of the ten: share of exact search's first ten, by kind of query. us: CPU-microseconds of one "

@@ -8,7 +8,7 @@ import pytest
 from genius_search.errors import BadData, UsageError
 from genius_search.nn.spread import normalize
 from genius_search.progress import Silent
-from research.bench.given import read_given
+from research.bench.given import Given, invent, read_given, tenth_nearest
 
 DIM = 64
 
@@ -30,7 +30,7 @@ def test_an_array_gives_items_and_queries(tmp_path):
     vectors = 3 * draw(200, 5)
     np.save(tmp_path / "items.npy", vectors.astype(np.float16))
     np.save(tmp_path / "asked.npy", vectors[:7])
-    read = partial(read_given, tmp_path / "items.npy", None, tmp_path, most_queries=15, progress=Silent())
+    read = partial(read_given, tmp_path / "items.npy", tmp_path, most_queries=15, progress=Silent())
     held_out = read()
     assert (len(held_out.items), len(held_out.queries)) == (185, 15)
     assert held_out.recall(np.zeros((15, 10), dtype=np.int64), 5) is None
@@ -48,7 +48,6 @@ def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
     read = partial(
         read_given,
         tmp_path / "items.npy",
-        None,
         tmp_path,
         most_queries=1000,
         query_vectors=tmp_path / "asked.npy",
@@ -65,3 +64,13 @@ def test_answers_are_rows_of_items_and_those_without_one_do_not_count(tmp_path):
             read()
     with pytest.raises(UsageError, match="give these with --query-vectors"):
         read(query_vectors=None)
+
+
+def test_invented_items_come_after_the_real_ones_and_lie_as_near_to_one_another():
+    items = draw(2000, 5)
+    given, distances = invent(Given(items, np.zeros(2000, dtype=np.int8), items[:5]), 5000)
+    assert np.array_equal(given.items[:2000], items)
+    assert given.items.shape == (5000, DIM)
+    assert np.allclose(np.linalg.norm(given.items, axis=1), 1, atol=1e-5)
+    assert tenth_nearest(given.items[2000:], 2000) == pytest.approx(tenth_nearest(items, 2000), rel=0.1)
+    assert [row["items"] for row in distances] == [500, 1000, 2000, 5000]
