@@ -373,11 +373,12 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     """
     from genius_search.encoders.base import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
+    from genius_search.hub import find
     from genius_search.records import Modality
 
     only_texts = all(item.modality is Modality.TEXT for item in pool.items())
     suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
-    if download or suggestion.is_downloaded():
+    if download or find(suggestion.spec.partition(":")[2]) is not None:
         print(f"encoder: {suggestion.description}", file=sys.stderr)
         return suggestion.spec, download
     if only_texts and has_wordllama():

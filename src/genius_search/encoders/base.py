@@ -59,12 +59,6 @@ class Suggestion(NamedTuple):
         """Spec, size, licence and languages in one line."""
         return f"{self.spec} ({self.megabytes:,} MB, licence {self.license}, {self.languages})"
 
-    def is_downloaded(self) -> bool:
-        """Return whether the encoder is on this machine."""
-        from genius_search.hub import find  # noqa: PLC0415  only here
-
-        return find(self.spec.partition(":")[2]) is not None
-
 
 IMAGES_AND_TEXTS: Final = Suggestion(
     "onnx:onnx-community/siglip2-base-patch16-224-ONNX", 1_540, "Apache-2.0", "English and many others"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from jaxtyping import Float32
@@ -20,9 +20,6 @@ from genius_search.encoders.base import Keys, cut_texts, read_tokenizer
 from genius_search.encoders.graphs import open_graph
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.hub import known_fingerprint
-
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
 
 GRAPHS: Final = ("text_model", "vision_model")
 _PRECISIONS: Final = ("", "_fp16", "_quantized")
@@ -61,9 +58,8 @@ class OnnxEncoder:
         if kind not in _CONTEXT:
             raise ArtifactMismatch(f"{folder} holds a {kind!r} model; onnx: reads {', '.join(_CONTEXT)}")
         self._is_siglip = kind != "clip"
-        text = config.get("text_config", {})
-        self.max_tokens = int(text.get("max_position_embeddings", _CONTEXT[kind]))
-        self._sessions: dict[str, tuple[InferenceSession, int]] = {}
+        self.max_tokens = int(config.get("text_config", {}).get("max_position_embeddings", _CONTEXT[kind]))
+        self._sessions: dict[str, tuple[Any, int]] = {}
         self._runs = dict.fromkeys(GRAPHS, 0)
         self._open("text_model")
         session, place = self._sessions["text_model"]
@@ -72,7 +68,18 @@ class OnnxEncoder:
     @cached_property
     def _tokenizer(self) -> tuple[Callable[[list[str]], list[list[int]]], list[int], int]:
         """A function from texts to tokens, tokens that end a text, and padding; opened for the first text."""
-        encode, number = open_tokenizer(self._vocabulary)
+        file = self._vocabulary
+        if file.suffix == ".json":
+            model = read_tokenizer(file)
+            number, encode = model.token_to_id, lambda texts: [x.ids for x in model.encode_batch(texts)]
+        else:
+            from sentencepiece import SentencePieceProcessor  # noqa: PLC0415  CLIP does not need it
+
+            try:
+                pieces = SentencePieceProcessor(model_file=str(file))
+            except RuntimeError as error:
+                raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
+            number, encode = pieces.piece_to_id, pieces.encode
         names = [self._words.get(name) for name in ("eos_token", "pad_token")]
         end, pad = (number(str(one["content"] if isinstance(one, dict) else one)) for one in names)
         return encode, [end] if self._words.get("add_eos_token") and end is not None else [], pad or 0
@@ -104,12 +111,7 @@ class OnnxEncoder:
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and graphs."""
         beside = [Path(f"{file}_data") for file in self._graphs.values()]
-        files = [
-            self._vocabulary,
-            *self._settings[1:],
-            *self._graphs.values(),
-            *(file for file in beside if file.is_file()),
-        ]
+        files = [self._vocabulary, *self._settings[1:], *self._graphs.values(), *filter(Path.is_file, beside)]
         return fingerprint_of([known_fingerprint(file) for file in files])
 
     def num_tokens(self, text: str) -> int:
@@ -129,8 +131,8 @@ class OnnxEncoder:
             rows = np.full((len(tokens), length), self._tokenizer[2], dtype=np.int64)
             for row, ids in zip(rows, tokens, strict=True):
                 row[: len(ids)] = ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]  # the end
-            mask = np.arange(length) < np.array([[len(ids)] for ids in tokens])
-            parts.append(self._run("text_model", input_ids=rows, attention_mask=mask.astype(np.int64)))
+            mask = np.less(np.arange(length), [[len(ids)] for ids in tokens]).astype(np.int64)
+            parts.append(self._run("text_model", input_ids=rows, attention_mask=mask))
         return np.concatenate(parts)
 
     def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
@@ -140,20 +142,6 @@ class OnnxEncoder:
             pixels = [prepare_pixels(one, self._pixels) for one in images[start : start + _BATCH]]
             parts.append(self._run("vision_model", pixel_values=np.stack(pixels)))
         return np.concatenate(parts)
-
-
-def open_tokenizer(file: Path) -> tuple[Callable[[list[str]], list[list[int]]], Callable[[str], int | None]]:
-    """Return functions from texts to their tokens, and from a token's name to its number."""
-    if file.suffix == ".json":
-        tokenizer = read_tokenizer(file)
-        return lambda texts: [one.ids for one in tokenizer.encode_batch(texts)], tokenizer.token_to_id
-    from sentencepiece import SentencePieceProcessor  # noqa: PLC0415  CLIP does not need it
-
-    try:
-        pieces = SentencePieceProcessor(model_file=str(file))
-    except RuntimeError as error:
-        raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
-    return pieces.encode, pieces.piece_to_id
 
 
 def find_graphs(folder: Path) -> list[Path]:
