@@ -76,7 +76,7 @@ class OnnxEncoder:
             from sentencepiece import SentencePieceProcessor  # noqa: PLC0415  CLIP does not need it
 
             try:
-                pieces = SentencePieceProcessor(model_file=str(file))
+                pieces: Any = SentencePieceProcessor(model_file=str(file))
             except RuntimeError as error:
                 raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
             number, encode = pieces.piece_to_id, pieces.encode
