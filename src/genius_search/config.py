@@ -181,7 +181,7 @@ ITEMS_PER_CANDIDATE: Final = 4
 LARGE: Final = 500_000
 """Larger indexes have so many items under each of 256 first codes that it pays to decode the next ones."""
 WIDE_BEAM: Final = 128
-LONG_SHORTLIST: Final = 200
+LONG_SHORTLIST: Final = 400
 """Of a large index: codes tell its items apart less well."""
 CANDIDATES_PER_ROOT: Final = 96
 """Of a large index."""
