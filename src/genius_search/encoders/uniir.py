@@ -90,7 +90,7 @@ class ClipScoreFusion(PretrainedEncoder):
     @torch.inference_mode()
     def _encode(self, inputs: list[dict[str, Any]], role: str) -> Float[Tensor, "items dim"]:
         """Encode the middle squares of images, or texts by their first end token."""
-        if "image" in inputs[0]:
+        if inputs and "image" in inputs[0]:
             side: int = self._clip.config.vision_config.image_size
             squares = [{"image": middle_square(content["image"], side=side)} for content in inputs]
             return super()._encode(squares, role)

@@ -162,6 +162,7 @@ def test_a_text_is_read_up_to_its_first_end(clip, token_rows):
     with torch.inference_mode():
         close(encoder.text_features([text]), model.clip_model.encode_text(token_rows([text])))
     close(encoder.text_features([text]), encoder.text_features(["a kite"]))
+    assert encoder.text_features([]).shape == encoder.image_features([]).shape == (0, encoder.dim)
 
 
 def mixed_items(photographs):
