@@ -173,8 +173,10 @@ class Codebooks:
     ) -> EncodedItems:
         """Return IDs of items with these fused embeddings."""
         codes = self.assign_ids(embeddings, modalities)
-        cosine = np.vecdot(normalize(embeddings), normalize(sum_codes(self._tables, codes)))
-        columns = np.concatenate([codes.astype(np.int16), self.norm_and_density.columns(codes)], axis=1)
+        vectors = sum_codes(self._tables, codes)
+        cosine = np.vecdot(embeddings, normalize(vectors))
+        costs = self.norm_and_density.columns(vectors, codes)
+        columns = np.concatenate([codes.astype(np.int16), costs], axis=1)
         return EncodedItems(embeddings, codes, cosine, columns)
 
 

@@ -73,9 +73,13 @@ class NormAndDensity:
         """Unit vectors that IDs of a modality code are compared with, and hashes of the vectors' own IDs, if
         they have any; cached, since summing the sample takes longer than measuring a few new IDs."""
 
-    def columns(self, codes: Integer[np.ndarray, "ids levels"]) -> Int16[np.ndarray, "ids columns"]:
-        """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped."""
-        vectors = sum_codes(self._tables, codes)
+    def columns(
+        self, vectors: Float32[np.ndarray, "ids dim"], codes: Integer[np.ndarray, "ids levels"]
+    ) -> Int16[np.ndarray, "ids columns"]:
+        """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped.
+
+        ``vectors`` are the sums of the IDs' code vectors.
+        """
         costs = self._norm_weight * np.square(vectors).sum(axis=1) / 2
         steps = np.stack([costs * HALF_NORM_STEPS, self.densities(vectors, codes) * DENSITY_STEPS], axis=1)
         return np.asarray(np.rint(steps).clip(0, LARGEST), dtype=np.int16)

@@ -14,7 +14,7 @@ from genius_search.native.library import CODES, NO_MEMORY, open_library
 CHUNK: Final = 16_384
 """Vectors per block when assigning centroids, to bound memory."""
 AT_ONCE: Final = 1024
-"""Vectors whose products with all code vectors are in memory at once."""
+"""Vectors that are handled at once, so that what belongs to them stays in a processor's cache."""
 ERRORS_AT_ONCE: Final = 1 << 20
 """Errors of sums in memory at once: 4 MiB, which stay in the cache of a processor."""
 SPREAD: Final = 0.3
@@ -53,6 +53,16 @@ def sum_by_code(
     else:
         library.sum_by_code(vectors.ctypes.data, codes.ctypes.data, *vectors.shape, sums.ctypes.data)
     return sums
+
+
+def subtract_vectors(
+    vectors: Float32[np.ndarray, "items dim"],
+    table: Float32[np.ndarray, "codes dim"],
+    codes: Integer[np.ndarray, " items"],
+) -> None:
+    """Subtract from each vector, in place, that of its code."""
+    for start in range(0, len(vectors), AT_ONCE):
+        vectors[start : start + AT_ONCE] -= table[codes[start : start + AT_ONCE]]
 
 
 def kmeans(
@@ -164,7 +174,7 @@ def start_tables(
         before.
     """
     levels: list[Clusters] = []
-    residuals = embeddings
+    residuals = embeddings.copy()
     for level, (size, most) in enumerate(zip(sizes, iterations, strict=True)):
         if level == 0 and modalities is not None:
             counts = np.bincount(modalities, minlength=size)[:, None]
@@ -174,5 +184,5 @@ def start_tables(
             levels.append(Clusters(levels[-1].centroids, assign(residuals, levels[-1].centroids)))
         else:
             levels.append(kmeans(residuals, size, iterations=most, random=random))
-        residuals = residuals - levels[-1].centroids[levels[-1].chosen]
+        subtract_vectors(residuals, *levels[-1])
     return levels

@@ -62,7 +62,7 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
         measurer = NormAndDensity(tables, has_modality_level=has_modality_level)
         found = measurer.densities(sum_codes(tables, codes), codes)
         np.testing.assert_allclose(found, expected[:, 1], rtol=1e-5, atol=1e-6)
-        half_norms = measurer.columns(codes)[:, 0]
+        half_norms = measurer.columns(sum_codes(tables, codes), codes)[:, 0]
         np.testing.assert_allclose(
             half_norms, (expected[:, 0] * HALF_NORM_STEPS).clip(max=LARGEST), atol=0.51
         )
@@ -119,7 +119,7 @@ def test_item_density_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compa
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
     measurer, vectors = NormAndDensity(tables, has_modality_level=True), sum_codes(tables, codes)
-    kept = measurer.columns(codes)
+    kept = measurer.columns(vectors, codes)
     assert kept.dtype == np.int16
     assert kept.min() >= 0
     assert kept.max() < LARGEST  # nothing was cut off
@@ -133,7 +133,11 @@ def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
 def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
-    columns_of = NormAndDensity(tables, has_modality_level=True, sample=codes[:sampled]).columns
+    measurer = NormAndDensity(tables, has_modality_level=True, sample=codes[:sampled])
+
+    def columns_of(codes):
+        return measurer.columns(sum_codes(tables, codes), codes)
+
     together = columns_of(codes)
     alone = np.concatenate([columns_of(code[None]) for code in codes[:100]])
     assert np.array_equal(alone, together[:100])

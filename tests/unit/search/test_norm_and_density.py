@@ -18,10 +18,11 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness():
     random = np.random.default_rng(11)
     tables = [random.standard_normal((size, DIM), dtype=np.float32) / 4 for size in SIZES]
     codes = random.integers(SIZES, size=(ITEMS, len(SIZES))).astype(np.int16)
-    own = NormAndDensity(tables, has_modality_level=True).columns(codes)
+    vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
+    own = NormAndDensity(tables, has_modality_level=True).columns(vectors, codes)
     marked = np.concatenate([codes, own], axis=1)
     query = random.standard_normal(DIM, dtype=np.float32)
-    products = sum(table[codes[:, level]] for level, table in enumerate(tables)) @ query
+    products = vectors @ query
     ranker = CodeRanker(tables)
     half_norms, densities = decode_half_norms(own[:, 0]), decode_densities(own[:, 1])
     for given, costs, expected in (

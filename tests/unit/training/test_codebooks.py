@@ -67,8 +67,8 @@ def test_a_handful_of_items_gets_ids(tmp_path, items):
 
 def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(embeddings, tmp_path):
     untrained = fit(embeddings, MODALITIES, tmp_path / "untrained").codebooks
-    codes = untrained.weights[POOL_SAMPLE]
-    stored = []
+    codes, stored = untrained.weights[POOL_SAMPLE], []
+    vectors = sum_codes(untrained.tables(), codes)
     for kind, weight in (("sum", 0.5), ("network", 1.0)):
         config = QuantizerConfig(fusion=FusionConfig(kind=kind), codebook_size=4)
         shapes = shapes_of_weights(DIM, config)
@@ -78,9 +78,9 @@ def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(e
         codebooks = fit(embeddings, MODALITIES, tmp_path / kind, fused_by=fused_by).codebooks
         assert codebooks.config.norm_weight == weight
         assert codebooks.config.fusion == config.fusion
-        stored.append(codebooks.norm_and_density.columns(codes))
-    assert np.array_equal(untrained.norm_and_density.columns(codes), stored[0])
-    expected = np.square(sum_codes(untrained.tables(), codes)).sum(axis=1) / 4
+        stored.append(codebooks.norm_and_density.columns(vectors, codes))
+    assert np.array_equal(untrained.norm_and_density.columns(vectors, codes), stored[0])
+    expected = np.square(vectors).sum(axis=1) / 4
     assert np.abs(stored[0][:, 0] / HALF_NORM_STEPS - expected).max() < 0.6 / HALF_NORM_STEPS
     assert np.abs(stored[1][:, 0] / HALF_NORM_STEPS - 2 * expected).max() < 0.6 / HALF_NORM_STEPS
     assert np.array_equal(stored[0][:, 1], stored[1][:, 1])
