@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT: Final = "checkpoint.pt"
 """Training state in an unfinished folder; removed when it is finished."""
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 FULL_BYTES: Final = 1 << 20
 """A disk with less room than this is full."""
 LOCK_SECONDS: Final = 1.0
@@ -121,11 +122,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def translate_full_disk(folder: Path) -> Iterator[None]:
-    """Raise :class:`OSError` (ENOSPC) where a library meets a full disk and raises an error of its own."""
+    """Raise :class:`OSError` (ENOSPC) that names the folder, whatever a library raises on a full disk."""
     try:
         yield
     except Exception as error:
-        if getattr(error, "errno", None) is None and shutil.disk_usage(folder).free < FULL_BYTES:
+        number = getattr(error, "errno", None)
+        if number in DISK_FULL or (number is None and shutil.disk_usage(folder).free < FULL_BYTES):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
 

@@ -17,7 +17,7 @@ import tyro
 
 from genius_search import __version__
 from genius_search.cli.terminal import print_text
-from genius_search.errors import EXTRAS, GeniusError, missing_extra
+from genius_search.errors import EXTRAS, GeniusError, UsageError, missing_extra
 
 # A parser of all commands at once, which tyro offers, takes .4 CPU-seconds to print its help.
 COMMANDS: Final = {
@@ -70,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"genius {__version__}")
     elif words in ([], ["help"], ["--help"], ["-h"]):
         print_overview()
+    elif "" in words:  # a path would be this folder
+        return report(
+            UsageError("an argument is empty; is a variable of the shell not set? '.' is this folder")
+        )
     else:
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
         if name in ("search", "serve"):  # threads of NumPy's BLAS wait busily, longer than a search takes

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,11 @@ def escape_controls(text: str) -> str:
 
 
 class TerminalProgress:
-    """Progress bars on a terminal, occasional lines elsewhere."""
+    """Progress bars on a terminal, occasional lines elsewhere.
+
+    While items are encoded, the first Ctrl-C lets those at hand be finished, so that they can be saved; a
+    second one ends at once.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._is_quiet = quiet
@@ -44,6 +49,8 @@ class TerminalProgress:
         self._began = 0.0
         self._printed = 0.0
         self._latest: dict[str, float] = {}
+        self._usual = signal.getsignal(signal.SIGINT)
+        self._is_ending = False
 
     def __enter__(self) -> TerminalProgress:  # noqa: PYI034  beartype cannot check Self
         return self
@@ -57,6 +64,8 @@ class TerminalProgress:
         self._stage, self._total, self._done, self._latest = stage, total, -1, {}
         self._began = time.monotonic()
         self._printed = self._began - QUIET_SECONDS + FIRST_SECONDS
+        if stage == "encode" and self._usual is signal.default_int_handler:  # not one that ignores it
+            signal.signal(signal.SIGINT, self._end_soon)
         if self._is_quiet or not sys.stderr.isatty():
             return
         from tqdm import tqdm  # help is quick without it
@@ -64,7 +73,9 @@ class TerminalProgress:
         self._bar = tqdm(total=total, desc=stage, dynamic_ncols=True, miniters=0)
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
-        """Show that ``done`` steps are done, with the latest measures."""
+        """Show that ``done`` steps are done, with the latest measures; end here if that was asked for."""
+        if self._is_ending:
+            raise KeyboardInterrupt
         self._latest.update({name: measures[name] for name in MEASURES if name in measures})
         text = "  ".join(f"{name} {value:.4g}" for name, value in self._latest.items())
         now = time.monotonic()
@@ -92,10 +103,16 @@ class TerminalProgress:
         self.say(f"next: {shlex.join(map(str, words))}")
 
     def close(self) -> None:
-        """End the bar, so that nothing is printed over it."""
+        """End the bar, so that nothing is printed over it, and the stage."""
+        signal.signal(signal.SIGINT, self._usual)
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+    def _end_soon(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._usual)
+        self._is_ending = True
+        self.say("ending after the items that are being encoded; Ctrl-C again ends at once")
 
 
 def width_of(text: str) -> int:

@@ -132,7 +132,7 @@ def _exif_values(opened: Image.Image) -> _Values:
     tags = {**exif, **exif.get_ifd(ExifTags.IFD.Exif)}
     for name, (numbers, _, _) in _FIELDS.items():
         for tag in numbers:
-            text = _exif_text(tag, tags.get(tag))
+            text = _exif_text(tag, tags.get(tag), "be" if exif.endian == ">" else "le")
             yield name, text.split(";") if name in _LISTS else [text]
     place = exif.get_ifd(ExifTags.IFD.GPSInfo)
     for name, tag in _PLACE.items():
@@ -140,16 +140,18 @@ def _exif_values(opened: Image.Image) -> _Values:
             yield name, [",".join(str(float(part)) for part in place[tag]) + str(place.get(tag - 1, "N"))[:1]]
 
 
-def _exif_text(tag: int, value: object) -> str:
+def _exif_text(tag: int, value: object, order: str) -> str:
     match value:
         case str():  # Pillow reads Latin-1, and most programs write UTF-8
             return _decode(value.encode("latin-1", errors="ignore"))
-        case bytes() if tag == _TAG.UserComment and not value.startswith(b"UNICODE"):
-            return _decode(value[8:]) if value[:8].rstrip(b"\0 ") in (b"ASCII", b"") else ""
+        case bytes() if tag == _TAG.UserComment:
+            match value[:8].rstrip(b"\0 ").upper():
+                case b"UNICODE":
+                    return _decode_wide(value[8:], order)
+                case b"ASCII" | b"":
+                    return _decode(value[8:])
         case bytes():
-            text = value.removeprefix(b"UNICODE\0")
-            is_big_endian = text[::2].count(0) > text[1::2].count(0)
-            return text.decode("utf-16-be" if is_big_endian else "utf-16-le", errors="ignore")
+            return _decode_wide(value, "le")
         case int() if tag == _TAG.Rating:
             return str(value)
     return ""
@@ -160,6 +162,16 @@ def _decode(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return data.decode("cp1252", errors="replace")
+
+
+def _decode_wide(data: bytes, order: str) -> str:
+    """Decode UTF-16, probably in this order, which may be filled up with blanks: two make a dagger."""
+    data = data[: len(data) // 2 * 2]
+    first, second = data[::2].count(0), data[1::2].count(0)
+    if first != second:
+        order = "be" if first > second else "le"
+    is_marked = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return data.decode("utf-16" if is_marked else f"utf-16-{order}", errors="ignore").rstrip("\0 \u2020")
 
 
 def _camera(exif: Mapping[int, Any]) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -194,8 +195,7 @@ class Index:
         from genius_search.index.build import create_index
         from genius_search.index.pool import open_vectors
 
-        if (pool is None) is (vectors is None):
-            raise UsageError("give either a pool, or vectors")
+        _require_one(pool, vectors)
         given = pool
         if given is None:
             given = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
@@ -314,16 +314,21 @@ class Index:
             be used: it names the row.
         """
         from genius_search.index.build import add_pool
-        from genius_search.index.pool import is_list, open_given, open_vectors
+        from genius_search.index.pool import is_list, open_given, open_pool, open_vectors
         from genius_search.index.sync import follow
 
         progress = progress or Silent()
-        if (pool is None) is (vectors is None):
-            raise UsageError("give either a pool, or vectors")
+        _require_one(pool, vectors)
         if vectors is not None and ids is None:
             raise UsageError("vectors that are added need ids=, a name for each row")
+        may_be_none = not isinstance(pool, str | Path | None)
+        if pool is None:
+            pool = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+        elif isinstance(pool, str | Path) and is_list(Path(pool)):
+            pool = open_pool(Path(pool), captions=captions)
+            deque(pool.items(), maxlen=0)  # a bad line is an error before the index is locked
         with self._one_writer(wait_seconds) as writer:
-            if isinstance(pool, str | Path) and not is_list(Path(pool)):
+            if isinstance(pool, str | Path):
                 return follow(
                     writer,
                     self.model,
@@ -333,11 +338,7 @@ class Index:
                     deletes=False,
                     progress=progress,
                 )
-            if pool is None:
-                items = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-            else:
-                items = open_given(pool, self.folder, captions=captions, has_ids=True)
-            may_be_none = not isinstance(pool, str | Path | None)
+            items = open_given(pool, self.folder, captions=captions, has_ids=True)
             return add_pool(writer, self.model, items, may_be_none=may_be_none, progress=progress)
 
     def sync(
@@ -735,6 +736,13 @@ class Index:
                 "not the log of this index, and may be removed"
             )
         return Choices(log, snapshot) if len(log) else None
+
+
+def _require_one(pool: GivenPool | None, vectors: Vectors | None) -> None:
+    if isinstance(pool, str) and not pool:
+        raise UsageError("the pool has an empty name; give a folder or a file, or Path('.') for this folder")
+    if (pool is None) is (vectors is None):
+        raise UsageError("give either a pool, or vectors")
 
 
 def _watch(watched: weakref.ref[Index]) -> None:

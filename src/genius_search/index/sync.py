@@ -1,6 +1,7 @@
 """Bringing an index up to date with the folders that it follows: what was added, changed, moved, deleted.
 
-Nothing is deleted because a disk, a folder or a file cannot be read, or because most of a folder is gone.
+Nothing is deleted because a disk, a folder or a file cannot be read, or because most of a folder is gone; nor
+while a folder cannot be read into which files may have been moved.
 """
 
 from __future__ import annotations
@@ -179,7 +180,8 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
                 (excluded if is_there else lost[item.root]).append(item)
             elif not is_there:
                 kept.append(item)
-    few = [number for number, items in lost.items() if 2 * len(items) <= sizes[number]]
+    is_whole = not any(os.path.isdir(one.file) for one in changes.left_out)  # noqa: PTH112  never raises
+    few = [number for number, items in lost.items() if is_whole and 2 * len(items) <= sizes[number]]
     deleted = [*excluded, *(item for number in few for item in lost.pop(number))]
     return _Gone(moved, deleted, [*kept, *itertools.chain.from_iterable(lost.values())])
 

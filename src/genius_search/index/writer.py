@@ -49,9 +49,8 @@ from genius_search.index.store import (
     with_hint,
 )
 from genius_search.records import composed
-from genius_search.writing import make_folder, sync, sync_tree, write_file
+from genius_search.writing import make_folder, sync, sync_tree, translate_full_disk, write_file
 
-DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
@@ -341,7 +340,8 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
     remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
     try:
         make_folder(draft)
-        written = write_segment(draft, batches)
+        with translate_full_disk(folder):
+            written = write_segment(draft, batches)
         sync_tree(draft)
         files = {
             path.name: FileFact(bytes=path.stat().st_size, sha256=file_fingerprint(path))

@@ -20,8 +20,9 @@ from starlette.responses import Response
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
 from genius_search.index.hits import SearchHit
 from genius_search.index.snapshot import UnknownItem
-from genius_search.index.writer import DISK_FULL, HeldByAnother, NotWritable
+from genius_search.index.writer import HeldByAnother, NotWritable
 from genius_search.records import Modality
+from genius_search.writing import DISK_FULL
 
 JSON_BYTES: Final = 256 << 10
 """Size of JSON that adds items, in a body of its own or as the part ``json`` of one with pictures."""

@@ -140,6 +140,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("search", "{index}", "x", "-k", "0"), 2),
         (("search", "a kite", "{index}"), 4),
         (("search", "{index}/..", "x"), 2),
+        (("index", "add", "{index}", ""), 2),
         (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
         (("search", "{index}", "x", "--config", "{new}"), 2),

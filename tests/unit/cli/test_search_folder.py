@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from genius_search.cli import main
+from genius_search.encoders.static import StaticEncoder
 from genius_search.index.index import Index
 
 NOTES = {
@@ -60,6 +63,33 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
     (notes / "latin.txt").unlink()
     assert sorted(search(capsys, notes, "boat")[0]) == ["boat.txt", "bread.txt", "train.txt"]
     assert sorted(file.name for file in notes.iterdir()) == ["boat.txt", "bread.txt", "train.txt"]
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("command", ["search", "index add"])
+def test_ctrl_c_ends_after_the_texts_at_hand_which_are_kept_and_a_second_one_at_once(
+    notes, tmp_path, monkeypatch, presses, command
+):
+    other = tmp_path / "other.txt"
+    other.write_text("A ship in a storm.")
+    index, _ = Index.create(tmp_path / "i", pool=other, encoder="text:wordllama")
+    words = (
+        ["search", str(notes), "bread"]
+        if command == "search"
+        else ["index", "add", str(index.folder), str(notes)]
+    )
+    encoded, real = Counter[str](), StaticEncoder.text_features
+
+    def text_features(encoder, texts, keys=()):
+        encoded.update(texts)
+        for _ in range(presses if encoded.total() == len(NOTES) else 0):
+            signal.raise_signal(signal.SIGINT)
+        return real(encoder, texts, keys)
+
+    monkeypatch.setattr(StaticEncoder, "text_features", text_features)
+    assert main(words) == 130
+    assert main(words) == 0
+    assert {encoded[text] for text in NOTES.values()} == {presses}
 
 
 def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):

@@ -196,15 +196,21 @@ def test_a_picture_that_was_replaced_is_seen_whatever_its_size_and_time_are(tmp_
     assert stamp_of(item) != stamp
 
 
-@pytest.mark.parametrize("loss", ["no root", "an empty root", "most files", "a folder unreadable"])
+@pytest.mark.parametrize(
+    "loss", ["no root", "an empty root", "most files", "a folder unreadable", "a folder moved there"]
+)
 def test_what_cannot_be_seen_is_deleted_only_when_its_number_is_given(index, notes, tmp_path, block, loss):
-    count = {"most files": 3, "a folder unreadable": 2}.get(loss, 4)
+    count = {"most files": 3, "a folder unreadable": 2, "a folder moved there": 2}.get(loss, 4)
     if loss == "no root":
         notes.rename(tmp_path / "elsewhere")
     elif loss == "a folder unreadable":
         (notes / "sub").rename(tmp_path / "elsewhere")
         (notes / "sub").mkdir()
         block(notes / "sub")
+    elif loss == "a folder moved there":
+        (notes / "locked").mkdir()
+        (notes / "sub").rename(notes / "locked" / "sub")
+        block(notes / "locked")
     else:
         for file in ["sub/a.txt", "sub/b.txt", "b.txt", "a.txt"][:count]:
             (notes / file).unlink()
