@@ -686,7 +686,8 @@ class Index:
         """Lock the index and open its state to change it; then open the new one, and close removed files."""
         from genius_search.index.writer import one_writer
 
-        with one_writer(self.folder, wait_seconds=wait_seconds) as writer:
+        before = self._opened.searcher.snapshot
+        with one_writer(self.folder, wait_seconds=wait_seconds, before=before) as writer:
             self.current()
             yield writer
         self.current()

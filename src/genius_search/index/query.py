@@ -13,6 +13,7 @@ from operator import attrgetter
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -29,8 +30,8 @@ from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
-from genius_search.search.rank import Evidence, Found, Ranking, Wanted
-from genius_search.search.table import Allowed, Restriction
+from genius_search.search.rank import CodeRanker, Evidence, Found, Ranking, Wanted
+from genius_search.search.table import Allowed, IdTable, Restriction
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -60,7 +61,7 @@ they belong to too few items."""
 KNOWN_WORDS: Final = 10_000
 """Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
 SAMPLED: Final = 4096
-"""Most items of a modality that scores are compared with before modalities are merged."""
+"""Most IDs of a modality, in a segment, that scores are compared with before modalities are merged."""
 ENOUGH: Final = 50
 """Fewer items of a modality do not tell by how much a score stands out: one in n is at most √n deviations
 above the mean of all."""
@@ -121,6 +122,17 @@ class Bulk(NamedTuple):
     """Mean of what is subtracted from the products of a scaled query (:mod:`genius_search.nn.spread`)."""
     scaling: Float32[np.ndarray, "dim dim"]
     """By which a query is scaled: to the power of −½ of its product with itself by this matrix."""
+
+
+class Moments(NamedTuple):
+    """What drawn IDs of a table measure."""
+
+    size: int
+    """Number of IDs that they were drawn from."""
+    mean: Float32[np.ndarray, " dim"]
+    covariance: Float32[np.ndarray, "dim dim"]
+    half_norm: float
+    density: float
 
 
 class Scored(NamedTuple):
@@ -579,39 +591,56 @@ class SnapshotSearcher:
     def _bulk(self, level0: frozenset[int]) -> Bulk:
         """Return what drawn IDs with these first codes measure, by one thread; none means any."""
         with self._measuring:
-            return self._bulks.get(level0) or self._bulks.setdefault(level0, self._measure(level0))
+            return self._bulks.get(level0) or self._bulks.setdefault(level0, self._pool(level0))
 
-    def _measure(self, level0: frozenset[int]) -> Bulk:
-        tables, lows, sizes = [], [], []
-        for segment in self.snapshot.segments:
-            table = segment.table
-            firsts = table.children(0, np.array([0]), np.array([len(table)]))
-            for code, low, high in zip(firsts.code.tolist(), firsts.low, firsts.high, strict=True):
-                if code in level0 or not level0:
-                    tables.append(table)
-                    lows.append(low)
-                    sizes.append(high - low)
-        ends = np.cumsum(sizes)
-        random = np.random.default_rng(0)
-        rows = random.choice(ends[-1], min(ends[-1], SAMPLED), replace=False, shuffle=False)
-        owners = ends.searchsorted(rows, side="right")
-        rows += (np.array(lows) - (ends - sizes))[owners]
-        drawn = np.concatenate([table.ids[rows[owners == number]] for number, table in enumerate(tables)])
+    def _pool(self, level0: frozenset[int]) -> Bulk:
+        """Pool what is known of the segments, which outlasts a change of the index."""
         ranker = self.model.ranker
+        drawn = [
+            one
+            for segment in self.snapshot.segments
+            for code, one in (_moments.get(segment.table) or _measure(ranker, segment.table)).items()
+            if code in level0 or not level0
+        ]
+        sizes = np.array([one.size for one in drawn])
+        shares = (sizes / sizes.sum()).astype(np.float32)
+        means = np.stack([one.mean for one in drawn])
+        mean = shares @ means
+        covariance = (means - mean).T @ ((means - mean) * shares[:, None])
+        for share, one in zip(shares, drawn, strict=True):
+            covariance += share * one.covariance
         among = ranker.spread.among(level0)
-        density_cost = self.config.density_weight * among.density_unit
+        half_norm, density = shares @ np.array([(one.half_norm, one.density) for one in drawn])
+        cost = self.config.density_weight * among.density_unit * density
         if self.config.rerank == "codes":
-            costs = ranker.costs(drawn, density_cost=density_cost)
-        else:
-            costs = density_cost * ranker.densities(drawn)
-        vectors = ranker.vectors(drawn)
-        mean = vectors.mean(axis=0)
-        vectors -= mean
-        covariance = vectors.T @ vectors / len(vectors)
+            cost += half_norm
         first = ranker.tables()[ranker.spread.level]
         first = (first - among.usage @ first) * np.sqrt(among.usage)[:, None]
         scaling = first.T @ first / max(among.first, MIN_LENGTH) ** 2
-        return Bulk(len(vectors), mean, covariance, float(costs.mean()), scaling)
+        return Bulk(int(sizes.sum()), mean, covariance, float(cost), scaling)
+
+
+_moments: Final[WeakKeyDictionary[IdTable, dict[int, Moments]]] = WeakKeyDictionary()
+
+
+def _measure(ranker: CodeRanker, table: IdTable) -> dict[int, Moments]:
+    """Measure drawn IDs of a table, by the code of their modality; by 0 if IDs have none."""
+    groups = [(0, 0, len(table))]
+    if ranker.spread.level:
+        firsts = table.children(0, np.array([0]), np.array([len(table)]))
+        groups = [*zip(firsts.code.tolist(), firsts.low.tolist(), firsts.high.tolist(), strict=True)]
+    measured = {}
+    random = np.random.default_rng(0)
+    for code, low, high in groups:
+        rows = low + random.choice(high - low, min(high - low, SAMPLED), replace=False, shuffle=False)
+        ids = table.ids[rows]
+        vectors = ranker.vectors(ids)
+        mean = vectors.mean(axis=0)
+        vectors -= mean
+        covariance = vectors.T @ vectors / len(vectors)
+        half_norm, density = ranker.costs(ids, density_cost=0.0).mean(), ranker.densities(ids).mean()
+        measured[code] = Moments(high - low, mean, covariance, float(half_norm), float(density))
+    return _moments.setdefault(table, measured)
 
 
 def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:

@@ -75,13 +75,17 @@ class Deleted(NamedTuple):
 
 
 @contextlib.contextmanager
-def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
+def one_writer(
+    folder: Path, *, wait_seconds: float = 0.0, before: Snapshot | None = None
+) -> Iterator[Writer]:
     """Lock an index for writing, without blocking readers, and remove leftovers of interrupted writers.
 
     Parameters
     ----------
     wait_seconds
         longest time to wait for another writer; 0 does not wait, infinity waits without limit.
+    before
+        A state that is open; its segments are not opened again.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def one_writer(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[Writer]:
     """
     with writing_lock(folder, wait_seconds=wait_seconds):
         remove_leftovers(folder, read_manifest(folder).segments if (folder / CURRENT).exists() else ())
-        yield Writer(folder)
+        yield Writer(folder, before)
 
 
 @contextlib.contextmanager
@@ -178,15 +182,16 @@ class Writer:
     ...     writer.delete(["old.jpg"])
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: Snapshot | None = None) -> None:
         self.folder = folder
+        self._before = before
         self._snapshot: Snapshot | None = None
 
     @property
     def snapshot(self) -> Snapshot:
         """The current state."""
         if self._snapshot is None:
-            self._snapshot = Snapshot.open(self.folder)
+            self._snapshot = Snapshot.open(self.folder, self._before)
         return self._snapshot
 
     def begin(self, manifest: IndexManifest) -> None:
@@ -291,6 +296,7 @@ class Writer:
         ArtifactMissing, ArtifactMismatch
             A file is missing or damaged; nothing is changed.
         """
+        refuse_links(self.folder, with_pictures=True)
         snapshot = self.snapshot
         segments = snapshot.segments
         named = stored_pictures(self.folder, segments)
