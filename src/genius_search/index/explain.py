@@ -86,6 +86,8 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
     place = snapshot.locate(item_id)  # an unknown item is an error before anything is encoded
     item = snapshot.item_at(place)
     codes = _codes_at(searcher, place)
+    if request.modality is None and not request.instruction and model.level0_is_exact:
+        request = dataclasses.replace(request, modality=item.modality)  # the others cannot find it
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
     queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
     with diagnose_corruption(snapshot):

@@ -188,7 +188,7 @@ def adjust_settings(usual: SearchConfig, model: Genius, **changes: Any) -> Searc
         raise UsageError("router: this model has no generator; leave router out, or `genius fit` trains one")
     usual = led_by_generator(usual) if router == "generator" else usual
     given = {name: value for name, value in changes.items() if value is not None}
-    config = checked(dataclasses.replace(usual, **given))
+    config = checked(dataclasses.replace(usual, **given)) if given else usual
     if router == "geometry" and model.uses_generator(config):
         raise UsageError(
             "router: geometry does without the generator, whose log-probabilities are the scores without "

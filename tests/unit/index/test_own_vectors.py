@@ -82,6 +82,11 @@ def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path
     assert scores == sorted(scores, reverse=True)
     alone = mixed.search_vectors(asked[:1], k=5, modality="image")
     assert {hit.standard_score for hit in alone[0]} == {None}
+    mixed.add(vectors=asked.astype(np.float32), ids=[f"late {row}" for row in range(50)])
+    of_two_segments = [hit.standard_score for hit in mixed.search_vectors(asked[:1], k=5)[0]]
+    mixed.compact()
+    of_one = [hit.standard_score for hit in mixed.search_vectors(asked[:1], k=5)[0]]
+    assert of_one == pytest.approx(of_two_segments, rel=1e-4)
 
 
 def test_queries_about_nothing_in_the_index_have_no_good_match(tmp_path):
