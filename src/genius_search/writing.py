@@ -127,7 +127,8 @@ def translate_full_disk(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         number = getattr(error, "errno", None)
-        if number in DISK_FULL or (number is None and shutil.disk_usage(folder).free < FULL_BYTES):
+        is_full = "disk is full" in str(error) or shutil.disk_usage(folder).free < FULL_BYTES
+        if number in DISK_FULL or (number is None and is_full):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
 

@@ -31,7 +31,7 @@ from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file
 from genius_search.data.pdf import has_pypdf, read_pdf
 from genius_search.data.photo import Caption
 from genius_search.data.values import fields_to_json
-from genius_search.errors import BadData, BadImage, UsageError
+from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
 
 IGNORE_FILE: Final = ".geniusignore"
@@ -66,6 +66,8 @@ class FolderScan:
     """Sorted by name. The id is the file's path relative to the folder, with forward slashes."""
     problems: tuple[Problem, ...]
     """Unusable files and lines of lists, each with the reason."""
+    unsure: frozenset[Path] = frozenset()
+    """Pictures whose captions are in a file that cannot be read."""
 
 
 def read_folder(
@@ -89,13 +91,9 @@ def read_folder(
 
     Raises
     ------
-    BadData
-        The folder does not exist.
     UsageError
         A pattern is invalid.
     """
-    if not root.is_dir():
-        raise BadData(f"{root}: there is no such folder")
     try:
         ignored = GitIgnoreSpec.from_lines([*NEVER_READ.split(), *map(composed, exclude)])
     except ValueError as error:
@@ -159,7 +157,7 @@ def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     scan = _scan(path.parent, [path, *beside, *lists], [], captions=captions)
     # What is wrong with other lines of a list is reported when the folder is read.
     problems = tuple(problem for problem in scan.problems if problem.file in (path, *beside))
-    return FolderScan(scan.root, scan.candidates, problems)
+    return FolderScan(scan.root, scan.candidates, problems, scan.unsure)
 
 
 def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, captions: bool) -> FolderScan:
@@ -188,7 +186,10 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 problems.append(BadImage(path, f"{OTHER_KIND} {path.suffix!r} {hint}"))
         except BadImage as error:
             problems.append(error)
-    return FolderScan(root, tuple(candidates), tuple(problems))
+    broken = {problem.file for problem in problems if isinstance(problem, BadImage)}
+    places = {one.parent for one in broken & lists}
+    unsure = {one for one in pictures if broken & {*pictures[one]} or places & {*one.parents}}
+    return FolderScan(root, tuple(candidates), tuple(problems), frozenset(unsure))
 
 
 def _picture(did: str, known: Sequence[Caption]) -> tuple[Candidate, list[str]]:

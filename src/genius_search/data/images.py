@@ -295,7 +295,7 @@ def require_file(path: Path) -> None:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise BadImage(path, "missing: there is no such file") from None
+        raise BadImage(path, "missing: there is no such file or folder") from None
     except (OSError, ValueError) as error:
         raise BadImage(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not path.is_file():

@@ -108,7 +108,7 @@ def read_json_lines(
         except json.JSONDecodeError as error:
             problem = f"is not valid JSON: {error.msg} at column {error.colno}"
         except ValidationError as error:
-            problem = first_problem(error)
+            problem = f"{first_problem(error)} (the line has {', '.join(row)[:80] or 'nothing'})"
         except (ValueError, RecursionError) as error:
             problem = str(error)
         else:

@@ -311,7 +311,8 @@ def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
         own, found = changes.known.get(number), known.get(content)
         if own and own.content and without_text(own.content) == without_text(content):
             but_for_times = {str(stamp).partition(".")[0] for stamp in (own.stamp, changes.stamps[number])}
-            found = found if len(but_for_times) > 1 else Reused(own.content, own.location, "touched")
+            if len(but_for_times) == 1 or item.image in changes.pool.unsure:
+                found = Reused(own.content, own.location, "touched")
         if found is not None:
             changes.reused[number] = found
             changes.num_unchanged += changes.is_touched(number)

@@ -76,6 +76,8 @@ _BRACKETS: Final = re.compile(r"^[(\[](.*)[)\]]$", re.DOTALL)
 _SHORT_NUMBER: Final = re.compile(r"-?\.[0-9]+")
 _JOINED: Final = re.compile(r"[=<>~]|&&|\|\||\b(?:and|or) \S++ (?:is|in)\b", re.IGNORECASE)
 """What shows that a value without quotes is meant as more than a value."""
+_SEPARATED: Final = re.compile(r"[-+]?[0-9][0-9.]*+[,'][0-9][0-9.,']*+")
+"""A number as no JSON has it."""
 _WORDS: Final = re.compile(r'"([^"]*)"(\*?)|([^\s"]+)|"')
 
 
@@ -251,7 +253,8 @@ def _parse_text(text: str) -> Condition:
                     "value that has = < > ~ in quotes"
                 )
             given.append((written, _meanings(shown, written)))
-            if operator in _ORDERS and isinstance(given[0][1][0].low, str) and name not in COLUMNS:
+            is_number = operator in _ORDERS or _SEPARATED.fullmatch(written)
+            if is_number and isinstance(given[0][1][0].low, str) and name not in COLUMNS:
                 raise UsageError(
                     f"condition {shown!r}: {written[:SHOWN]!r} is neither a number (1234.5) nor a date "
                     f"(2024-05-01); put a text in quotes; {GRAMMAR}"

@@ -584,26 +584,25 @@ class Index:
         return self.search_many([SearchRequest(vector=one, **options) for one in vectors], config=config)
 
     def explain(
-        self, item_id: str, text: str | None = None, *, config: SearchConfig | None = None, **options: Any
+        self,
+        item_id: str,
+        text: str | SearchRequest | None = None,
+        *,
+        config: SearchConfig | None = None,
+        **options: Any,
     ) -> Explanation:
         """Explain, code by code, why a search finds an item or does not. Options as in :meth:`search`.
+
+        If the query has alternatives, the one that ranks the item best is explained.
 
         Raises
         ------
         UnknownItem
             The item is not in the index.
         """
-        return self.explain_request(item_id, SearchRequest(text=text, **options), config=config)
-
-    def explain_request(
-        self, item_id: str, request: SearchRequest, *, config: SearchConfig | None = None
-    ) -> Explanation:
-        """Explain why a request finds an item or does not; see :meth:`explain`.
-
-        If the request has alternatives, the one that ranks the item best is explained.
-        """
         from genius_search.index.explain import explain
 
+        request = text if isinstance(text, SearchRequest) else SearchRequest(text=text, **options)
         return explain(self._searcher(config), request, item_id)
 
     def info(self) -> IndexInfo:

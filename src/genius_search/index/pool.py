@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -67,6 +67,8 @@ class Pool:
     """Given vectors of the items, in their order, instead of features; may be memory-mapped."""
     roots: tuple[Root, ...] = ()
     """The roots that the items' numbers refer to."""
+    unsure: Collection[str] = ()
+    """Pictures whose captions cannot be read now; they keep those that they had."""
 
     def with_fields(self, item: Item) -> Item:
         """Return an item with all that is known of it; a picture is read only if it is to be encoded."""
@@ -150,6 +152,7 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
     items: list[Item] = []
     left_out: list[LeftOut] = []
     seen: set[str] = set()
+    unsure: set[str] = set()
     for number in numbers:
         root = roots[number]
         place = Path(root.folder)
@@ -163,12 +166,10 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
             target = folder.resolve()
             return not target.is_relative_to(place) and root_of(roots, target) not in (None, number)
 
-        if not os.path.exists(place):  # noqa: PTH110  False whatever the error
-            left_out.append(LeftOut(-1, root.folder, "there is no such folder or file"))
-            continue
         read = partial(read_folder, exclude=root.exclude, skip=is_elsewhere) if place.is_dir() else read_file
         scan = read(place, captions=root.captions)
         left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
+        unsure.update(map(os.path.normpath, scan.unsure))
         for candidate in scan.candidates:
             if is_own(scan.root / candidate.did):
                 path = candidate.did if scan.root == place else "."
@@ -179,7 +180,7 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
                     continue
                 seen.add(item_id)
                 items.append(to_item(candidate, scan.root)._replace(id=item_id, root=number))
-    return Pool(partial(iter, items), left_out, has_files=True, roots=roots)
+    return Pool(partial(iter, items), left_out, has_files=True, roots=roots, unsure=unsure)
 
 
 def _left_out(problem: Problem) -> LeftOut:

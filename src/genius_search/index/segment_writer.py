@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import os
@@ -223,8 +222,6 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     ------
     BadData
         Two items have the same id.
-    OSError
-        The disk is full.
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
@@ -252,8 +249,6 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             _index_fields(database)
             return int(database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities").fetchone()[0])
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
         if "no such module" in str(error):
             raise UsageError("this Python's SQLite lacks FTS5; use a Python whose SQLite has it") from None
         raise

@@ -37,16 +37,6 @@ class _Gone(NamedTuple):
     kept: list[Item]
     """Items that are not deleted unless the user says so."""
 
-    def without_kept(self, most: int) -> _Gone:
-        """Return these with all of them deleted, if they are at most so many; otherwise raise."""
-        deleted = self.deleted + self.kept
-        if len(deleted) > most:
-            raise UsageError(
-                f"{plural(len(deleted), 'item')} would be deleted, more than the {most} that you allow, so "
-                "nothing is changed; a dry run lists them"
-            )
-        return _Gone(self.moved, deleted, [])
-
 
 def follow(
     writer: Writer,
@@ -72,7 +62,12 @@ def follow(
     changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
     gone = _find_gone(snapshot, changes, numbers if deletes else (), within)
     if delete_missing is not None:
-        gone = gone.without_kept(delete_missing)
+        gone = _Gone(gone.moved, gone.deleted + gone.kept, [])
+        if len(gone.deleted) > delete_missing:
+            raise UsageError(
+                f"{plural(len(gone.deleted), 'item')} would be deleted, more than the {delete_missing} that "
+                "you allow, so nothing is changed; a dry run lists them"
+            )
     for folder, count in Counter(roots[item.root or 0].folder for item in gone.kept).items():
         progress.say(
             f"{folder}: files of {plural(count, 'item')} are not there or cannot be read, and nothing is "
@@ -171,12 +166,11 @@ def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], w
             continue
         file = composed(file_of(roots, item))
         above = {file, *map(str, Path(file).parents)}
-        is_blocked = not above.isdisjoint(blocked)
-        if new.get(item.content) and not is_blocked and is_gone(roots, item):
+        if new.get(item.content) and is_gone(roots, item):
             moved[new[item.content].pop()] = item.id
         elif item.root in lost and (within is None or composed(str(within)) in above):
             is_there = os.path.lexists(item.image or file)
-            if not is_blocked:
+            if above.isdisjoint(blocked):
                 (excluded if is_there else lost[item.root]).append(item)
             elif not is_there:
                 kept.append(item)

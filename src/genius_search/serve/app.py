@@ -239,7 +239,7 @@ async def explain(request: Request) -> Response:
 
     def work() -> bytes:
         query, config = search_request(body, pictures, deadline), search_config(served.index, body)
-        explanation = served.index.explain_request(body.id, query, config=config)
+        explanation = served.index.explain(body.id, query, config=config)
         shown = {one.name: getattr(explanation, one.name) for one in dataclasses.fields(explanation)}
         shown["item"] = show(explanation.item, served.name)
         return written({"request_id": request.state.request_id, "index": served.name, **shown})

@@ -128,9 +128,9 @@ def test_keys_and_names_are_known_in_other_spellings(tmp_path):
 
 def test_captions_of_other_kinds_stay_as_a_field(tmp_path):
     picture(tmp_path / "1.png")
-    (tmp_path / "1.json").write_text('{"captions": ["a", {"raw": "b"}]}')
+    (tmp_path / "1.json").write_text('{"captions": ["a", {"caption": "b", "id": 1}]}')
     [candidate] = read_folder(tmp_path).candidates
-    assert (candidate.text, candidate.source) == ("a", '{"captions": ["a", {"raw": "b"}]}')
+    assert (candidate.text, candidate.source) == ("a\nb", '{"captions": ["a", {"caption": "b", "id": 1}]}')
 
 
 @pytest.mark.parametrize("column", ["text", "caption"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from genius_search.errors import ArtifactMismatch
 from genius_search.index import items as items_module
-from genius_search.index import segment_writer
 from genius_search.index.filters import Filter, matching
 from genius_search.index.items import ITEMS_FILE, Item, ItemStore
 from genius_search.index.segment_writer import write_items
@@ -60,14 +58,6 @@ def test_a_folder_may_have_any_name(tmp_path, name):
     (tmp_path / name).mkdir()
     write_items(tmp_path / name, [CARD])
     assert ItemStore(tmp_path / name).get([0]) == [CARD]
-
-
-def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
-    monkeypatch.setattr(segment_writer, "SETTINGS", (*segment_writer.SETTINGS, "max_page_count = 20"))
-    with pytest.raises(OSError, match="No space left") as error:
-        write_items(tmp_path, (Item(str(number), Modality.TEXT, "x" * 9000) for number in range(50)))
-    assert error.value.errno == errno.ENOSPC
-    assert error.value.filename == str(tmp_path / ITEMS_FILE)
 
 
 HOSTILE = {

@@ -250,6 +250,21 @@ def test_a_renamed_picture_keeps_text_and_fields_that_a_list_gave_its_old_name(t
     assert (index.get("sub/d.png").text, "town" in index.get("b.png").fields) == ("a green kite", False)
 
 
+def test_captions_stay_while_their_file_cannot_be_read(tmp_path, clip_folder):
+    draw(tmp_path / "trip" / "a.png", 1)
+    (tmp_path / "trip" / "metadata.csv").write_text("file_name,text\na.png,a red kite\n")
+    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "trip", encoder=f"clip:{clip_folder}")
+    (tmp_path / "trip" / "metadata.csv").write_bytes(b"\xff\x00\xff")
+    assert (index.sync().unchanged, index.get("a.png").text) == (1, "a red kite")
+
+
+def test_a_single_file_that_was_renamed_in_another_root_is_one_item(notes, tmp_path):
+    index, _ = Index.create(tmp_path / "i", pool=notes / "a.txt", encoder="text:wordllama")
+    index.add(notes)
+    (notes / "a.txt").rename(notes / "z.txt")
+    assert (index.sync().moved, "notes/z.txt" in index, len(index)) == (1, True, 4)
+
+
 @pytest.mark.parametrize("command", ["add", "sync"])
 def test_a_folder_that_was_moved_is_recognised(index, notes, tmp_path, monkeypatch, command):
     place = notes.rename(tmp_path / "there")
