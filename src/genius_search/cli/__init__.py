@@ -65,23 +65,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape what a terminal or a file of cp1252 cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return follow(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except (GeniusError, KeyboardInterrupt, ModuleNotFoundError, OSError) as error:
+        return report(error)
+
+
+def follow(words: Sequence[str]) -> int:
+    """Do what the words of a command line say, and return the exit status."""
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")
     elif words in ([], ["help"], ["--help"], ["-h"]):
         print_overview()
     elif "" in words:  # a path would be this folder
-        return report(
-            UsageError("an argument is empty; is a variable of the shell not set? '.' is this folder")
-        )
+        raise UsageError("an argument is empty; is a variable of the shell not set? '.' is this folder")
     else:
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
         if name in ("search", "serve"):  # threads of NumPy's BLAS wait busily, longer than a search takes
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        try:
-            return refuse(words) if name is None else run(name, words[len(name.split()) :])
-        except (GeniusError, KeyboardInterrupt, ModuleNotFoundError, OSError) as error:
-            return report(error)
+        return refuse(words) if name is None else run(name, words[len(name.split()) :])
     return 0
 
 
@@ -107,7 +112,8 @@ def report(error: BaseException) -> int:
             message, status = str(error), error.exit_code
         case KeyboardInterrupt():
             message, status = "interrupted; run the same command again to continue", INTERRUPTED
-        case BrokenPipeError():
+        case BrokenPipeError():  # `head` has read enough; what is left is not written
+            sys.stdout = io.StringIO()
             return 0
         case OSError() if error.errno in MACHINE_ERRORS:
             message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
