@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from jaxtyping import Float32
-from PIL import Image
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import Keys, cut_texts, read_tokenizer
 from genius_search.encoders.graphs import open_graph
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.hub import known_fingerprint
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 GRAPHS: Final = ("text_model", "vision_model")
 _PRECISIONS: Final = ("", "_fp16", "_quantized")
@@ -173,7 +175,7 @@ def prepare_pixels(image: Image.Image, settings: dict[str, Any]) -> Float32[np.n
             width, height = size["width"], size["height"]
         else:
             width, height = (int(shortest * side / min(image.size)) for side in image.size)
-        image = image.resize((width, height), Image.Resampling(settings.get("resample", 3)))
+        image = image.resize((width, height), settings.get("resample", 3))
     if settings.get("do_center_crop"):
         crop = settings["crop_size"]
         width, height = (crop, crop) if isinstance(crop, int) else (crop["width"], crop["height"])
