@@ -190,21 +190,13 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
     for name in _keys(fields, TEXT_KEYS):
         value = fields[name]
         values = value if isinstance(value, list) else [value]
-        if texts := tuple(itertools.chain.from_iterable(map(_texts_of, values))):
+        inner = (_caption_of(one).texts if isinstance(one, dict) else [one] for one in values)  # COCO's
+        texts = tuple(one.strip() for one in itertools.chain(*inner) if isinstance(one, str) and one.strip())
+        if texts:
             if all(one is None or isinstance(one, str) for one in values):
                 del fields[name]
             return Caption(texts, fields)
     return Caption((), fields)
-
-
-def _texts_of(value: object) -> tuple[str, ...]:
-    """Return a caption, or those of an object, as COCO has them."""
-    match value:
-        case str() if value.strip():
-            return (value.strip(),)
-        case dict():
-            return _caption_of(value).texts
-    return ()
 
 
 def is_list(path: Path) -> bool:

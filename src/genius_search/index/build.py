@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
@@ -36,10 +36,9 @@ from genius_search.errors import BadData, UsageError
 from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Entry, Item, Passage, read_entries
 from genius_search.index.pool import (
-    GivenPool,
     Pool,
     nothing_to_index,
-    open_given,
+    open_memory,
     stamp_of,
 )
 from genius_search.index.roots import content_of, is_gone, size_of, without_text
@@ -368,7 +367,7 @@ def add_pool(
 def create_index(
     folder: Path,
     *,
-    pool: GivenPool,
+    pool: Pool | Iterable[object],
     model: str | Path | Genius | None,
     encoder: str | None,
     embeddings: StoredEmbeddings | None,
@@ -376,7 +375,6 @@ def create_index(
     levels: int | None,
     query_vectors: Shaped[np.ndarray, ...] | None,
     captions: bool,
-    exclude: Sequence[str],
     device: str,
     download: bool,
     progress: Progress,
@@ -401,7 +399,11 @@ def create_index(
     with one_writer(folder) as writer, saved_features(folder, reads) as work:
         try:
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
-            given = open_given(pool, folder, captions=captions, exclude=exclude)
+            given = (
+                pool
+                if isinstance(pool, Pool)
+                else open_memory(pool, folder, captions=captions, has_ids=False)
+            )
             changes = find_changes(folder, given, reads, None, divides=model is None)
             changes.encode(work, progress)
             changes.require_any()

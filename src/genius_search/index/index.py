@@ -193,12 +193,14 @@ class Index:
             occurs twice: the message names the row.
         """
         from genius_search.index.build import create_index
-        from genius_search.index.pool import open_vectors
+        from genius_search.index.pool import open_pool, open_vectors
 
         _require_one(pool, vectors)
         given = pool
         if given is None:
             given = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+        elif isinstance(given, str | Path):
+            given = open_pool(Path(given), captions=captions, exclude=exclude)
         folder = Path(folder)
         opened, added = create_index(
             folder,
@@ -210,7 +212,6 @@ class Index:
             levels=levels,
             query_vectors=query_vectors,
             captions=captions,
-            exclude=exclude,
             device=device,
             download=download,
             progress=progress or Silent(),
@@ -314,7 +315,7 @@ class Index:
             be used: it names the row.
         """
         from genius_search.index.build import add_pool
-        from genius_search.index.pool import is_list, open_given, open_pool, open_vectors
+        from genius_search.index.pool import Pool, is_list, open_memory, open_pool, open_vectors
         from genius_search.index.sync import follow
 
         progress = progress or Silent()
@@ -338,8 +339,9 @@ class Index:
                     deletes=False,
                     progress=progress,
                 )
-            items = open_given(pool, self.folder, captions=captions, has_ids=True)
-            return add_pool(writer, self.model, items, may_be_none=may_be_none, progress=progress)
+            if not isinstance(pool, Pool):
+                pool = open_memory(pool, self.folder, captions=captions, has_ids=True)
+            return add_pool(writer, self.model, pool, may_be_none=may_be_none, progress=progress)
 
     def sync(
         self,

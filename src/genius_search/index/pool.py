@@ -80,17 +80,6 @@ GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
 """A pool on disk, items in memory, or an open pool."""
 
 
-def open_given(
-    pool: GivenPool, folder: Path, *, captions: bool, exclude: Sequence[str] = (), has_ids: bool = False
-) -> Pool:
-    """Open a pool; pictures that come without a file are stored in the folder of the index."""
-    if isinstance(pool, Pool):
-        return pool
-    if isinstance(pool, str | Path):
-        return open_pool(Path(pool), captions=captions, exclude=exclude)
-    return open_memory(pool, folder, captions=captions, has_ids=has_ids)
-
-
 def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     """Add to an item the words of its name, its folder, and what its picture says of itself.
 
@@ -128,19 +117,21 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
     Raises
     ------
     BadData
-        The path is not a pool, or a folder without items. A file without items raises when it is read.
+        The path is not a pool, or has no items.
     """
     if not os.path.exists(pool):  # noqa: PTH110  False whatever the error
         raise BadData(f"{pool}: there is no such file or folder")
     if not is_list(pool):
         root = new_root(pool.resolve(), (), (), captions=captions, exclude=exclude)
         opened = open_roots((root,), [0])
-        next(_some(opened.items(), pool, opened.left_out))
-        return opened
-    # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
-    above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
-    place = above or pool.resolve().parent
-    return Pool(lambda: _some((to_item(one, place) for one in read_pool([pool])), pool, []))
+    else:
+        # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
+        above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
+        place = above or pool.resolve().parent
+        opened = Pool(lambda: (to_item(one, place) for one in read_pool([pool])))
+    if next(opened.items(), None) is None:
+        raise nothing_to_index(f" in {pool}: no picture or text that can be used", opened.left_out)
+    return opened
 
 
 def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | None = None) -> Pool:
@@ -185,15 +176,6 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
 
 def _left_out(problem: Problem) -> LeftOut:
     return LeftOut(-1, str(problem.file), problem.reason)
-
-
-def _some(items: Iterator[Item], pool: Path, left_out: Sequence[LeftOut]) -> Iterator[Item]:
-    """Yield items; an error if there are none."""
-    first = next(items, None)
-    if first is None:
-        raise nothing_to_index(f" in {pool}: no picture or text that can be used", left_out)
-    yield first
-    yield from items
 
 
 def nothing_to_index(why: str, left_out: Sequence[LeftOut]) -> BadData:
