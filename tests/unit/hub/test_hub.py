@@ -113,7 +113,7 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
         assert Genius.open(name).folder == folder
     made, _ = Index.create(tmp_path / "new.index", model="me/model", pool=tmp_path / "pool")
     assert Index.open(made.folder).info().items == 2
-    next(folder.glob("*.safetensors")).unlink()
+    next(folder.rglob("*.safetensors")).unlink()
     assert find("me/model") is None  # as after an interrupted download
 
 
