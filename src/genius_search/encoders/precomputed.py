@@ -152,10 +152,12 @@ class PrecomputedEncoder:
             )
         role = keys[0].role
         table = self._files.get(f"{role} {part}")
+        hint = "; the text of a picture's query is its instruction: give it a row, or remove instructions/"
+        hint = hint if (role, part) == ("query", "text") else ""
         if table is None:
             raise ArtifactMissing(
                 f"{self.spec} has no {part} features for {role} {keys[0].id}: put {part}_features.npy "
-                "beside the other files"
+                f"beside the other files{hint}"
             )
         rows = table.find(keys)
         absent = [key.id for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
@@ -163,7 +165,7 @@ class PrecomputedEncoder:
             where = table.ids_file or f"{table.file}, whose rows are number 1 and on of any data set"
             raise BadData(
                 f"{role} {absent[0]} is not among the {len(table.features)} ids of {where} "
-                f"({len(absent):,} of {len(keys):,} looked up are not)"
+                f"({len(absent):,} of {len(keys):,} looked up are not){hint}"
             )
         return np.asarray(table.features[rows], dtype=np.float32)
 

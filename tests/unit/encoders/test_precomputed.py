@@ -67,7 +67,7 @@ def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
 @pytest.mark.parametrize(
     ("identifier", "error", "match"),
     [
-        ("9:8", BadData, r"query 9:8 is not among the 2 ids of .*ids\.npy"),
+        ("9:8", BadData, r"query 9:8 is not among the 2 ids of .*ids\.npy.* instruction"),
         ("0:1", BadData, r"query 0:1 is not among the 2 ids of .*ids\.npy"),
         ("", UsageError, "cannot embed new content"),
     ],
