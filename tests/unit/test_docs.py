@@ -111,6 +111,12 @@ def test_every_relative_link_leads_somewhere(path):
             assert anchor in anchors(linked), f"{path.name} links to {target}"
 
 
+def test_the_list_of_pages_for_agents_leads_to_pages_of_the_site():
+    linked = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8"))
+    names = [page.stem for page in ROOT.glob("docs/*.md")]
+    assert set(linked) <= {"index.html" if name == "index" else f"{name}/" for name in names}
+
+
 def test_every_command_that_is_shown_can_be_parsed():
     shown = commands_shown()
     problems = json.loads(python("-c", PARSE, input=json.dumps([words for _, words in shown])))
