@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
 import sys
 from collections import Counter
@@ -370,6 +371,8 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     ------
     NetworkNeeded
         It is not on this machine, and nobody said that it may be downloaded.
+    MissingExtra
+        No encoder of texts is installed.
     """
     from genius_search.encoders.base import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
@@ -378,18 +381,21 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
 
     only_texts = all(item.modality is Modality.TEXT for item in pool.items())
     suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
-    if download or find(suggestion.spec.partition(":")[2]) is not None:
+    can_open = not only_texts or importlib.util.find_spec("sentence_transformers") is not None
+    if not can_open and (download or not has_wordllama()):
+        small = "wordllama, small and for English (pip install 'genius-search[words]')"
+        need_packages(f"texts need {small}, or", "sentence_transformers")
+    if can_open and (download or find(suggestion.spec.partition(":")[2]) is not None):
         print(f"encoder: {suggestion.description}", file=sys.stderr)
         return suggestion.spec, download
     if only_texts and has_wordllama():
         print(
-            f"encoder: text:{WORDLLAMA}, for English, already installed. --download fetches "
-            f"{suggestion.description}, which finds more",
+            f"encoder: text:{WORDLLAMA}, for English, already installed. "
+            f"{'' if can_open else 'With the extra models, '}--download fetches {suggestion.description}, "
+            "which finds more",
             file=sys.stderr,
         )
         return f"text:{WORDLLAMA}", False
-    if only_texts:
-        need_packages("pretrained encoders of texts need", "sentence_transformers")
     if sys.stdin.isatty():
         print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):

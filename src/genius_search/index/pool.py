@@ -179,10 +179,11 @@ def _left_out(problem: Problem) -> LeftOut:
 
 
 def nothing_to_index(why: str, left_out: Sequence[LeftOut]) -> BadData:
-    """Return the error of a pool in which nothing can be used, with the first reasons."""
-    by_file = {entry.file: entry.reason for entry in reversed(left_out)}
-    reasons = "; ".join(f"{file}: {by_file[file]}" for file in [*reversed(by_file)][:MAX_REASONS])
-    more = f" (left out {plural(len(by_file), 'file')}: {reasons})" if by_file else ""
+    """Return the error of a pool in which nothing can be used, with the first file of each reason."""
+    files = {entry.reason: entry.file for entry in reversed(left_out)}
+    reasons = "; ".join(f"{files[reason]}: {reason}" for reason in [*reversed(files)][:MAX_REASONS])
+    count = plural(len({entry.file for entry in left_out}), "file")
+    more = f" (left out {count}, such as {reasons})" if files else ""
     return BadData(f"there is nothing to index{why}{more}")
 
 

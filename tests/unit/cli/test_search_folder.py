@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -90,6 +91,16 @@ def test_ctrl_c_ends_after_the_texts_at_hand_which_are_kept_and_a_second_one_at_
     assert main(words) == 130
     assert main(words) == 0
     assert {encoded[text] for text in NOTES.values()} == {presses}
+
+
+def test_a_download_that_no_installed_package_can_open_is_not_begun(notes, capsys, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: real(name) if name != "sentence_transformers" else None
+    )
+    assert main(["search", str(notes), "bread", "--download"]) == 2
+    assert "[models]" in capsys.readouterr().err
+    assert search(capsys, notes, "bread")[0][0] == "bread.txt"
 
 
 def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):
