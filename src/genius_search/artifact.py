@@ -121,7 +121,7 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in manifest.files):
         raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
     signed = {name: value for name, value in body.items() if name != "fingerprint"}
-    if verify and fingerprint_of(signed) != manifest.fingerprint:
+    if fingerprint_of(signed) != manifest.fingerprint:
         raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     check_files(folder, manifest.files, verify=verify)
     return manifest

@@ -69,6 +69,8 @@ class ModelFile(BaseModel, frozen=True):
     """None if the model is searched by the geometry of its code vectors alone."""
     instructions: list[KnownInstruction]
     fingerprint: str
+    checksum: str | None = None
+    """Of the instructions; None in older files."""
 
     @property
     def parts(self) -> dict[str, ModelPart]:
@@ -80,11 +82,16 @@ class ModelFile(BaseModel, frozen=True):
         """Compute the fingerprint from those of the parts; the encoder's path does not matter."""
         return fingerprint_of({name: part.fingerprint for name, part in self.parts.items()})
 
+    def sum_up(self) -> str:
+        """Compute the checksum of the instructions."""
+        return fingerprint_of(self.model_dump(mode="json")["instructions"])
+
     def write(self, folder: Path) -> None:
         """Write the file into a folder."""
         from genius_search.writing import write_json
 
-        write_json(folder / MODEL_FILE, self.model_dump(exclude_defaults=True))
+        body = self.model_dump(exclude_defaults=True)
+        write_json(folder / MODEL_FILE, body | {"checksum": self.sum_up()})
 
 
 def read_model_file(folder: Path) -> ModelFile:
@@ -106,12 +113,17 @@ def read_model_file(folder: Path) -> ModelFile:
             "where it stopped when run again"
         )
     try:
-        return ModelFile.model_validate(read_json(path))
+        file = ModelFile.model_validate(read_json(path))
+        problem = "its contents do not match its checksums"
     except ValidationError as error:
-        raise ArtifactMismatch(
-            f"{path} is damaged or of another version ({first_problem(error)}); train the model again, or "
-            "`genius pull` it if it was pulled"
-        ) from None
+        problem = first_problem(error)
+    else:
+        if file.fingerprint == file.fingerprint_of_parts() and file.checksum in (None, file.sum_up()):
+            return file
+    raise ArtifactMismatch(
+        f"{path} is damaged or of another version ({problem}); train the model again, or `genius pull` it if "
+        "it was pulled"
+    )
 
 
 class Genius:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from genius_search import writing
-from genius_search.artifact import open_artifact, read_json
+from genius_search.artifact import fingerprint_of, open_artifact, read_json
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.writing import (
     CHECKPOINT,
@@ -123,7 +123,9 @@ def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_pa
 def test_a_manifest_with_entries_that_cannot_be_is_refused(tmp_path, change, error):
     make(tmp_path / "a")
     manifest = tmp_path / "a" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    body = {**json.loads(manifest.read_text()), **change}
+    del body["fingerprint"]
+    manifest.write_text(json.dumps({**body, "fingerprint": fingerprint_of(body)}))
     with pytest.raises(ArtifactMismatch, match=error):
         open_artifact(tmp_path / "a", kind=KIND)
 

@@ -538,7 +538,7 @@ class Index:
         """
         from genius_search.index.info import verify
 
-        return verify(self.folder, self.snapshot)
+        return verify(self.folder, self.snapshot, model_folder=self.model.folder)
 
     def watch(self) -> None:
         """Compare all files but pictures with their checksums in the background, again and again.
@@ -754,7 +754,7 @@ def _watch(watched: weakref.ref[Index]) -> None:
     while (index := watched()) is not None:
         started, before = time.monotonic(), index.damage
         try:
-            verify(index.folder, index.snapshot, with_pictures=False)
+            verify(index.folder, index.snapshot, model_folder=index.model.folder, with_pictures=False)
             index.damage = index.snapshot.damage
         except Exception as error:  # noqa: BLE001  whatever it is, the index cannot be read
             index.damage = str(error)

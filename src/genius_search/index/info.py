@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from genius_search.artifact import check_files, file_fingerprint, open_artifact
+from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
 from genius_search.index.roots import MAX_BYTES
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
@@ -42,10 +42,17 @@ class Verified(NamedTuple):
     """Deleted items that still take up space."""
 
 
-def verify(folder: Path, opened: Snapshot | None = None, *, with_pictures: bool = True) -> Verified:
-    """Compare every file of an index, which may be in use, with its checksum, and open the index.
+def verify(
+    folder: Path,
+    opened: Snapshot | None = None,
+    *,
+    model_folder: Path | None = None,
+    with_pictures: bool = True,
+) -> Verified:
+    """Compare every file of an index, which may be in use, and of its model with its checksum; open it.
 
-    If damage is found, searches of ``opened``, a state that is in use, raise an error from then on.
+    If damage is found, searches of ``opened``, a state that is in use, raise an error from then on. Its model
+    lies in ``model_folder``, by default where the index says.
 
     Raises
     ------
@@ -55,11 +62,17 @@ def verify(folder: Path, opened: Snapshot | None = None, *, with_pictures: bool 
         The index changes faster than it can be read.
     """
     refuse_links(folder, with_pictures=with_pictures)
-    return read_state(folder, partial(_verify, folder, opened, with_pictures=with_pictures))
+    check = partial(_verify, folder, opened, model_folder=model_folder, with_pictures=with_pictures)
+    return read_state(folder, check)
 
 
 def _verify(
-    folder: Path, opened: Snapshot | None, manifest: IndexManifest, *, with_pictures: bool
+    folder: Path,
+    opened: Snapshot | None,
+    manifest: IndexManifest,
+    *,
+    model_folder: Path | None,
+    with_pictures: bool,
 ) -> Verified:
     try:  # reading the manifest has compared it with its own checksum
         for entry in manifest.segments:
@@ -68,7 +81,7 @@ def _verify(
         snapshot = Snapshot.load(folder, manifest)
         if (folder / LEARNED / CURRENT).exists():
             verify(folder / LEARNED)
-        _verify_model(folder, snapshot)
+        _verify_model(folder, snapshot, model_folder)
     except ArtifactError as error:
         if opened is not None and opened.manifest == read_manifest(folder):
             opened.damage, opened.needs_check = str(error), True
@@ -82,20 +95,25 @@ def _verify(
     return Verified(len(snapshot.segments), snapshot.num_alive, deleted)
 
 
-def _verify_model(index: Path, snapshot: Snapshot) -> None:
+def _verify_model(index: Path, snapshot: Snapshot, model_folder: Path | None) -> None:
     """Compare an index with its model, if that is a folder here."""
     manifest = snapshot.manifest
     folder = Path(manifest.locate_model(index))
-    if not manifest.has_own_model and not (manifest.model and (folder / MODEL_FILE).exists()):
-        return
-    model = read_model_file(folder)
-    if {model.fingerprint, model.fingerprint_of_parts()} != {manifest.model_fingerprint}:
-        if not manifest.has_own_model:  # it is opened with another folder, which is compared then
+    if not manifest.has_own_model:
+        folder = model_folder or folder
+        if not ((model_folder or manifest.model) and (folder / MODEL_FILE).exists()):
             return
+    model = read_model_file(folder)
+    if model.fingerprint != manifest.model_fingerprint:
+        if model_folder is None and not manifest.has_own_model:
+            return  # it is opened with another folder, which is compared then
         raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
     for name in model.parts.keys() - {"encoder"}:
         if open_artifact(folder / name, kind=name, verify=True).fingerprint != model.parts[name].fingerprint:
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
+    encoder = Path(model.encoder.spec_in(folder).partition(":")[2])
+    if (encoder / MANIFEST).is_file():  # it was trained here
+        open_artifact(encoder, kind="encoder", verify=True)
     snapshot.fit(StoredQuantizer(folder / "quantizer").codebooks, {})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from genius_search.artifact import open_artifact
+from genius_search.artifact import fingerprint_of, open_artifact
 from genius_search.config import FusionConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts, load_encoder
@@ -31,6 +31,8 @@ def edit(file: Path, **changes) -> None:
         for key in above:
             inner = inner[key]
         inner[last] = value
+    if body.pop("fingerprint", None) is not None:
+        body["fingerprint"] = fingerprint_of(body)
     file.write_text(json.dumps(body))
 
 

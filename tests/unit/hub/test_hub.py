@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from genius_search import Index
+from genius_search.artifact import fingerprint_of
 from genius_search.cli import main
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
@@ -43,6 +44,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def edit(path, change):
     body = json.loads(path.read_text())
     change(body)
+    if "kind" in body:
+        body["fingerprint"] = fingerprint_of({name: body[name] for name in body if name != "fingerprint"})
     path.write_text(json.dumps(body))
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from genius_search.artifact import fingerprint_of
 from genius_search.data.features import Features
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.model import MODEL_FILE, Genius
+from genius_search.index.index import Index
+from genius_search.model import MODEL_FILE, Genius, read_model_file
 from genius_search.nn.spread import normalize
 from genius_search.records import Modality
 
@@ -33,6 +35,16 @@ def test_a_damaged_model_file_is_said_to_be_damaged(copied, text):
         Genius.open(copied)
 
 
+def test_an_instruction_that_has_changed_is_damage(copied):
+    file = read_model_file(copied)
+    file.write(copied)
+    assert read_model_file(copied).instructions == file.instructions
+    text = (copied / MODEL_FILE).read_text()
+    (copied / MODEL_FILE).write_text(text.replace(file.instructions[0].text, "Find a cat."))
+    with pytest.raises(ArtifactMismatch, match="do not match its checksums"):
+        Genius.open(copied)
+
+
 def test_a_model_of_another_version_is_refused_with_advice(copied):
     edit(copied / MODEL_FILE, format=3)
     with pytest.raises(ArtifactMismatch, match="train the model again"):
@@ -41,18 +53,28 @@ def test_a_model_of_another_version_is_refused_with_advice(copied):
 
 @pytest.mark.parametrize("part", ["quantizer", "generator"])
 def test_a_part_that_a_later_training_replaced_is_found_out_and_named(copied, part):
-    edit(copied / part / "manifest.json", fingerprint="0" * 64)
+    manifest = copied / part / "manifest.json"
+    edit(manifest, inputs={})
+    with pytest.raises(ArtifactMismatch, match=r"manifest\.json has changed"):
+        Genius.open(copied)
+    body = json.loads(manifest.read_text())
+    del body["fingerprint"]
+    edit(manifest, fingerprint=fingerprint_of(body))
     with pytest.raises(ArtifactMismatch, match=f"the {part} is not the one"):
         Genius.open(copied)
 
 
-def test_an_encoder_with_other_weights_is_found_out(copied):
+def test_an_encoder_with_other_weights_is_found_out_also_after_opening(copied, tmp_path):
+    index, _ = Index.create(tmp_path / "index", model=copied, pool=["a kite", "a boat"])
     weights = copied / "encoder" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-4:] = np.float32(0.5).tobytes()
     weights.write_bytes(content)
     with pytest.raises(ArtifactMismatch, match="encoder"):
         Genius.open(copied)
+    for read in (index.verify, lambda: index.search("a kite")):
+        with pytest.raises(ArtifactMismatch, match=r"model\.safetensors have changed"):
+            read()
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf, 3e38])
