@@ -29,8 +29,8 @@ from genius_search.config import SearchConfig
 from genius_search.data.features import Pairs
 from genius_search.errors import BadData
 from genius_search.index.index import Index
-from genius_search.index.learned import gains_of
-from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.learned import shares_of
+from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
 from genius_search.index.segment_writer import alive_items
 from genius_search.index.source import given_features, stored_features
 from genius_search.index.store import LEARNED
@@ -115,10 +115,10 @@ def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, 
 
 
 def nearest_logged(queries: Queries, log: Log, num_items: int) -> Float32[np.ndarray, "queries items"]:
-    """Return what items gain, in spreads: by the most similar query for which they were chosen."""
-    gains = np.zeros((num_items, len(queries)), dtype=np.float32)
-    np.maximum.at(gains, log.chosen, gains_of(queries @ log.queries.T).T)
-    return np.ascontiguousarray(gains.T)
+    """Return the shares of items: by the most similar query for which they were chosen."""
+    shares = np.zeros((num_items, len(queries)), dtype=np.float32)
+    np.maximum.at(shares, log.chosen, shares_of(queries @ log.queries.T).T)
+    return np.ascontiguousarray(shares.T)
 
 
 def train_adapter(
@@ -369,8 +369,8 @@ class Learning(JsonOption):
             ("exact search", ranks(plain, right)),
             ("popularity", ranks(plain + unit * popular, right)),
             ("adapter trained on the log", ranks(adapted, right)),
-            ("nearest logged queries", ranks(plain + unit * near, right)),
-            ("adapter and nearest", ranks(adapted + adapted.std(axis=1, keepdims=True) * near, right)),
+            ("nearest logged queries", ranks(lift(plain, near, plain.std(axis=1)), right)),
+            ("adapter and nearest", ranks(lift(adapted, near, adapted.std(axis=1)), right)),
         ]
 
     def _search(
@@ -400,12 +400,12 @@ class Learning(JsonOption):
         is_found = np.isfinite(generated)
         least = np.where(is_found, generated, np.inf).min(axis=1, keepdims=True)
         gain = GENERATOR * unit * np.where(is_found, generated - least, 0)
-        near = unit * nearest_logged(queries, log, len(given.items))
+        near = lift(plain, nearest_logged(queries, log, len(given.items)), plain.std(axis=1))
         return [
             ("generator", ranks(generated, right)),
             ("generator routes, exact vectors rank", ranks(np.where(is_found, plain, -np.inf), right)),
             ("exact search and generator", ranks(plain + gain, right)),
-            ("nearest logged queries and generator", ranks(plain + near + gain, right)),
+            ("nearest logged queries and generator", ranks(near + gain, right)),
         ]
 
 

@@ -4,10 +4,11 @@ The log is an index of its own in the folder ``learned`` of an index: its items 
 names the item that was chosen. So a choice is found, stored and deleted as an item is, and survives a crash.
 The vectors are the encoder's features, so that the log stays when codebooks or fusion are fitted anew.
 
-An item gains at most :data:`WEIGHT` spreads of the query's products, times exp((c − m) / :data:`RIVALS`
-+ (m − 1) / :data:`TEMPERATURE`) with c the cosine of the query and the nearest one for which the item was
-chosen, and m that of the nearest in the log (``docs/lab/log.md``, "Logged choices"). A choice that is logged
-twice counts once, so that a few people cannot bury an item.
+An item that was chosen for the same query comes :data:`~genius_search.index.query.ABOVE` spreads of the
+query's products above the best hit. For a similar query it goes a share of this way: exp((c − m) /
+:data:`RIVALS` + (m − 1) / :data:`TEMPERATURE`) with c the cosine of the query and the nearest one for which
+the item was chosen, and m that of the nearest in the log (``docs/lab/log.md``, "Logged choices"). A choice
+that is logged twice counts once, so that a few people cannot bury an item.
 """
 
 from __future__ import annotations
@@ -35,16 +36,14 @@ from genius_search.search.rank import Ranking
 if TYPE_CHECKING:
     from genius_search.index.index import Index
 
-WEIGHT: Final = 3.0
-"""The most that an item gains, in spreads."""
-TEMPERATURE: Final = 0.12
-"""How fast that falls with the cosine of the nearest logged query."""
-RIVALS: Final = 0.15
+TEMPERATURE: Final = 0.16
+"""How fast an item's share falls with the cosine of the nearest logged query."""
+RIVALS: Final = 0.1
 """How fast it falls for items that were chosen for less similar queries than the nearest."""
 NEAREST: Final = 16
 """Logged queries that are looked at."""
-LEAST: Final = 0.02
-"""Smaller gains, in spreads, are none."""
+LEAST: Final = 0.01
+"""Smaller shares are none."""
 REFIT: Final = 4
 """The log's codebooks are fitted anew when it has this many times the queries they were fitted to."""
 LOOKED_THROUGH: Final = 4
@@ -107,20 +106,20 @@ class Choices:
             )
         return near
 
-    def gains(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Place, float]]:
-        """Return what items gain for each query, in spreads, by their places; deleted items have none."""
-        gains = []
+    def shares(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Place, float]]:
+        """Return the shares of items for each query by their places; deleted items have none."""
+        shares = []
         for ranking in self._rank(vectors):
-            values = gains_of(ranking.scores)
+            values = shares_of(ranking.scores)
             large = values > LEAST
             logged = list(zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True))
             self._look_up([place for place in logged if place not in self._chosen])
             own: dict[Place, float] = {}
-            for place, gain in zip(logged, values[large].tolist(), strict=True):  # in descending order
+            for place, share in zip(logged, values[large].tolist(), strict=True):  # in descending order
                 if (chosen := self._chosen[place]) is not None:
-                    own.setdefault(chosen, gain)
-            gains.append(own)
-        return gains
+                    own.setdefault(chosen, share)
+            shares.append(own)
+        return shares
 
     def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
         queries = [
@@ -141,12 +140,12 @@ class Choices:
             self._chosen[place] = there[item_id].location if item_id in there else None
 
 
-def gains_of(cosines: Float32[np.ndarray, "*queries logged"]) -> Float32[np.ndarray, "*queries logged"]:
-    """Return what items gain, in spreads, by the cosines of a query and those for which they were chosen."""
+def shares_of(cosines: Float32[np.ndarray, "*queries logged"]) -> Float32[np.ndarray, "*queries logged"]:
+    """Return items' shares by the cosines of a query and those for which they were chosen."""
     cosines = cosines.clip(max=1)
     nearest = cosines.max(axis=-1, keepdims=True, initial=-1)
-    gains: np.ndarray = WEIGHT * np.exp((cosines - nearest) / RIVALS + (nearest - 1) / TEMPERATURE)
-    return gains
+    shares: np.ndarray = np.exp((cosines - nearest) / RIVALS + (nearest - 1) / TEMPERATURE)
+    return shares
 
 
 def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:

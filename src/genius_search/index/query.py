@@ -65,6 +65,8 @@ SAMPLED: Final = 4096
 ENOUGH: Final = 50
 """Fewer items of a modality do not tell by how much a score stands out: one in n is at most √n deviations
 above the mean of all."""
+ABOVE: Final = 1.5
+"""How far above the best hit an item may come, in spreads of the query's products."""
 KEY: Final = ItemKey("query", "")
 
 Place: TypeAlias = tuple[int, int]
@@ -99,8 +101,8 @@ class EncodedQuery(NamedTuple):
     feature: Float32[np.ndarray, " dim"] = np.zeros(0, np.float32)
     """The query as the encoder has it, by which choices are compared; training fusion does not change it."""
     rare: RareWords | None = None
-    gains: Mapping[Place, float] = MappingProxyType({})
-    """What items gain because they were chosen for similar queries, in spreads."""
+    shares: Mapping[Place, float] = MappingProxyType({})
+    """Items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
     is_text: bool = False
@@ -109,7 +111,7 @@ class EncodedQuery(NamedTuple):
     @property
     def raised(self) -> set[Place]:
         """Items with rare words of the query, and those that were chosen for similar ones."""
-        return {*self.gains, *(() if self.rare is None else self.rare.weights)}
+        return {*self.shares, *(() if self.rare is None else self.rare.weights)}
 
 
 class Bulk(NamedTuple):
@@ -409,8 +411,8 @@ class SnapshotSearcher:
         if not queries or not self.snapshot.segments:
             return [SearchResult([], 0) for _ in queries]
         if self.choices is not None:
-            gains = self.choices.gains(np.stack([query.feature for query in queries]))
-            queries = [query._replace(gains=own) for query, own in zip(queries, gains, strict=True)]
+            shares = self.choices.shares(np.stack([query.feature for query in queries]))
+            queries = [query._replace(shares=own) for query, own in zip(queries, shares, strict=True)]
         with diagnose_corruption(self.snapshot):
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
             if any(map(attrgetter("raised"), queries)):
@@ -509,13 +511,13 @@ class SnapshotSearcher:
             places = self._places(ranking)
             rare = query.rare or RareWords({}, frozenset())
             weights = np.array([rare.weights.get(place, 0.0) for place in places])
-            gains = np.array([query.gains.get(place, 0.0) for place in places])
             best = np.sort(scores)[::-1][: max(query.k, DEPTH)]
             extent = float(best[0] - best[-1]) if len(best) else 0.0
-            if query.gains:
+            if query.shares:
                 bulk = self._bulk(query.level0)
                 variance = float(query.embedding @ bulk.covariance @ query.embedding)
-                by_meaning = scores + (gains * math.sqrt(max(0.0, variance))).astype(np.float32)
+                shares = np.array([query.shares.get(place, 0.0) for place in places], dtype=np.float32)
+                by_meaning = lift(scores, shares, math.sqrt(max(0.0, variance)))
             scores = by_meaning + WORD_WEIGHT * extent * weights
             is_first = np.array([place in rare.first for place in places], dtype=bool)
             order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
@@ -641,6 +643,16 @@ def _measure(ranker: CodeRanker, table: IdTable) -> dict[int, Moments]:
         half_norm, density = ranker.costs(ids, density_cost=0.0).mean(), ranker.densities(ids).mean()
         measured[code] = Moments(high - low, mean, covariance, float(half_norm), float(density))
     return _moments.setdefault(table, measured)
+
+
+def lift(
+    scores: Float32[np.ndarray, "*queries items"],
+    shares: Float32[np.ndarray, "*queries items"],
+    spread: Float32[np.ndarray, "*queries"] | float,
+) -> Float32[np.ndarray, "*queries items"]:
+    """Return the scores of items that move their shares of the way to above the best."""
+    above = scores.max(axis=-1, keepdims=True, initial=-np.inf) + ABOVE * np.asarray(spread)[..., None]
+    return np.asarray(scores + shares * (above - scores), dtype=np.float32)
 
 
 def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
