@@ -91,10 +91,3 @@ def test_a_killed_process_changes_no_weight(fitted, trained, tmp_path):
             for model in (fitted / "two", tmp_path / "killed")
         )
         assert all(np.array_equal(found[name], expected[name]) for name in expected), stage
-
-
-def test_a_batch_that_cannot_be_divided_is_refused(trained, tmp_path):
-    process = start(trained.data, tmp_path / "three", ranks=3)
-    _, errors = process.communicate()
-    assert process.returncode != 0
-    assert errors.count("cannot be divided evenly among 3 processes") == 1

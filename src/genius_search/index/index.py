@@ -395,8 +395,8 @@ class Index:
     def learn(self, chosen: str, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any) -> None:
         """Remember that an item was chosen for a query, so that it is found earlier for similar queries.
 
-        In effect at once, also for other processes. Nothing is learned unless this is called. An item gains a
-        bounded amount, and the same choice counts once.
+        In effect at once, also for other processes. Nothing is learned unless this is called. How far an item
+        rises is bounded, and the same choice counts once.
 
         >>> index.learn("kites/7.jpg", "something to fly")  # doctest: +SKIP
 

@@ -234,8 +234,14 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
     aware.refit(levels=5)  # keeps what is known of queries
     plain.refit(levels=5, query_vectors=asked[:200])
     assert share(aware) == pytest.approx(share(plain), abs=0.05)
-    plain.refit(levels=128)  # the most
-    assert share(plain) > 0.9
     for bad in (asked[:9], asked[:, :5], asked.ravel()):
         with pytest.raises(UsageError, match=r"expected 32 numbers in each row, and at least 100 rows"):
             plain.refit(query_vectors=bad)
+
+
+def test_the_most_levels_keep_all(tmp_path):
+    items = np.random.default_rng(0).standard_normal((60, 8))
+    index, _ = Index.create(tmp_path / "x.index", vectors=items, levels=32)
+    config = dataclasses.replace(index.settings, rerank="codes")
+    found = index.search_vectors(items, k=1, config=config)
+    assert [hits[0].id for hits in found] == [str(row) for row in range(60)]

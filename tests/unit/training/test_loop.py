@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from genius_search.errors import TrainingFailed
+from genius_search.errors import TrainingFailed, UsageError
+from genius_search.nn import parallel
 from genius_search.progress import Silent
 from genius_search.recipe import TrainingConfig
 from genius_search.training.loop import METRICS, StepResult, learning_rate_at, num_steps, train
@@ -78,6 +79,12 @@ def test_the_log_reaches_the_disk_before_the_checkpoint_that_counts_on_it(tmp_pa
 def test_a_loss_that_is_not_finite_fails_with_advice(tmp_path, scale):
     with pytest.raises(TrainingFailed, match=r"line: the loss is .* at step 0. Lower the learning rate"):
         run(tmp_path / "a", scale=scale)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "num_ranks", lambda: 3)
+    with pytest.raises(UsageError, match="cannot be divided evenly among 3 processes"):
+        run(tmp_path / "a")
 
 
 def test_the_learning_rate_warms_up_and_falls_by_a_cosine():
