@@ -80,8 +80,8 @@ class CodebookConfig:
     """What a search reads of a quantizer's settings; the others are ignored."""
 
     levels: Annotated[int, Ge(1), Le(32)] = 8
-    """Number of semantic levels, coarse to fine; the modality level is extra. Choosing codes needs the products
-    of the code vectors of all pairs of levels, 130 MB for 32 levels of 256 codes."""
+    """Number of semantic levels, coarse to fine; the modality level is extra. Choosing codes needs the
+    products of the code vectors of all pairs of levels, 130 MB for 32 levels of 256 codes."""
 
     codebook_size: Annotated[int, Ge(2), Le(32767)] = 4096
     """Number of codes at each semantic level."""
