@@ -151,7 +151,7 @@ def find_rows(index: Index, config: SearchConfig | None = None, where: Sequence[
     def find(queries: Queries) -> Found:
         encoded = searcher.encode([SearchRequest(vector=query, k=K, where=where) for query in queries])
         rows = np.full((len(queries), K), -1)
-        for own, (ranking, _) in zip(rows, searcher.rank(encoded, at_least=1), strict=True):
+        for own, ranking in zip(rows, searcher.rank(encoded, at_least=1), strict=True):
             own[: len(ranking.items)] = ranking.items
         return rows
 

@@ -81,7 +81,7 @@ class Pool:
             evidence=Evidence(self.ranker, vectors, bits == "raw", [self.densities]),
             embeddings=list(queries),
         )
-        return [set(one.ranking.items.tolist()) for one in found]
+        return [set(one.items.tolist()) for one in found]
 
 
 def unit(vectors):

@@ -162,7 +162,7 @@ def network_of(config: GeneratorConfig, dim: int, tables, seed: int) -> Generato
 
 def assert_same(drawn: Drawn, found, expected, note: object) -> None:
     """The same hits in the same order; where sums are rounded, hits of almost equal scores may change places."""
-    for (one, decoded), (other, other_decoded) in zip(found, expected, strict=True):
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.scores, other.scores, rtol=1e-6, atol=1e-5, err_msg=note)
         assert one.touched == other.touched, note
         if drawn.is_exact:
@@ -177,9 +177,12 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
                 here, there = mine[hit], theirs[hit]
                 assert one.rows[here] == other.rows[there], note
                 np.testing.assert_allclose(one.scores[here], other.scores[there], rtol=1e-6, atol=1e-5)
-                largest = np.nanmax(np.abs(other_decoded[there]), initial=1)
+                largest = np.nanmax(np.abs(other.log_probabilities[there]), initial=1)
                 np.testing.assert_allclose(
-                    decoded[here], other_decoded[there], rtol=1e-5, atol=1e-5 + 1e-7 * largest
+                    one.log_probabilities[here],
+                    other.log_probabilities[there],
+                    rtol=1e-5,
+                    atol=1e-5 + 1e-7 * largest,
                 )
             else:
                 score = one.scores[mine[hit]] if hit in mine else other.scores[theirs[hit]]
@@ -318,8 +321,8 @@ def test_damaged_tables_are_refused(compiled):
         except (ArtifactMismatch, IndexError):  # NumPy finds starts that are out of range
             refused += 1
         else:
-            assert set(found.ranking.rows.tolist()) <= set(range(len(table)))
-            assert set(found.ranking.items.tolist()) <= set(range(60))
+            assert set(found.rows.tolist()) <= set(range(len(table)))
+            assert set(found.items.tolist()) <= set(range(60))
     assert refused > 50
 
 
@@ -371,12 +374,12 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
                 find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
                 error = 1e-4 if bits == 16 else 5e-2
-                np.testing.assert_allclose(own.ranking.scores, other.ranking.scores, rtol=1e-4, atol=error)
-                same = set(zip(own.ranking.segments, own.ranking.items, strict=True)) & set(
-                    zip(other.ranking.segments, other.ranking.items, strict=True)
+                np.testing.assert_allclose(own.scores, other.scores, rtol=1e-4, atol=error)
+                same = set(zip(own.segments, own.items, strict=True)) & set(
+                    zip(other.segments, other.items, strict=True)
                 )
                 assert len(same) > 0.97 * k - 1
-                assert own.ranking.touched == other.ranking.touched
+                assert own.touched == other.touched
 
 
 def drawn_vectors(random, bits, shape, ranker=None, table=None) -> StoredVectors:

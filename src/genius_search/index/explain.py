@@ -91,7 +91,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
     queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
     with diagnose_corruption(snapshot):
-        rankings = [result.ranking for result in searcher.rank(queries, at_least=max(1, snapshot.num_alive))]
+        rankings = searcher.rank(queries, at_least=max(1, snapshot.num_alive))
         found = []
         for ranking in rankings:
             rows = snapshot.items_of(ranking.segments, ranking.items)

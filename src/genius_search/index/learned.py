@@ -127,7 +127,7 @@ class Choices:
             for number, vector in enumerate(vectors)
         ]
         with diagnose_corruption(self._searcher.snapshot):
-            return [found.ranking for found in self._searcher.rank(queries, at_least=1)]
+            return self._searcher.rank(queries, at_least=1)
 
     def _look_up(self, logged: Sequence[Place]) -> None:
         """Find the items that were chosen for queries of the log."""

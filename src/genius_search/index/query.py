@@ -30,7 +30,7 @@ from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
-from genius_search.search.rank import CodeRanker, Evidence, Found, Ranking, Wanted
+from genius_search.search.rank import CodeRanker, Evidence, Ranking, Wanted
 from genius_search.search.table import Allowed, IdTable, Restriction
 
 if TYPE_CHECKING:
@@ -423,10 +423,10 @@ class SnapshotSearcher:
                 several = [*group]
                 parts = [self._score(query, own, is_part=len(several) > 1) for query, own in several]
                 hits = self._read(merge(parts, several[0][0].k))
-                results.append(SearchResult(hits, sum(own.ranking.touched for _, own in several)))
+                results.append(SearchResult(hits, sum(own.touched for _, own in several)))
             return results
 
-    def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Found]:
+    def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Ranking]:
         """Rank items for each query: ``k`` of them, or more to be ranked with those that have rare words.
 
         A beam is at least as wide. An item with passages has the row of the best of them.
@@ -444,14 +444,14 @@ class SnapshotSearcher:
                 return found
             kept = [*map(self._keep_best, found)]
             enough = (
-                len(best.ranking.items) >= one.k or len(all_rows.ranking.items) < one.k * rows_each
+                len(best.items) >= one.k or len(all_rows.items) < one.k * rows_each
                 for best, all_rows, one in zip(kept, found, wanted, strict=True)
             )
             if rows_each == most or all(enough):
                 return kept
             rows_each = min(most, ROWS_EACH * rows_each)
 
-    def _find(self, queries: Sequence[EncodedQuery], wanted: Sequence[Wanted]) -> list[Found]:
+    def _find(self, queries: Sequence[EncodedQuery], wanted: Sequence[Wanted]) -> list[Ranking]:
         return find(
             lambda: self.model.decoder_for(self.config),
             self._fast,
@@ -468,19 +468,18 @@ class SnapshotSearcher:
         rows = self.snapshot.items_of(ranking.segments, ranking.items)
         return [*zip(ranking.segments.tolist(), rows.tolist(), strict=True)]
 
-    def _keep_best(self, found: Found) -> Found:
+    def _keep_best(self, found: Ranking) -> Ranking:
         """Return the best row of each item."""
         first: dict[Place, int] = {}
-        for at, place in enumerate(self._places(found.ranking)):
+        for at, place in enumerate(self._places(found)):
             first.setdefault(place, at)
-        kept = np.array([*first.values()], dtype=np.int64)
-        return Found(found.ranking.take(kept), found.log_probabilities[kept])
+        return found.take(np.array([*first.values()], dtype=np.int64))
 
-    def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Found]) -> list[Found]:
+    def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]) -> list[Ranking]:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
-            known = self._places(own.ranking)
+            known = self._places(own)
             restriction = query.restriction or self._alive
             others = [
                 (segment, row)
@@ -490,7 +489,7 @@ class SnapshotSearcher:
             added.append(self._join(query, own, others) if others else own)
         return added
 
-    def _join(self, query: EncodedQuery, own: Found, others: Sequence[Place]) -> Found:
+    def _join(self, query: EncodedQuery, own: Ranking, others: Sequence[Place]) -> Ranking:
         """Add items to those found for a query; they are searched for among themselves."""
         places, segments = np.array(others), self.snapshot.segments
         restriction = tuple(
@@ -498,13 +497,11 @@ class SnapshotSearcher:
             for number, one in enumerate(segments)
         )
         [more] = self.rank([query._replace(k=len(others), restriction=restriction)], at_least=1)
-        columns = zip(own.ranking[:-1], more.ranking[:-1], strict=True)
-        ranking = Ranking._make([*map(np.concatenate, columns), own.ranking.touched])
-        return Found(ranking, np.concatenate([own.log_probabilities, more.log_probabilities]))
+        columns = zip(own[:-1], more[:-1], strict=True)
+        return Ranking._make([*map(np.concatenate, columns), own.touched])
 
-    def _score(self, query: EncodedQuery, own: Found, *, is_part: bool) -> tuple[list[Scored], int]:
+    def _score(self, query: EncodedQuery, ranking: Ranking, *, is_part: bool) -> tuple[list[Scored], int]:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
-        ranking, log_probabilities = own
         scores, order, num_first = ranking.scores, np.arange(min(query.k, len(ranking.scores))), 0
         by_meaning = scores
         if query.raised:
@@ -539,7 +536,7 @@ class SnapshotSearcher:
             ranking.segments.tolist(),
             ranking.items.tolist(),
             ranking.rows.tolist(),
-            log_probabilities[order],
+            ranking.log_probabilities,
         )
         return [*hits], num_first
 

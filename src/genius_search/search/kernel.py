@@ -29,7 +29,6 @@ from genius_search.search.rank import (
     NO_EMBEDDINGS,
     CodeRanker,
     Evidence,
-    Found,
     Ranking,
     Vectors,
     Wanted,
@@ -67,7 +66,7 @@ def find(
     *,
     evidence: Evidence,
     embeddings: Sequence[Float32[np.ndarray, " dim"]],
-) -> list[Found]:
+) -> list[Ranking]:
     """Search for queries and rank the items under their beams.
 
     Parameters
@@ -107,9 +106,8 @@ def find(
         restrictions=[one.restriction for one in wanted],
         widths=[one.width for one in wanted],
     )
-    found = []
-    for number, (one, vector) in enumerate(zip(wanted, embeddings, strict=True)):
-        ranking = rank_items(
+    return [
+        rank_items(
             segments,
             beams,
             number,
@@ -121,8 +119,8 @@ def find(
             level0=one.level0,
             for_codes=queries[number],
         )
-        found.append(Found(ranking, beams.log_probabilities[number, ranking.beams]))
-    return found
+        for number, (one, vector) in enumerate(zip(wanted, embeddings, strict=True))
+    ]
 
 
 def quick_search(ranker: CodeRanker, generator: PackedGenerator | None = None) -> CompiledSearch | None:
@@ -254,7 +252,7 @@ class CompiledSearch:
         config: SearchConfig,
         evidence: Evidence,
         embeddings: Sequence[Float32[np.ndarray, " dim"]],
-    ) -> list[Found]:
+    ) -> list[Ranking]:
         """Find the best items for each query, by codes or by stored embeddings; see :func:`find`.
 
         A batch is searched by several threads.
@@ -266,7 +264,7 @@ class CompiledSearch:
             return self._search_in_turn(segments, queries, wanted, config, evidence, embeddings)
         bounds = [len(wanted) * number // threads for number in range(threads + 1)]
 
-        def search_some(low: int, high: int) -> list[Found]:
+        def search_some(low: int, high: int) -> list[Ranking]:
             some = slice(low, high)
             return self._search_in_turn(
                 segments, queries[some], wanted[some], config, evidence, embeddings[some]
@@ -284,7 +282,7 @@ class CompiledSearch:
         config: SearchConfig,
         evidence: Evidence,
         embeddings: Sequence[Float32[np.ndarray, " dim"]],
-    ) -> list[Found]:
+    ) -> list[Ranking]:
         """Search for queries one after the other, in one call of the library."""
         vectors = evidence.embeddings if config.rerank == "embeddings" else None
         bits = vectors[0].bits if vectors and isinstance(vectors[0], StoredVectors) else 16
@@ -452,7 +450,7 @@ def _give_table(table: IdTable) -> int:
     return int(given.address)
 
 
-def _read(work: _Work, num_queries: int, num_levels: int) -> list[Found]:
+def _read(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
     """Copy the hits of queries out of the memory of their search."""
     results = list(_RESULT.iter_unpack(ctypes.string_at(work.results, num_queries * _RESULT.size)))
     count = sum(num_hits for num_hits, _ in results)
@@ -461,8 +459,9 @@ def _read(work: _Work, num_queries: int, num_levels: int) -> list[Found]:
     decoded = decoded.reshape(count, num_levels)
     found, start = [], 0
     for num_hits, touched in results:
-        own = hits[start : start + num_hits]
-        ranking = Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], touched)
-        found.append(Found(ranking, decoded[start : start + num_hits]))
+        own, steps = hits[start : start + num_hits], decoded[start : start + num_hits]
+        found.append(
+            Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], steps, touched)
+        )
         start += num_hits
     return found

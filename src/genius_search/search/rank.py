@@ -145,21 +145,14 @@ class Ranking(NamedTuple):
     """In descending order."""
     beams: Int64[np.ndarray, " hits"]
     """Beam that each item was found under."""
+    log_probabilities: Float32[np.ndarray, "hits levels"]
+    """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
     touched: int
     """Number of items under all beams, before the best k were taken."""
 
     def take(self, chosen: Int64[np.ndarray, " kept"] | Bool[np.ndarray, " hits"] | slice) -> Ranking:
         """Return the chosen hits."""
-        segments, items, rows, scores, beams, touched = self
-        return Ranking(segments[chosen], items[chosen], rows[chosen], scores[chosen], beams[chosen], touched)
-
-
-class Found(NamedTuple):
-    """The ranked items of one query."""
-
-    ranking: Ranking
-    log_probabilities: Float32[np.ndarray, "hits levels"]
-    """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
+        return Ranking._make([*(column[chosen] for column in self[:-1]), self.touched])
 
 
 Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
@@ -263,7 +256,8 @@ def _items_under(
             items, owner = items[kept], owner[kept]
         parts.append((np.full(len(items), number), items, row[owner], scores[beam[owner]], beam[owner]))
     numbers, items, rows, of_items, owners = (np.concatenate(column) for column in zip(*parts, strict=True))
-    ranking = Ranking(numbers, items, rows, of_items, owners, touched=len(items))
+    decoded = beams.log_probabilities[query, owners]
+    ranking = Ranking(numbers, items, rows, of_items, owners, decoded, touched=len(items))
     return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
