@@ -48,7 +48,7 @@ trainings = st.builds(
 )
 quantizers = st.builds(
     QuantizerConfig,
-    levels=st.integers(1, 64),
+    levels=st.integers(1, 32),
     codebook_size=st.integers(2, 32767),
     level0=st.sampled_from(["learned", "assigned", "classifier", "none"]),
     shared_codebook=st.booleans(),
