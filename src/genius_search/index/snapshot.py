@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -145,16 +144,17 @@ class Snapshot:
             A file is damaged. Every later search of this state raises this, too.
         """
         with self._checking:
-            files = [(fact.bytes, path, own) for own in self._unchecked for path, fact in own.items()]
-            for size, path, own in sorted(files, key=itemgetter(0)):
-                most_bytes -= size
+            # Another state that shares a segment may compare its files at the same time.
+            files = [(path, fact, own) for own in self._unchecked for path, fact in list(own.items())]
+            for path, fact, own in sorted(files, key=lambda file: file[1].bytes):
+                most_bytes -= fact.bytes
                 if self.damage is not None or most_bytes < 0:
                     break
                 with contextlib.suppress(FileNotFoundError):  # removed by a writer, and still mapped
-                    if file_fingerprint(path) != own[path].sha256:
+                    if file_fingerprint(path) != fact.sha256:
                         self.damage = f"{path} is damaged: its contents have changed; {REMEDY}"
                         break
-                del own[path]
+                own.pop(path, None)
             self.needs_check = self.damage is not None
             if self.damage is not None:
                 raise ArtifactMismatch(self.damage)

@@ -288,6 +288,21 @@ def test_an_index_that_is_too_large_to_be_compared_first_is_compared_by_its_watc
             index.search(vector=QUERIES[0])
 
 
+def test_two_states_that_share_a_segment_are_compared_at_the_same_time(folder, monkeypatch):
+    before = Index.open(folder).snapshot
+    after = snapshot.Snapshot.load(folder, before.manifest, before)
+    fingerprint = snapshot.file_fingerprint
+
+    def meanwhile(path: Path) -> str:
+        monkeypatch.setattr(snapshot, "file_fingerprint", fingerprint)
+        after.check()
+        return fingerprint(path)
+
+    monkeypatch.setattr(snapshot, "file_fingerprint", meanwhile)
+    before.check()
+    assert not before.segments[0].unchecked
+
+
 def test_a_change_keeps_the_segments_that_are_open_and_closes_those_that_are_gone(folder):
     index, other = Index.open(folder), Index.open(folder)
     index.search(vector=QUERIES[0])
