@@ -66,6 +66,15 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
     assert sorted(file.name for file in notes.iterdir()) == ["boat.txt", "bread.txt", "train.txt"]
 
 
+@pytest.fixture
+def interrupts():
+    """Ctrl-C as on a terminal; a process in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("presses", [1, 2])
 @pytest.mark.parametrize("command", ["search", "index add"])
 def test_ctrl_c_ends_after_the_texts_at_hand_which_are_kept_and_a_second_one_at_once(
