@@ -101,7 +101,7 @@ def pull(
 
 def find(name: str, *, repo_type: RepoType = "model") -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
-    from huggingface_hub import constants  # importing what downloads takes .2 CPU-seconds
+    from huggingface_hub import constants  # importing what downloads takes as long as a search
 
     cached = Path(constants.HF_HUB_CACHE, f"{repo_type}s--{name.replace('/', '--')}")
     if not (branch := cached / "refs" / "main").is_file():

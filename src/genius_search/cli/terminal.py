@@ -104,7 +104,8 @@ class TerminalProgress:
 
     def close(self) -> None:
         """End the bar, so that nothing is printed over it, and the stage."""
-        signal.signal(signal.SIGINT, self._usual)
+        if signal.getsignal(signal.SIGINT) == self._end_soon:
+            signal.signal(signal.SIGINT, self._usual)
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -8,7 +8,6 @@ import logging
 import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -327,7 +326,6 @@ class Index:
             pool = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
         elif isinstance(pool, str | Path) and is_list(Path(pool)):
             pool = open_pool(Path(pool), captions=captions)
-            deque(pool.items(), maxlen=0)  # a bad line is an error before the index is locked
         with self._one_writer(wait_seconds) as writer:
             if isinstance(pool, str | Path):
                 return follow(

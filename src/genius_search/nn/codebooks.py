@@ -118,35 +118,19 @@ class Codebooks:
         if self.config.fusion.kind == "sum":
             return sum_features(image, text)
 
-        are_texts = len(text) < FEW and not image.any()
-        weights = self._for_texts if are_texts else self.weights
-
         def layer(name: str, inputs: np.ndarray) -> np.ndarray:
-            weight, bias = (weights[f"{FUSION}{name}.{part}"] for part in ("weight", "bias"))
+            weight, bias = (self.weights[f"{FUSION}{name}.{part}"] for part in ("weight", "bias"))
             if len(inputs) < FEW:  # without threads, whose waiting costs more
                 return np.asarray(np.vecdot(inputs[:, None], weight) + bias)
             return np.asarray(inputs @ weight.T + bias)
 
-        joint = np.maximum(layer("text_projection_layer", text), 0)
-        if not are_texts:
-            joint = np.hstack([joint, np.maximum(layer("image_projection_layer", image), 0)])
+        projected = layer("text_projection_layer", text), layer("image_projection_layer", image)
+        joint = np.maximum(np.concatenate(projected, axis=1), 0)
         mixed = layer("output_layer", np.maximum(layer("combiner_layer", joint), 0))
         logits = layer("dynamic_scalar.3", np.maximum(layer("dynamic_scalar.0", joint), 0))
         text_share = 1 / (1 + np.exp(-logits.clip(-80, 80)))
         fused = mixed + text_share * text + (1 - text_share) * image
         return np.asarray(normalize(fused), dtype=np.float32)
-
-    @cached_property
-    def _for_texts(self) -> Mapping[str, np.ndarray]:
-        """The weights of the fusion without images, whose projection is then the same for all texts."""
-        changed = {}
-        for name in ("combiner_layer", "dynamic_scalar.0"):
-            weight, bias = (self.weights[f"{FUSION}{name}.{part}"] for part in ("weight", "bias"))
-            of_text, of_image = np.split(weight, 2, axis=1)
-            projected = np.maximum(self.weights[f"{FUSION}image_projection_layer.bias"], 0)
-            changed[f"{FUSION}{name}.weight"] = np.ascontiguousarray(of_text)
-            changed[f"{FUSION}{name}.bias"] = bias + of_image @ projected
-        return {**self.weights, **changed}
 
     def assign_ids(
         self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]

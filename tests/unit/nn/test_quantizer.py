@@ -170,10 +170,9 @@ def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
 def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     quantizer = make(level0=level0)
     image, text = torch.randn(2, 9, DIM, generator=seeded(1))
-    image[0] = 0
     modalities = torch.arange(9) % 3
     codebooks, fused = quantizer.in_numpy(), quantizer.fusion(image, text).detach()
-    for count in (9, 2, 1):  # many, few, and a text alone are fused in different ways
+    for count in (9, 2):  # many and few are fused in different ways
         found = codebooks.fuse(image[:count].numpy(), text[:count].numpy())
         np.testing.assert_allclose(found, fused[:count], atol=1e-6)
     items = codebooks.encode_items(fused.numpy(), modalities.numpy())
