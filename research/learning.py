@@ -29,7 +29,7 @@ from genius_search.config import SearchConfig
 from genius_search.data.features import Pairs
 from genius_search.errors import BadData
 from genius_search.index.index import Index
-from genius_search.index.learned import shares_of
+from genius_search.index.learned import RAISED, shares_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
 from genius_search.index.segment_writer import alive_items
 from genius_search.index.source import given_features, stored_features
@@ -118,7 +118,9 @@ def nearest_logged(queries: Queries, log: Log, num_items: int) -> Float32[np.nda
     """Return the shares of items: by the most similar query for which they were chosen."""
     shares = np.zeros((num_items, len(queries)), dtype=np.float32)
     np.maximum.at(shares, log.chosen, shares_of(queries @ log.queries.T).T)
-    return np.ascontiguousarray(shares.T)
+    shares = np.ascontiguousarray(shares.T)
+    least = np.sort(shares, axis=1)[:, -RAISED]
+    return np.where(shares < least[:, None], 0, shares)
 
 
 def train_adapter(

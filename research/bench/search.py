@@ -165,14 +165,15 @@ def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Met
     table = segment.table
     codes = (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / table.num_items
     stored = codes + stored_width(index.model.dim, bits) + SCALE_BYTES
-    ways = [(f"{bits} bit{'s' * (bits > 1)}", usual, stored)]
+    name = f"{bits} bit{'s' * (bits > 1)}"
+    ways = [(name, usual, stored), (f"{name}, no correction", replace(usual, density_weight=0.0), stored)]
     ways += [("codes", replace(usual, rerank="codes"), codes)] if bits == BITS[0] else []
     for name, settings, size in ways:
         for factor in FACTORS:
             beam = min(WIDEST, max(K, round(usual.beam * factor)))
             config = replace(settings, candidates=round(usual.candidates * factor), beam=beam)
             effort = f"{config.candidates:,} candidates"
-            marked = is_default and factor == 1 and size == stored
+            marked = is_default and factor == 1 and settings is usual
             yield Method(f"{OURS}, {name}", effort, find_rows(index, config), size, marked)
 
 

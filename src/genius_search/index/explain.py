@@ -101,7 +101,9 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) ->
         rank = int(found[best][0]) if len(found[best]) else None
         if rank is not None:  # the item's best passage
             codes = _codes_at(searcher, Location(place.segment, int(ranking.items[rank])))
-        near = searcher.choices.nearest(query.feature[None])[0] if searcher.choices else []
+        near = []
+        if searcher.choices and place in searcher.choices.shares(query.feature[None])[0]:
+            near = searcher.choices.nearest(query.feature[None])[0]
         allowed = None if query.restriction is None else query.restriction[place.segment]
         return Explanation(
             item=item,

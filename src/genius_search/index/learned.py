@@ -5,9 +5,9 @@ names the item that was chosen. So a choice is found, stored and deleted as an i
 The vectors are the encoder's features, so that the log stays when codebooks or fusion are fitted anew.
 
 An item that was chosen for the same query comes :data:`~genius_search.index.query.ABOVE` spreads of the
-query's products above the best hit. For a similar query it goes a share of this way: exp((c − m) /
-:data:`RIVALS` + (m − 1) / :data:`TEMPERATURE`) with c the cosine of the query and the nearest one for which
-the item was chosen, and m that of the nearest in the log (``docs/lab/log.md``, "Logged choices"). A choice
+query's products above the best hit. For a similar query it goes a share of this way, exp((c − 1) /
+:data:`TEMPERATURE`), with c the cosine of the query and the nearest one for which the item was chosen
+(``docs/lab/log.md``, "Logged choices"). At most :data:`RAISED` items of a search are raised, and a choice
 that is logged twice counts once, so that a few people cannot bury an item.
 """
 
@@ -36,17 +36,17 @@ from genius_search.search.rank import Ranking
 if TYPE_CHECKING:
     from genius_search.index.index import Index
 
-TEMPERATURE: Final = 0.16
-"""How fast an item's share falls with the cosine of the nearest logged query."""
-RIVALS: Final = 0.1
-"""How fast it falls for items that were chosen for less similar queries than the nearest."""
+TEMPERATURE: Final = 0.08
+"""How fast an item's share falls with the cosine of the query and the nearest for which it was chosen."""
+RAISED: Final = 3
+"""Items that a search raises, those with the largest shares."""
 NEAREST: Final = 16
 """Logged queries that are looked at."""
 LEAST: Final = 0.01
 """Smaller shares are none."""
 REFIT: Final = 4
 """The log's codebooks are fitted anew when it has this many times the queries they were fitted to."""
-LOOKED_THROUGH: Final = 4
+LOOKED_THROUGH: Final = 8
 """One in so many logged queries is compared, those with the nearest codes, for queries are like queries. Of
 100,000 noisy captions the nearest is among them for every query, and .98 of the nearest sixteen."""
 MOST: Final = 1_000_000
@@ -116,7 +116,7 @@ class Choices:
             self._look_up([place for place in logged if place not in self._chosen])
             own: dict[Place, float] = {}
             for place, share in zip(logged, values[large].tolist(), strict=True):  # in descending order
-                if (chosen := self._chosen[place]) is not None:
+                if (chosen := self._chosen[place]) is not None and len(own) < RAISED:
                     own.setdefault(chosen, share)
             shares.append(own)
         return shares
@@ -142,9 +142,7 @@ class Choices:
 
 def shares_of(cosines: Float32[np.ndarray, "*queries logged"]) -> Float32[np.ndarray, "*queries logged"]:
     """Return items' shares by the cosines of a query and those for which they were chosen."""
-    cosines = cosines.clip(max=1)
-    nearest = cosines.max(axis=-1, keepdims=True, initial=-1)
-    shares: np.ndarray = np.exp((cosines - nearest) / RIVALS + (nearest - 1) / TEMPERATURE)
+    shares: np.ndarray = np.exp((cosines.clip(max=1) - 1) / TEMPERATURE)
     return shares
 
 

@@ -65,7 +65,7 @@ SAMPLED: Final = 4096
 ENOUGH: Final = 50
 """Fewer items of a modality do not tell by how much a score stands out: one in n is at most √n deviations
 above the mean of all."""
-ABOVE: Final = 1.5
+ABOVE: Final = 8.0
 """How far above the best hit an item may come, in spreads of the query's products."""
 KEY: Final = ItemKey("query", "")
 
