@@ -31,9 +31,9 @@ from genius_search.errors import BadData
 from genius_search.index.index import Index
 from genius_search.index.learned import RAISED, shares_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
-from genius_search.index.segment_writer import alive_items
 from genius_search.index.source import given_features, stored_features
 from genius_search.index.store import LEARNED
+from genius_search.index.writer import alive_items
 from genius_search.model import Genius
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.nn.spread import normalize

@@ -23,8 +23,8 @@ from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import decode_densities
 from genius_search.records import candidate_number, did_of
-from genius_search.search.beam import search
-from genius_search.search.rank import Evidence, rank_items
+from genius_search.search.beam import rank_items, search
+from genius_search.search.rank import Evidence
 from genius_search.search.table import IdTable, SearchSegment
 from research.runs import Hit
 

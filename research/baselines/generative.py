@@ -34,8 +34,9 @@ from genius_search.nn.generator import Generator
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.records import candidate_number, query_number
+from genius_search.search.beam import rank_items
 from genius_search.search.beam import search as beam_search
-from genius_search.search.rank import Evidence, Ranking, rank_items
+from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.features import TrainingRecords, embed_pool, embed_training

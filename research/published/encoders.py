@@ -31,7 +31,7 @@ from genius_search.artifact import Manifest, file_fingerprint, fingerprint_of
 from genius_search.cli.options import OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.encoders.base import read_tokenizer
-from genius_search.encoders.uniir import ARTIFACT, CLIP_END
+from genius_search.encoders.pretrained import ARTIFACT, CLIP_END
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress

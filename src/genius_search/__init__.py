@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from genius_search.config import SearchConfig
     from genius_search.errors import GeniusError
     from genius_search.index.filters import Filter
-    from genius_search.index.hits import Hits, SearchHit
     from genius_search.index.index import Index
     from genius_search.index.pool import NewItem
-    from genius_search.index.request import SearchPart, SearchRequest
+    from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
     from genius_search.model import Genius
     from genius_search.recipe import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
@@ -50,10 +49,9 @@ _HOMES = {
     "genius_search.recipe": ("FitConfig", "preset"),
     "genius_search.errors": ("GeniusError",),
     "genius_search.index.filters": ("Filter",),
-    "genius_search.index.hits": ("Hits", "SearchHit"),
     "genius_search.index.index": ("Index",),
     "genius_search.index.pool": ("NewItem",),
-    "genius_search.index.request": ("SearchPart", "SearchRequest"),
+    "genius_search.index.request": ("Hits", "SearchHit", "SearchPart", "SearchRequest"),
     "genius_search.model": ("Genius",),
     "genius_search.records": ("Candidate", "Modality", "Query"),
     "genius_search.training.fit": ("fit",),

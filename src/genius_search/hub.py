@@ -10,15 +10,13 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from genius_search.artifact import file_fingerprint, read_json
 from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
 
-RepoType: TypeAlias = Literal["model", "dataset"]
-"""A model, or an index, which is a data set on the hub."""
 DATASETS: Final = "datasets/"
-"""Prefix of a data set's name, as in the hub's own addresses."""
+"""Prefix of the name of an index, which is a data set on the hub, as in the hub's own addresses."""
 ENCODER_FILES: Final = (
     *("*.json", "*.txt", "*.model", "*.safetensors"),
     *("*text_model.onnx*", "*vision_model.onnx*"),  # repositories have each graph in several precisions
@@ -60,7 +58,6 @@ def pull(
     name: str,
     *,
     out: Path | None = None,
-    repo_type: RepoType | None = None,
     revision: str | None = None,
 ) -> Path:
     """Fetch a repository's files that are not here yet, and return their folder.
@@ -71,8 +68,6 @@ def pull(
         ``owner/name``, or ``datasets/owner/name``.
     out
         A plain folder; by default the library's cache, where the name finds it again.
-    repo_type
-        By default what the name says.
 
     Raises
     ------
@@ -91,7 +86,7 @@ def pull(
         return Path(
             snapshot_download(
                 name.removeprefix(DATASETS),
-                repo_type=repo_type or ("dataset" if name.startswith(DATASETS) else "model"),
+                repo_type=_type_of(name),
                 revision=revision,
                 local_dir=out,
                 allow_patterns=list(FILES),
@@ -99,11 +94,12 @@ def pull(
         )
 
 
-def find(name: str, *, repo_type: RepoType = "model") -> Path | None:
+def find(name: str) -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
     from huggingface_hub import constants  # importing what downloads takes as long as a search
 
-    cached = Path(constants.HF_HUB_CACHE, f"{repo_type}s--{name.replace('/', '--')}")
+    repository = name.removeprefix(DATASETS).replace("/", "--")
+    cached = Path(constants.HF_HUB_CACHE, f"{_type_of(name)}s--{repository}")
     if not (branch := cached / "refs" / "main").is_file():
         return None
     commit = branch.read_text(encoding="utf-8")
@@ -113,7 +109,7 @@ def find(name: str, *, repo_type: RepoType = "model") -> Path | None:
     return folder if folder.is_dir() and all((folder / file).exists() for file in wanted) else None
 
 
-def find_or_pull(name: str | Path, *, repo_type: RepoType = "model", download: bool = True) -> Path:
+def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
     """Return a folder by its path, or by its name on the hub; it is pulled if it is not in the cache.
 
     Raises
@@ -123,51 +119,54 @@ def find_or_pull(name: str | Path, *, repo_type: RepoType = "model", download: b
     NetworkNeeded
         It is not on this machine, and downloading is not allowed or not possible.
     """
-    given = str(name).removeprefix(DATASETS)
+    name, given = str(name), str(name).removeprefix(DATASETS)
     folder = Path(name).expanduser()
-    if given and folder.is_dir():
+    if name and folder.is_dir():
         return folder
     if not is_name(given):
         raise ArtifactMissing(f"there is no folder {given!r}; give one, or a name on the hub as owner/name")
-    if (cached := find(given, repo_type=repo_type)) is not None:
+    if (cached := find(name)) is not None:
         return cached
     if not download:
-        full_name = given if repo_type == "model" else DATASETS + given
         raise NetworkNeeded(
-            f"there is no folder {given}, and {full_name} was not pulled from the hub; give a folder, or "
-            f"fetch it with `genius pull {full_name}` or `download=True`"
+            f"there is no folder {given}, and {name} was not pulled from the hub; give a folder, or "
+            f"fetch it with `genius pull {name}` or `download=True`"
         )
-    return pull(given, repo_type=repo_type)
+    return pull(name)
 
 
 def push(
     folder: Path,
-    repository: str,
+    name: str,
     *,
-    repo_type: RepoType,
     private: bool = False,
     obsolete: Sequence[str] = (),
 ) -> str:
     """Upload a folder as one commit, make the repository if there is none, and return its address.
 
-    ``obsolete`` are patterns of files in the repository that are removed unless the folder has them. They
-    stay in the repository's history. Raises like :func:`pull`.
+    ``name`` is as of :func:`pull`. ``obsolete`` are patterns of files in the repository that are removed
+    unless the folder has them; they stay in the repository's history. Raises like :func:`pull`.
     """
+    repository, kind = name.removeprefix(DATASETS), _type_of(name)
     if not is_name(repository):
         raise UsageError(f"{repository!r} is not a repository's name; give owner/name")
     from huggingface_hub import HfApi
 
     api = HfApi()
     with translate_errors(repository):
-        created = api.create_repo(repository, repo_type=repo_type, private=private, exist_ok=True)
+        created = api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
         api.upload_folder(
             repo_id=created.repo_id,
             folder_path=folder,
-            repo_type=repo_type,
+            repo_type=kind,
             commit_message="Upload with genius",
             delete_patterns=list(obsolete) or None,
         )
     return str(created)
+
+
+def _type_of(name: str) -> str:
+    return "dataset" if name.startswith(DATASETS) else "model"
 
 
 @contextmanager

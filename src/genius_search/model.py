@@ -17,8 +17,6 @@ from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import EncodedItems, StoredQuantizer
-from genius_search.nn.packed import KIND as GENERATOR
-from genius_search.nn.packed import read_packed
 from genius_search.records import Modality
 from genius_search.search.kernel import quick_search
 from genius_search.search.rank import CodeRanker
@@ -152,7 +150,6 @@ class Genius:
         self.codebooks = quantizer.codebooks
         self.quantizer_manifest = quantizer.manifest
         self.generator_manifest = generator
-        self._packed_generator = None if generator is None else read_packed(generator)
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
 
@@ -195,7 +192,7 @@ class Genius:
         quantizer = StoredQuantizer(folder / "quantizer")
         generator = None
         if file.generator is not None:
-            generator = open_artifact(folder / "generator", kind=GENERATOR)
+            generator = open_artifact(folder / "generator", kind="generator")
 
         def check(part: str, fingerprint: str) -> None:
             if file.parts[part].fingerprint != fingerprint:
@@ -317,9 +314,12 @@ class Genius:
 
     @cached_property
     def _fast_generator(self) -> CompiledSearch | None:
-        if self._packed_generator is None or self.device != "cpu":
+        if self.generator_manifest is None or self.device != "cpu":
             return None
-        return quick_search(self.ranker, self._packed_generator)
+        from genius_search.nn.packed import read_packed
+
+        packed = read_packed(self.generator_manifest)
+        return None if packed is None else quick_search(self.ranker, packed)
 
     @cached_property
     def _fast_router(self) -> CompiledSearch | None:

@@ -12,15 +12,12 @@ class Progress(Protocol):
 
     def begin(self, stage: str, total: int) -> None:
         """Start a stage of ``total`` steps."""
-        ...
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
         """Report the number of finished steps and the latest measures."""
-        ...
 
     def say(self, message: str) -> None:
         """Show a message of one line."""
-        ...
 
 
 class Silent:

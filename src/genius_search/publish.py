@@ -14,10 +14,9 @@ from genius_search.artifact import MANIFEST, open_artifact, read_json
 from genius_search.errors import UsageError
 from genius_search.index.info import verify
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import Batch, alive_batches
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, OWN_MODEL, PICTURES, SEGMENTS
-from genius_search.index.writer import Writer, one_writer
+from genius_search.index.writer import Batch, Writer, alive_batches, one_writer
 from genius_search.model import read_model_file
 from genius_search.writing import copy_artifact, new_folder
 

@@ -66,7 +66,9 @@ def found(folder: Path) -> Contents:
         codes = np.empty((table.num_items, table.ids.shape[1]), dtype=np.int16)
         codes[table.items] = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
         assert np.array_equal(codes, codes_of(writes)), segment
-        assert np.allclose(segment.vectors()(np.arange(len(items))), vectors_of(writes), atol=1e-3), segment
+        assert np.allclose(segment.vectors(None)(np.arange(len(items))), vectors_of(writes), atol=1e-3), (
+            segment
+        )
         dead = set(segment.dead.tolist())
         for row, item in enumerate(items):
             if row not in dead:

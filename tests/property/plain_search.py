@@ -19,8 +19,7 @@ import torch
 from genius_search.config import SearchConfig
 from genius_search.nn.generator import Generator
 from genius_search.recipe import GeneratorConfig
-from genius_search.search.beam import search
-from genius_search.search.rank import Beams
+from genius_search.search.beam import Beams, search
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 QUERIES = 10

@@ -60,10 +60,10 @@ class Pool:
 
     def stored(self, bits):
         if bits == 16:
-            return StoredVectors(quantize(self.items, 16), 16)
+            return StoredVectors(quantize(self.items, 16), 16, self.ranker, self.table)
         if bits == "raw":
-            return StoredVectors(Quantized(self.items.astype(np.float16), None), 16)
-        return StoredVectors(quantize(self.residuals, bits), bits, ranker=self.ranker, table=self.table)
+            return StoredVectors(Quantized(self.items.astype(np.float16), None), 16, self.ranker, self.table)
+        return StoredVectors(quantize(self.residuals, bits), bits, self.ranker, self.table)
 
     def search(self, queries, bits, decoder, fast, *, level0=frozenset(), allowed=None, **settings):
         ranks = "codes" if bits is None else "embeddings"

@@ -11,8 +11,7 @@ import torch
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch
-from genius_search.native.build import build, find_compilers
-from genius_search.native.library import open_library
+from genius_search.native.build import build, find_compilers, open_library
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
 from genius_search.nn.spread import COLUMNS, Residuals, Spread
@@ -385,10 +384,10 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
 def drawn_vectors(random, bits, shape, ranker=None, table=None) -> StoredVectors:
     if bits == 16:
         values = random.standard_normal(shape) * 10.0 ** random.integers(-7, 2, shape)  # subnormal ones too
-        return StoredVectors(Quantized(values.astype(np.float16), None), 16)
+        return StoredVectors(Quantized(values.astype(np.float16), None), 16, ranker, table)
     scales = random.random(shape[0]).astype(np.float16)
     packed = random.integers(0, 256, (shape[0], stored_width(shape[1], bits))).astype(np.uint8)
-    return StoredVectors(Quantized(packed, scales), bits, ranker=ranker, table=table)
+    return StoredVectors(Quantized(packed, scales), bits, ranker, table)
 
 
 def test_stored_embeddings_of_other_widths_and_counts_are_refused(compiled):

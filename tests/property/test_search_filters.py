@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from genius_search.index.filters import Filter, matching
 from genius_search.index.items import Item, ItemStore
-from genius_search.index.segment_writer import write_items
+from genius_search.index.writer import write_items
 from genius_search.records import Modality
 
 CHARACTERS = st.characters(exclude_categories=("Cs",))

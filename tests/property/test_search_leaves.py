@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.search.rank import CodeRanker, Evidence, rank_items
+from genius_search.search.beam import rank_items
+from genius_search.search.rank import CodeRanker, Evidence
 
 
 def leaves(case, beams, query: int) -> set[tuple[int, int]]:

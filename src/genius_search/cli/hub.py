@@ -98,8 +98,7 @@ class Push(JsonOption):
             self._confirm()
             address = hub.push(
                 copy,
-                self.repository,
-                repo_type="dataset" if is_index else "model",
+                f"{hub.DATASETS if is_index else ''}{self.repository}",
                 private=self.private,
                 obsolete=OBSOLETE if is_index else (),
             )

@@ -41,8 +41,8 @@ from genius_search.errors import ArtifactMismatch, BadData, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import Explanation, Sibling
-    from genius_search.index.hits import SearchHit
     from genius_search.index.index import Index
+    from genius_search.index.request import SearchHit
 
 NUM_ALTERNATIVES: Final = 3
 """Other codes shown at each level of an explanation."""
@@ -59,7 +59,7 @@ def is_folder_of_files(folder: Path) -> bool:
 
 def cached_index(folder: Path) -> Path:
     """Return the place of the index of a folder of files, in the user's cache."""
-    from genius_search.data.pdf import user_cache
+    from genius_search.data.folder import user_cache
 
     folder = folder.resolve()
     return user_cache() / f"{folder.name}-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}.index"

@@ -23,7 +23,6 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, add_pool
 from genius_search.index.filters import check_fields
-from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index
 from genius_search.index.info import Verified
 from genius_search.index.items import Item
@@ -37,7 +36,7 @@ from genius_search.index.pool import (
     read_new_item,
 )
 from genius_search.index.query import interleave, merge, numbered
-from genius_search.index.request import SearchPart, SearchRequest
+from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
 from genius_search.index.store import CLUSTER, Roots, refuse_links
 from genius_search.index.writer import Deleted, one_writer

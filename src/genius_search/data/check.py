@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from genius_search.data.images import SHORTEST_SIDE, open_image
-from genius_search.data.mbeir import IdColumn, MBeir, read_candidates, read_qrels, read_queries
+from genius_search.data.mbeir import IdColumn, MBeir, read_candidates, read_queries
 from genius_search.errors import BadData
 from genius_search.records import Modality, Query, parse_id
 
@@ -74,7 +74,7 @@ def check(root: Path, *, images: bool = True) -> CheckReport:
 
 
 class _Check:
-    """Checks pools, then queries against pools, qrels and instructions, and every picture once."""
+    """Checks pools, then queries against pools and instructions, and every picture once."""
 
     def __init__(self, data: MBeir) -> None:
         self.data = data
@@ -101,17 +101,11 @@ class _Check:
             self._modalities[candidate.did] = candidate.modality.code + 1
 
     def check_queries(self, path: Path, split: str) -> None:
-        """Check one query file; one of an evaluation split is a row, which has a pool and may have qrels."""
-        pool, qrels = self._modalities, None
+        """Check one query file; one of an evaluation split is a row, which has a pool."""
+        pool = self._modalities
         if split != "train" and not split.startswith("union_"):
             try:
-                row = self.data.row(path, split)
-                pool = self._pools[row.local_pool]
-                if row.qrels is None:
-                    missing = f"{path}: it has no qrels; the queries' own positives are used"
-                    self.add("missing-qrels", missing, severity="warning")
-                else:
-                    qrels = read_qrels(row.qrels)
+                pool = self._pools[self.data.row(path, split).local_pool]
             except BadData as error:
                 self.add("layout", str(error))
         for query in read_queries(path, on_bad=lambda bad: self.add("bad-line", str(bad))):
@@ -126,13 +120,6 @@ class _Check:
                     "the candidate's line, or fetch the pool again",
                 )
             self._check_instruction(where, query)
-            if qrels is not None:
-                judged = {did for did, relevance in qrels.get(query.qid, {}).items() if relevance > 0}
-                if differing := sorted(judged ^ set(query.positives)):
-                    self.add(
-                        "qrels-disagree",
-                        f"{where}: {', '.join(differing[:3])} is in its positives or its qrels, not in both",
-                    )
 
     def _check_instruction(self, where: str, query: Query) -> None:
         """Look for the instruction that a query needs for its first positive that is in any pool."""

@@ -1,7 +1,7 @@
 """Reading a folder of images and texts as candidates, and reporting unusable files.
 
 The text of an image is from the first of these that has one: the files beside it, a list of captions (both
-:mod:`genius_search.data.captions`), the image itself when it is encoded (:mod:`genius_search.data.photo`).
+:mod:`genius_search.data.captions`), the image itself when it is encoded (:mod:`genius_search.data.captions`).
 Several captions are one text, a line each. All other fields of these are kept in ``source``. A ``.txt`` or
 ``.md`` file that belongs to no picture is a text candidate, and so is a PDF file.
 """
@@ -9,16 +9,21 @@ Several captions are one text, a line each. All other fields of these are kept i
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
+import logging
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
+from unicodedata import normalize
 
 from pathspec import GitIgnoreSpec
 
 from genius_search.data.captions import (
+    Caption,
     Problem,
     decode_text,
     is_list,
@@ -28,11 +33,59 @@ from genius_search.data.captions import (
     side_cars,
 )
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
-from genius_search.data.pdf import has_pypdf, read_pdf
-from genius_search.data.photo import Caption
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
+from genius_search.writing import write_atomically
+
+
+def user_cache() -> Path:
+    """Return the folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius-search"
+
+
+def has_pypdf() -> bool:
+    """Return whether the extra ``pdf`` is installed."""
+    return importlib.util.find_spec("pypdf") is not None
+
+
+def read_pdf(path: Path) -> str:
+    """Return the text of all pages of a PDF file.
+
+    Raises
+    ------
+    BadImage
+        It cannot be read, or has no text, as scanned pages do.
+    """
+    try:
+        known = path.stat()
+        key = hashlib.sha256(f"{path.resolve()} {known.st_size} {known.st_mtime_ns}".encode()).hexdigest()
+        cached = user_cache() / "pdf" / f"{key[:24]}.txt"
+        if not cached.is_file():
+            text = _extract(path)
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with write_atomically(cached) as temporary:
+                temporary.write_text(text, encoding="utf-8", errors="replace")
+        text = cached.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadImage(path, f"cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise BadImage(path, "is a PDF without text; scanned pages need text recognition first")
+    return text
+
+
+def _extract(path: Path) -> str:
+    from pypdf import PdfReader  # noqa: PLC0415  an extra
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of a file
+    try:
+        text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+        return normalize("NFKC", text)  # without ligatures
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  damaged files raise whatever there is
+        raise BadImage(path, f"cannot be read as a PDF: {error}") from None
+
 
 IGNORE_FILE: Final = ".geniusignore"
 """Patterns, as in ``.gitignore``, of what is left out of its folder."""

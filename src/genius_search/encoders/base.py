@@ -89,30 +89,24 @@ class Encoder(Protocol):
     @property
     def spec(self) -> str:
         """The spec that opens this encoder, for example ``clip:openai/clip-vit-base-patch32``."""
-        ...
 
     @property
     def dim(self) -> int:
         """The width of the features."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A hash that changes whenever the features would."""
-        ...
 
     @property
     def needs_pixels(self) -> bool:
         """Whether images must be decoded; False when features are looked up or only texts are read."""
-        ...
 
     def image_features(self, images: Sequence[Image.Image], keys: Keys = (), /) -> AnyArray:
         """Return the features of images."""
-        ...
 
     def text_features(self, texts: Sequence[str], keys: Keys = (), /) -> AnyArray:
         """Return the features of texts."""
-        ...
 
 
 class LateEncoder:
@@ -149,7 +143,6 @@ class JointEncoder(Encoder, Protocol):
         self, images: Sequence[Image.Image | None], texts: Sequence[str], keys: Keys = (), /
     ) -> AnyArray:
         """Return one unnormalised vector for each image and text together; one may be None, or empty."""
-        ...
 
 
 def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:  # noqa: C901, PLR0911  a kind each
@@ -202,7 +195,7 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 
             return AdapterEncoder(folder, download=download, device=device)
         case "uniir":
-            from genius_search.encoders.uniir import ClipScoreFusion  # noqa: PLC0415
+            from genius_search.encoders.pretrained import ClipScoreFusion  # noqa: PLC0415
 
             return ClipScoreFusion(folder, device=device)
         case "vectors":

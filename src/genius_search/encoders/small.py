@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -31,11 +31,13 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.config import SmallEncoderConfig, from_json, to_json
-from genius_search.data.features import FeatureBatch
 from genius_search.encoders.base import CHARACTERS_PER_TOKEN, Keys, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.codebooks import as_array
 from genius_search.nn.weights import in_batches, load_weights, write_weights
+
+if TYPE_CHECKING:
+    from genius_search.data.features import FeatureBatch
 
 BATCH: Final = 1024
 """Items that are encoded at once."""

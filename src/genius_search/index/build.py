@@ -42,7 +42,6 @@ from genius_search.index.pool import (
     stamp_of,
 )
 from genius_search.index.roots import content_of, is_gone, size_of, without_text
-from genius_search.index.segment_writer import Batch, check_bits, stored_batches
 from genius_search.index.snapshot import Known, Location, Snapshot
 from genius_search.index.source import SavedFeatures, draw_embeddings, given_features, saved_features
 from genius_search.index.store import (
@@ -57,7 +56,7 @@ from genius_search.index.store import (
     ItemArrays,
     StoredEmbeddings,
 )
-from genius_search.index.writer import Writer, one_writer, remove_work
+from genius_search.index.writer import Batch, Writer, check_bits, one_writer, remove_work, stored_batches
 from genius_search.model import Genius
 from genius_search.nn.spread import normalize
 from genius_search.progress import Progress

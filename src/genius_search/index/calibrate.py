@@ -13,25 +13,87 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Bool, Float32, Float64, Shaped
 
 from genius_search.config import SearchConfig
+from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
-from genius_search.index.pairs import Pair, read_pairs
-from genius_search.index.query import SnapshotSearcher
+from genius_search.index.items import Item
+from genius_search.index.learned import FIELD, read_choices
+from genius_search.index.query import SnapshotSearcher, hit_numbers
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import Calibration, expit, hit_numbers
+from genius_search.index.store import Calibration
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
+
+WHAT_PAIRS_ARE: Final = (
+    "pairs are a .jsonl file of queries with lines such as "
+    '{"text": "a red kite", "id": "kites/7.jpg"}, or a data set in M-BEIR\'s layout whose candidates have '
+    "the items' ids"
+)
+TRAINING: Final = "train"
+
+
+class Pair(NamedTuple):
+    """A query, and the ids of the items that answer it."""
+
+    query: Item
+    items: tuple[str, ...]
+    vector: Float32[np.ndarray, " dim"] | None = None
+    """The query's feature, if no more is known of it."""
+
+
+def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING) -> list[Pair]:
+    """Read queries and answers: what the index has learned, those of a file, or a split of a data set.
+
+    Raises
+    ------
+    BadData
+        A line of the file is no pair, or the data set has no such split.
+    """
+    if source is None:
+        return [_from_choice(choice) for choice in read_choices(index)]
+    if source.is_file():
+        return [pair for _, pair in read_json_lines(source, lambda row: _parse_pair(row, source))]
+    data = MBeir(source)
+    files = data.training_queries() if split == TRAINING else [row.queries for row in data.rows(split)]
+    pairs = []
+    for query in chain.from_iterable(map(read_queries, files)):
+        image = None if query.image is None else str(data.image_path(query.image))
+        pairs.append(Pair(Item(query.qid, query.modality, query.text, image), query.positives))
+    return pairs
+
+
+def _from_choice(choice: dict[str, Any]) -> Pair:
+    query = Item("", Modality.TEXT, choice.get("text"))
+    vector = None if "text" in choice else np.array(choice["vector"], dtype=np.float32)
+    return Pair(query, (choice[FIELD],), vector)
+
+
+def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
+    """Read a line: ``text``, ``image`` or both, and ``id``, one or a list; or ``chosen``."""
+    text, image, answers = row.get("text"), row.get("image"), row.get("id", row.get("chosen"))
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) for one in answers):
+        raise BadData("needs an id, the right item's, or a list of several")
+    if not all(part is None or (isinstance(part, str) and part.strip()) for part in (text, image)) or (
+        text is None and image is None
+    ):
+        raise BadData("needs a text, an image (a file's name), or both")
+    modality = Modality.of(has_image=image is not None, has_text=text is not None)
+    place = None if image is None else str(source.parent / image)
+    return Pair(Item("", modality, text, place), tuple(answers))
+
 
 USUAL: Final = SearchConfig.density_weight
 WEIGHTS: Final = (0.0, USUAL, 0.2, 0.3, 0.5)
@@ -96,8 +158,8 @@ def calibrate(
     ----------
     pairs
         Queries whose right answers are items of the index, by their ids: a data set in M-BEIR's layout, of
-        which the ``split`` is read, or a ``.jsonl`` file (:func:`genius_search.index.pairs.read_pairs`); None
-        for the choices that the index has learned.
+        which the ``split`` is read, or a ``.jsonl`` file (:func:`read_pairs`); None for the choices that the
+        index has learned.
     precision
         Share of the first hits called good matches that should be right.
 
@@ -228,6 +290,11 @@ def fit(
     weights = np.zeros(numbers.shape[1])
     weights[used] = found[1:] / scale[used]
     return float(found[0] - weights @ mean), weights
+
+
+def expit(log_odds: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
+    """Return the probabilities of log-odds."""
+    return np.asarray(1 / (1 + np.exp(-log_odds)))
 
 
 def threshold_for(

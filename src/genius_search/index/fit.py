@@ -24,16 +24,22 @@ from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
-from genius_search.index.calibrate import FIRST, WEIGHTS, choose_weight, clear_gain
+from genius_search.index.calibrate import (
+    FIRST,
+    WEIGHTS,
+    WHAT_PAIRS_ARE,
+    Pair,
+    choose_weight,
+    clear_gain,
+    read_pairs,
+)
 from genius_search.index.items import Item, read_entries
-from genius_search.index.pairs import WHAT_PAIRS_ARE, Pair, read_pairs
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
-from genius_search.index.segment_writer import alive_entries
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
-from genius_search.index.writer import Writer, remove_leftovers, remove_work
+from genius_search.index.writer import Writer, alive_entries, remove_leftovers, remove_work
 from genius_search.model import Genius
 from genius_search.nn.codebooks import sum_features
 from genius_search.nn.spread import normalize

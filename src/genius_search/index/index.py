@@ -19,9 +19,8 @@ from jaxtyping import Shaped
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
-from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.query import SnapshotSearcher
-from genius_search.index.request import SearchRequest
+from genius_search.index.request import Hits, SearchHit, SearchRequest
 from genius_search.index.snapshot import Snapshot, UnknownItem
 from genius_search.index.store import (
     CURRENT,
@@ -249,10 +248,10 @@ class Index:
         """
         folder = Path(folder)
         if not folder.exists():
-            from genius_search.hub import find_or_pull, is_name
+            from genius_search.hub import DATASETS, find_or_pull, is_name
 
             if is_name(str(folder)):
-                folder = find_or_pull(folder, repo_type="dataset", download=download)
+                folder = find_or_pull(f"{DATASETS}{folder}", download=download)
         manifest = read_manifest(folder)
         open_model = partial(Genius.open, device=device, download=download, with_encoder=with_encoder)
         opened = model or _open_named(folder, manifest.locate_model(folder), open_model)
@@ -569,7 +568,7 @@ class Index:
         UsageError
             There is no query, an option is out of range, or a condition cannot be parsed.
         """
-        return self.search_many([SearchRequest(text=text, **options)], config=config)[0]
+        return self._searcher(config).search([SearchRequest(text=text, **options)])[0]
 
     def search_many(
         self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None

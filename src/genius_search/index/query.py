@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from operator import attrgetter
 from threading import Lock
 from types import MappingProxyType
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Float64
 
 from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.errors import UsageError
-from genius_search.index.hits import Hits, SearchHit
-from genius_search.index.request import SearchPart, SearchRequest
+from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import score_settings
+from genius_search.index.store import Calibration, score_settings
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import normalize
@@ -417,13 +416,16 @@ class SnapshotSearcher:
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
             if any(map(attrgetter("raised"), queries)):
                 found = self._add_raised(queries, found)
+            of_requests: dict[int, list[tuple[EncodedQuery, Ranking]]] = {}
+            for query, own in zip(queries, found, strict=True):
+                of_requests.setdefault(query.number, []).append((query, own))
             results = []
-            pairs = zip(queries, found, strict=True)
-            for _, group in groupby(pairs, key=lambda pair: pair[0].number):
-                several = [*group]
-                parts = [self._score(query, own, is_part=len(several) > 1) for query, own in several]
-                hits = self._read(merge(parts, several[0][0].k))
-                results.append(SearchResult(hits, sum(own.touched for _, own in several)))
+            for several in of_requests.values():
+                parts, touched = [], 0
+                for query, own in several:
+                    parts.append(self._score(query, own, is_part=len(several) > 1))
+                    touched += own.touched
+                results.append(SearchResult(self._read(merge(parts, several[0][0].k)), touched))
             return results
 
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Ranking]:
@@ -439,7 +441,16 @@ class SnapshotSearcher:
         most = 1 + self.snapshot.most_passages
         rows_each = min(most, ROWS_EACH)
         while True:
-            found = self._find(queries, [one._replace(k=one.k * rows_each) for one in wanted])
+            found = find(
+                lambda: self.model.decoder_for(self.config),
+                self._fast,
+                self.snapshot.search_segments,
+                np.stack([*map(attrgetter("embedding"), queries)]),
+                [one._replace(k=one.k * rows_each) for one in wanted],
+                self.config,
+                evidence=self._evidence,
+                embeddings=[*map(attrgetter("evidence"), queries)],
+            )
             if most == 1:
                 return found
             kept = [*map(self._keep_best, found)]
@@ -450,18 +461,6 @@ class SnapshotSearcher:
             if rows_each == most or all(enough):
                 return kept
             rows_each = min(most, ROWS_EACH * rows_each)
-
-    def _find(self, queries: Sequence[EncodedQuery], wanted: Sequence[Wanted]) -> list[Ranking]:
-        return find(
-            lambda: self.model.decoder_for(self.config),
-            self._fast,
-            self.snapshot.search_segments,
-            np.stack([*map(attrgetter("embedding"), queries)]),
-            wanted,
-            self.config,
-            evidence=self._evidence,
-            embeddings=[*map(attrgetter("evidence"), queries)],
-        )
 
     def _places(self, ranking: Ranking) -> list[Place]:
         """Return the items of a ranking, in which they may have the rows of passages."""
@@ -519,12 +518,12 @@ class SnapshotSearcher:
             is_first = np.array([place in rare.first for place in places], dtype=bool)
             order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
             num_first = int(is_first[order].sum())
-        ranking, count = ranking.take(order), len(order)
+        count = len(order)
         probabilities: list[float | None] = [None] * count
         if self._calibration is not None and query.has_probability:  # it knows no words
             best_first = np.argsort(-by_meaning, kind="stable")
             known = np.empty(len(by_meaning))
-            known[best_first] = self._calibration.probabilities(by_meaning[best_first])
+            known[best_first] = probabilities_of(self._calibration, by_meaning[best_first])
             probabilities = [None] * num_first + known[order].tolist()[num_first:]
         hits = map(
             Scored,
@@ -533,10 +532,10 @@ class SnapshotSearcher:
             probabilities,
             self._standardize(query, scores[order]) if is_part else [None] * count,
             [False] * num_first + [query.is_text] * (count - num_first),
-            ranking.segments.tolist(),
-            ranking.items.tolist(),
-            ranking.rows.tolist(),
-            ranking.log_probabilities,
+            ranking.segments[order].tolist(),
+            ranking.items[order].tolist(),
+            ranking.rows[order].tolist(),
+            ranking.log_probabilities[order],
         )
         return [*hits], num_first
 
@@ -544,15 +543,15 @@ class SnapshotSearcher:
         """Read the items of hits, and number them."""
         places = [(hit.segment, hit.item) for hit in hits]
         segments, rows = np.array(places, dtype=np.int64).reshape(-1, 2).T
-        items = self.snapshot.items(segments, self.snapshot.items_of(segments, rows))
+        owners = self.snapshot.items_of(segments, rows)
+        found = zip(hits, owners.tolist(), self.snapshot.items(segments, owners), strict=True)
         read = []
-        for rank, (hit, item) in enumerate(zip(hits, items, strict=True), start=1):
-            segment = self.snapshot.segments[hit.segment]
-            passage, behind = None, hit.item - segment.num_items
-            if behind >= 0 and item.text is not None:
-                _, start, end = segment.passages[behind].tolist()
+        for rank, (hit, owner, item) in enumerate(found, start=1):
+            segment, passage = self.snapshot.segments[hit.segment], None
+            if hit.item != owner and item.text is not None:
+                _, start, end = segment.passages[hit.item - segment.num_items].tolist()
                 passage = item.text[start:end]
-            steps = hit.log_probabilities.tolist() if self._decodes else ()
+            steps = hit.log_probabilities[~np.isnan(hit.log_probabilities)]
             read.append(
                 SearchHit(
                     rank=rank,
@@ -563,7 +562,7 @@ class SnapshotSearcher:
                     image=item.image,
                     fields=item.fields,
                     codes=tuple(segment.table.ids[hit.row, : self._num_levels].tolist()),
-                    log_probabilities=tuple(one for one in steps if not math.isnan(one)),
+                    log_probabilities=tuple(steps.tolist()) if self._decodes else (),
                     probability=hit.probability,
                     passage=passage,
                     least_score=self._least.get(item.modality) if hit.is_compared else None,
@@ -650,6 +649,24 @@ def lift(
     """Return the scores of items that move their shares of the way to above the best."""
     above = scores.max(axis=-1, keepdims=True, initial=-np.inf) + ABOVE * np.asarray(spread)[..., None]
     return np.asarray(scores + shares * (above - scores), dtype=np.float32)
+
+
+def probabilities_of(
+    calibration: Calibration, scores: Float32[np.ndarray, " hits"]
+) -> Float64[np.ndarray, " hits"]:
+    """Return the probabilities of one query's hits, best first; at least two if so many were found."""
+    log_odds = calibration.intercept + hit_numbers(scores) @ np.array(calibration.weights)
+    return np.asarray(1 / (1 + np.exp(-log_odds)))
+
+
+def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hits 3"]:
+    """Return the score, the lead of the first hit over the second, and minus the distance to the first."""
+    own = scores.astype(np.float64)
+    numbers = np.zeros((len(own), 3))
+    numbers[:, 0] = own
+    numbers[:1, 1] = own[:1] - own[1:2] if len(own) > 1 else 0.0
+    numbers[:, 2] = own - own[:1]
+    return numbers
 
 
 def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
@@ -767,8 +784,11 @@ def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
     """
     if len(parts) == 1:
         return parts[0][0]
-    hits = [hit for own, _ in parts for hit in own]
-    first = {id(hit) for own, num_first in parts for hit in own[:num_first]}
+    hits: list[AnyHit] = []
+    first: set[int] = set()
+    for own, num_first in parts:
+        hits += own
+        first.update(map(id, own[:num_first]))
     known = ""
     for name in ("standard_score", "probability"):
         if None not in map(attrgetter(name), hits):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float16, Float32, Float64, Int16, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float16, Int16, Int64, Shaped, UInt8
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from genius_search.artifact import FileFact, check_files, fingerprint_of, first_problem, read_json
@@ -127,13 +127,8 @@ class Segment(NamedTuple):
         order = np.argsort(np.concatenate([np.arange(len(rows)), item]), kind="stable")
         return np.concatenate([rows, self.num_items + passage])[order]
 
-    def vectors(self, ranker: CodeRanker | None = None) -> StoredVectors:
-        """Return the stored embeddings of items.
-
-        Parameters
-        ----------
-        ranker
-            the code vectors of the index's model; needed for embeddings of fewer than 16 bits.
+    def vectors(self, ranker: CodeRanker) -> StoredVectors:
+        """Return the stored embeddings of items; ``ranker`` has the code vectors of the index's model.
 
         Raises
         ------
@@ -142,9 +137,7 @@ class Segment(NamedTuple):
         """
         if self.embeddings is None:
             raise UsageError("this index keeps no embeddings to rank by; create it with `embeddings='fused'`")
-        if is_residual(self.bits):
-            return StoredVectors(self.embeddings, self.bits, ranker=ranker, table=self.table)
-        return StoredVectors(self.embeddings, self.bits)
+        return StoredVectors(self.embeddings, self.bits, ranker, self.table)
 
 
 def expected_arrays(rows: int, manifest: IndexManifest, num_ids: int, columns: int) -> dict[str, Expected]:
@@ -256,8 +249,8 @@ class Calibration:
 
     intercept: float
     weights: tuple[float, float, float]
-    """Of :func:`hit_numbers` in the log-odds. None is negative, so that no hit is less likely than one below
-    it."""
+    """Of :func:`genius_search.index.query.hit_numbers` in the log-odds. None is negative, so that no hit is
+    less likely than one below it."""
     threshold: float | None
     """Probability from which the first hit is a good match; None if no threshold reaches the precision."""
     search: SearchConfig
@@ -275,28 +268,9 @@ class Calibration:
     refused: float
     """Share of the queries without right answers that have no good match."""
 
-    def probabilities(self, scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
-        """Return the probabilities of one query's hits, best first; at least two if so many were found."""
-        return expit(self.intercept + hit_numbers(scores) @ np.array(self.weights))
-
     def applies_to(self, config: SearchConfig) -> bool:
         """Return whether searches with these settings have such scores."""
         return score_settings(config) == score_settings(self.search)
-
-
-def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hits 3"]:
-    """Return the score, the lead of the first hit over the second, and minus the distance to the first."""
-    own = scores.astype(np.float64)
-    numbers = np.zeros((len(own), 3))
-    numbers[:, 0] = own
-    numbers[:1, 1] = own[:1] - own[1:2] if len(own) > 1 else 0.0
-    numbers[:, 2] = own - own[:1]
-    return numbers
-
-
-def expit(log_odds: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"]:
-    """Return the probabilities of log-odds."""
-    return np.asarray(1 / (1 + np.exp(-log_odds)))
 
 
 def score_settings(config: SearchConfig) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Compile ``search.c``: ``python -m genius_search.native.build``.
+"""Compile ``search.c``, ``python -m genius_search.native.build``, and open what was compiled.
 
 The build of a wheel or an editable installation does this too (``hatch_build.py``). This module uses only the
 standard library, because the build runs it before anything is installed.
@@ -6,8 +6,10 @@ standard library, because the build runs it before anything is installed.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import shlex
@@ -18,7 +20,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +38,12 @@ VARIANTS: Final = {
 """Compiler flags of each library, the best processor's first."""
 OLDEST_GLIBC: Final = "2.17"
 """The C library that a wheel needs on Linux, if Zig compiles it."""
+CODES: Final = 256
+"""Most codes at a level, and the length of a level's row in all tables."""
+BLOCK: Final = 64
+"""Outputs of a matrix that lie side by side."""
+NO_MEMORY: Final = -2
+"""Status of a function that had no memory."""
 
 
 def library(variant: str, folder: Path = FOLDER) -> Path:
@@ -114,6 +122,28 @@ def main() -> None:
         sys.stderr.write("no C compiler found: searches need PyTorch, and take a few times longer\n")
     else:
         sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
+
+
+@cache
+def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
+    """Open the library for this processor; return None, and log it, if there is none."""
+    for variant in VARIANTS:
+        path = library(variant, folder)
+        if path.exists():
+            opened = ctypes.CDLL(str(path))
+            if opened.is_supported():
+                pointer, integer = ctypes.c_void_p, ctypes.c_int64
+                opened.make_work.restype = pointer
+                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
+                opened.nearest_sums.argtypes = (*[pointer] * 3, *[integer] * 3, pointer)
+                opened.sum_by_code.argtypes = (pointer, pointer, integer, integer, pointer)
+                opened.sum_by_code.restype = None
+                return opened
+    logging.getLogger(__name__).info(
+        "the compiled library is missing; NumPy and PyTorch (extra train) replace it, a few times slower; "
+        "`python -m genius_search.native.build` compiles it"
+    )
+    return None
 
 
 if __name__ == "__main__":

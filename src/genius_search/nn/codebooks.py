@@ -12,14 +12,17 @@ from jaxtyping import Float32, Int16, Int64, Integer, Shaped
 
 from genius_search.artifact import open_artifact
 from genius_search.config import CodebookConfig
-from genius_search.nn.density import NormAndDensity
-from genius_search.nn.kmeans import NearestSums, assign
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
 from genius_search.nn.stored import read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
+# Opening codebooks and searching with them need nothing that gives items their codes.
+# ruff: noqa: PLC0415
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from genius_search.nn.density import NormAndDensity
+    from genius_search.nn.kmeans import NearestSums
 
     AnyArray: TypeAlias = Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 else:
@@ -119,7 +122,7 @@ class Codebooks:
             return sum_features(image, text)
 
         def layer(name: str, inputs: np.ndarray) -> np.ndarray:
-            weight, bias = (self.weights[f"{FUSION}{name}.{part}"] for part in ("weight", "bias"))
+            weight, bias = self.weights[f"{FUSION}{name}.weight"], self.weights[f"{FUSION}{name}.bias"]
             if len(inputs) < FEW:  # without threads, whose waiting costs more
                 return np.asarray(np.vecdot(inputs[:, None], weight) + bias)
             return np.asarray(inputs @ weight.T + bias)
@@ -146,6 +149,8 @@ class Codebooks:
             logits = embeddings @ self.weights["classifier.weight"].T + self.weights["classifier.bias"]
             first = logits.argmax(axis=1)
         elif self.config.level0 == "learned":
+            from genius_search.nn.kmeans import assign
+
             first = assign(embeddings, self._tables[0])
         residuals = embeddings - self._tables[0][first]
         semantic = self._nearest_sums(residuals if self.metric is None else residuals @ self.metric)
@@ -153,6 +158,8 @@ class Codebooks:
 
     @cached_property
     def _nearest_sums(self) -> NearestSums:
+        from genius_search.nn.kmeans import NearestSums
+
         tables = self._tables[int(self.has_modality_level) :]
         if self.metric is not None:
             tables = [table @ self.metric for table in tables]
@@ -161,6 +168,8 @@ class Codebooks:
     @cached_property
     def norm_and_density(self) -> NormAndDensity:
         """Measures half norms and densities of IDs."""
+        from genius_search.nn.density import NormAndDensity
+
         return NormAndDensity(
             self._tables,
             has_modality_level=self.has_modality_level,

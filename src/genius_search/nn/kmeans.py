@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64, Integer
 
-from genius_search.native.library import CODES, NO_MEMORY, open_library
+from genius_search.native.build import CODES, NO_MEMORY, open_library
 
 CHUNK: Final = 16_384
 """Vectors per block when assigning centroids, to bound memory."""

@@ -16,6 +16,7 @@ from jaxtyping import Float32, Int64
 
 from genius_search.artifact import Manifest
 from genius_search.config import DecoderConfig
+from genius_search.native.build import BLOCK, CODES
 from genius_search.nn.stored import read_arrays, settings_of, unfit
 
 KIND: Final = "generator"
@@ -26,10 +27,6 @@ NUM_BUCKETS: Final = 32
 MAX_DISTANCE: Final = 128
 EPSILON: Final = 1e-6
 """Added to the mean square in T5's norm."""
-BLOCK: Final = 64
-"""Outputs of a matrix that lie side by side."""
-CODES: Final = 256
-"""Largest number of codes at a level, and the length of a level's row in all tables."""
 
 
 class PackedGenerator(NamedTuple):

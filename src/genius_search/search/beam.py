@@ -1,4 +1,4 @@
-"""Beam search over the IDs of a pool (paper, section 4.4).
+"""Beam search over the IDs of a pool (paper, section 4.4), and the ranking of the items under the beams.
 
 A decoder predicts an ID code by code. At each level, every query keeps its most probable prefixes: its beams.
 A prefix is a range of rows in the table of each segment, so the codes that can follow it, and the number of
@@ -17,9 +17,36 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from genius_search.config import SearchConfig
+from genius_search.errors import UsageError
+from genius_search.nn.codebooks import AnyArray, as_floats
+from genius_search.nn.spread import decode_densities
 from genius_search.search.decoder import Decoder
-from genius_search.search.rank import Beams, topk
-from genius_search.search.table import Children, Restriction, SearchSegment, children_in_segments, count_ids
+from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Ranking
+from genius_search.search.table import (
+    Children,
+    Restriction,
+    SearchSegment,
+    children_in_segments,
+    count_ids,
+    expand_ranges,
+)
+
+
+class Beams(NamedTuple):
+    """Final beams of each query: best first, or by their rows if items are re-ranked.
+
+    A beam is an ID if all levels were decoded, otherwise a prefix, as a range of rows in the table of each
+    segment. The range of an unused beam is empty in every segment.
+    """
+
+    low: Int64[np.ndarray, "queries beams segments"]
+    high: Int64[np.ndarray, "queries beams segments"]
+    log_probabilities: Float32[np.ndarray, "queries beams levels"]
+    """Log-probability of each code; −inf for unused beams, NaN for levels that were not decoded."""
+
+    def scores(self) -> Float32[np.ndarray, "queries beams"]:
+        """Return the log-probability of each beam: the sum over its levels."""
+        return np.asarray(np.nansum(self.log_probabilities, axis=2, dtype=np.float32))
 
 
 class Prefixes(NamedTuple):
@@ -219,3 +246,137 @@ def _beams(finished: Sequence[Prefixes], count: int) -> Beams:
     beams.low[query, slot], beams.high[query, slot] = low, high
     beams.log_probabilities[query, slot] = history
     return beams
+
+
+def topk(scores: Float32[np.ndarray, " scores"], k: int) -> Int64[np.ndarray, " rows"]:
+    """Return the positions of the ``k`` highest scores, or of all if there are fewer, highest first.
+
+    Unlike ``torch.topk``, equal scores keep their order.
+    """
+    if len(scores) > k > 0:
+        limit = np.partition(scores, len(scores) - k)[len(scores) - k]
+        if np.isfinite(limit):
+            enough = (scores >= limit).nonzero()[0]
+            return np.asarray(enough[(-scores[enough]).argsort(kind="stable")[:k]])
+    return np.asarray((-scores).argsort(kind="stable")[:k])
+
+
+def rank_items(
+    segments: Sequence[SearchSegment],
+    beams: Beams,
+    query: int,
+    embedding: AnyArray,
+    *,
+    config: SearchConfig,
+    evidence: Evidence,
+    k: int,
+    restriction: Restriction | None = None,
+    level0: frozenset[int] = frozenset(),
+    for_codes: AnyArray | None = None,
+) -> Ranking:
+    """Rank the items under the beams of one query.
+
+    ``config.rerank`` selects the order:
+
+    - ``none``: by the generator's log-probability; items that share an ID by descending ``code_cosine``.
+    - ``codes``: by the score of their IDs (:meth:`CodeRanker.scores`).
+    - ``embeddings``: by the cosine with their stored embeddings. ``config.shortlist``, if set, limits this to
+      that many items (at least ``k``), the best by codes.
+
+    The query is scaled (:mod:`genius_search.nn.spread`) before costs are subtracted from products, and
+    scores are divided by that factor in the end. ``config.density_weight`` is the weight of the density in
+    scores by codes and by fused embeddings, but not by raw ones, whose order is the paper's (GENIUS^R).
+
+    Parameters
+    ----------
+    embedding
+        the query's vector in the space that it is compared in: that of the stored embeddings with
+        ``rerank="embeddings"``, otherwise that of the codes.
+    level0
+        allowed codes at level 0; empty means any.
+    for_codes
+        the query's vector in the space of the codes, if that is another one; a shortlist needs it.
+
+    Raises
+    ------
+    UsageError
+        The data that the re-ranking needs is not available.
+    """
+    if config.rerank == "embeddings" and evidence.embeddings is None:
+        raise UsageError(NO_EMBEDDINGS)
+    ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
+    if config.rerank == "none":
+        return ranking.take(topk(ranking.scores, k))
+    in_codes = as_floats(embedding if for_codes is None else for_codes)
+    scale, density_cost = np.float32(1), 0.0
+    if evidence.codes is not None:
+        among = evidence.codes.spread.among(level0)
+        scale = np.float32(evidence.codes.scale(in_codes, among))
+        density_cost = config.density_weight * among.density_unit
+    is_shortened = config.rerank == "embeddings" and 0 < config.shortlist < len(ranking.items)
+    if config.rerank == "codes" or is_shortened:
+        if evidence.codes is None:
+            raise UsageError("ranking by codes needs the model's codebooks")
+        scores = _by_codes(segments, ranking, in_codes * scale, evidence.codes, density_cost)
+        ranking = ranking._replace(scores=scores)
+    if config.rerank == "embeddings":
+        if is_shortened:
+            ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
+        scores = _by_embeddings(ranking, as_floats(embedding) * scale, evidence, density_cost)
+        ranking = ranking._replace(scores=scores)
+    ranking = ranking.take(topk(ranking.scores, k))
+    return ranking._replace(scores=ranking.scores / scale)
+
+
+def _items_under(
+    segments: Sequence[SearchSegment], beams: Beams, query: int, restriction: Restriction
+) -> Ranking:
+    """List the allowed items under the beams, in their order, with the log-probabilities of the beams."""
+    scores = beams.scores()[query]
+    parts = []
+    for number, (segment, allowed) in enumerate(zip(segments, restriction, strict=True)):
+        low, high = beams.low[query, :, number], beams.high[query, :, number]
+        beam, row = expand_ranges(low, high) if allowed is None else allowed.ids.inside(low, high)
+        owner, items = segment.table.buckets(row)
+        if allowed is not None:
+            kept = np.flatnonzero(allowed.items[items])
+            items, owner = items[kept], owner[kept]
+        parts.append((np.full(len(items), number), items, row[owner], scores[beam[owner]], beam[owner]))
+    numbers, items, rows, of_items, owners = (np.concatenate(column) for column in zip(*parts, strict=True))
+    decoded = beams.log_probabilities[query, owners]
+    ranking = Ranking(numbers, items, rows, of_items, owners, decoded, touched=len(items))
+    return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
+
+
+def _by_codes(
+    segments: Sequence[SearchSegment],
+    ranking: Ranking,
+    query: Float32[np.ndarray, " dim"],
+    ranker: CodeRanker,
+    density_cost: float,
+) -> Float32[np.ndarray, " hits"]:
+    """Return the scores of the items' IDs."""
+    scores = np.empty(len(ranking.items), dtype=np.float32)
+    for number, segment in enumerate(segments):
+        in_segment = np.flatnonzero(ranking.segments == number)
+        ids = segment.table.ids[ranking.rows[in_segment]]
+        scores[in_segment] = ranker.scores(query, ids, density_cost=density_cost)
+    return scores
+
+
+def _by_embeddings(
+    ranking: Ranking,
+    query: Float32[np.ndarray, " dim"],
+    evidence: Evidence,
+    density_cost: float,
+) -> Float32[np.ndarray, " hits"]:
+    """Return the products of the items' embeddings and the scaled query, minus the costs of densities."""
+    scores = np.empty(len(ranking.items), dtype=np.float32)
+    for number, vectors in enumerate(evidence.embeddings or ()):
+        in_segment = np.flatnonzero(ranking.segments == number)
+        items = ranking.items[in_segment]
+        scores[in_segment] = as_floats(vectors(items)) @ query
+        if density_cost and evidence.densities is not None and not evidence.is_raw:
+            densities = decode_densities(evidence.densities[number][items])
+            scores[in_segment] -= np.float32(density_cost) * densities
+    return scores

@@ -1,7 +1,7 @@
 """From query embeddings to ranked items: by the compiled library, or by PyTorch for what that does not know.
 
 The library (``native/search.c``) finds what :func:`genius_search.search.beam.search` and
-:func:`genius_search.search.rank.rank_items` find, with the same scores up to rounding, in a small part of the
+:func:`genius_search.search.beam.rank_items` find, with the same scores up to rounding, in a small part of the
 time. The structures here are its own.
 """
 
@@ -22,22 +22,14 @@ from jaxtyping import Float32, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
-from genius_search.native.library import NO_MEMORY, open_library
-from genius_search.nn.packed import BLOCK, CODES, PackedGenerator
+from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf, normalize
-from genius_search.search.rank import (
-    NO_EMBEDDINGS,
-    CodeRanker,
-    Evidence,
-    Ranking,
-    Vectors,
-    Wanted,
-    rank_items,
-)
+from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Ranking, Vectors, Wanted
 from genius_search.search.table import IdTable, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
+    from genius_search.nn.packed import PackedGenerator
     from genius_search.search.decoder import Decoder
 
 MAX_LEVELS: Final = 255
@@ -76,7 +68,8 @@ def find(
     fast
         a search that finds what the decoder does, for the settings and tables that it covers.
     embeddings
-        each query's vector in the space of the stored embeddings; see :func:`rank_items`.
+        each query's vector in the space of the stored embeddings; see
+        :func:`genius_search.search.beam.rank_items`.
 
     Raises
     ------
@@ -91,7 +84,7 @@ def find(
     need_packages("without the compiled library, and for some settings, a search needs", "torch")
     import torch  # noqa: PLC0415  only here
 
-    from genius_search.search.beam import search  # noqa: PLC0415
+    from genius_search.search.beam import rank_items, search  # noqa: PLC0415
     from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415
 
     used = decoder()
@@ -184,7 +177,6 @@ class _Work(ctypes.Structure):
 
 _SEGMENT: Final = struct.Struct("6PqP")
 _REQUEST: Final = struct.Struct("6q32s3fP2f")
-_RESULT: Final = struct.Struct("2q")
 _works: Final[list[_Work]] = []
 """Memory of the library's searches; each is used by one search at a time."""
 
@@ -228,7 +220,7 @@ class CompiledSearch:
             self._generator = _Generator(**generator.sizes, **_pointers(generator.arrays))
             self._model.generator = ctypes.addressof(self._generator)
         self._given_model = ctypes.addressof(self._model)
-        self._among: dict[frozenset[int], tuple[SpreadOf, float]] = {}
+        self._among: dict[frozenset[int], tuple[SpreadOf, float, bytes]] = {}
 
     def covers(
         self,
@@ -300,8 +292,8 @@ class CompiledSearch:
             position, _, num_items = views[id(restriction)]
             if level0 not in self._among:
                 among = self._spread.among(level0)
-                self._among[level0] = among, among.density_unit
-            among, density_unit = self._among[level0]
+                self._among[level0] = among, among.density_unit, _bits_of(level0)
+            among, density_unit, allowed = self._among[level0]
             density_step = config.density_weight * density_unit / DENSITY_STEPS
             best = k if vectors is None else config.shortlist and max(k, config.shortlist)
             requests.append(
@@ -312,7 +304,7 @@ class CompiledSearch:
                     min(best, num_items),  # there is memory for each of them
                     0 if vectors is None else min(k, num_items),
                     bits,
-                    _bits_of(level0),
+                    allowed,
                     1 / HALF_NORM_STEPS,
                     density_step,
                     0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
@@ -452,13 +444,13 @@ def _give_table(table: IdTable) -> int:
 
 def _read(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
     """Copy the hits of queries out of the memory of their search."""
-    results = list(_RESULT.iter_unpack(ctypes.string_at(work.results, num_queries * _RESULT.size)))
-    count = sum(num_hits for num_hits, _ in results)
+    results = np.frombuffer(ctypes.string_at(work.results, num_queries * 16), np.int64).reshape(-1, 2)
+    count = int(results[:, 0].sum())
     hits = np.frombuffer(ctypes.string_at(work.hits, count * HIT.itemsize), HIT)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, count * num_levels * 4), np.float32)
     decoded = decoded.reshape(count, num_levels)
     found, start = [], 0
-    for num_hits, touched in results:
+    for num_hits, touched in results.tolist():
         own, steps = hits[start : start + num_hits], decoded[start : start + num_hits]
         found.append(
             Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], steps, touched)

@@ -158,17 +158,10 @@ class StoredVectors:
     Parameters
     ----------
     ranker, table
-        the code vectors and the IDs that residuals belong to; both are needed for fewer than 16 bits.
+        the code vectors and the IDs that residuals belong to.
     """
 
-    def __init__(
-        self,
-        stored: Quantized,
-        bits: EmbeddingBits,
-        *,
-        ranker: CodeRanker | None = None,
-        table: IdTable | None = None,
-    ) -> None:
+    def __init__(self, stored: Quantized, bits: EmbeddingBits, ranker: CodeRanker, table: IdTable) -> None:
         self._values, self._scales = stored
         self.bits = bits
         self._ranker = ranker
@@ -179,8 +172,6 @@ class StoredVectors:
         values = self._values[rows]
         if self._scales is None:
             return np.asarray(values, dtype=np.float32)
-        if self._ranker is None or self._table is None:
-            raise LookupError("residuals are nothing without the vectors of their IDs")
         vectors = self._ranker.vectors(self._table.ids[self._table.rows_of_items[rows]])
         residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
         measured = self._ranker.spread.residuals

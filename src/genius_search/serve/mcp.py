@@ -17,10 +17,9 @@ from pydantic import Field
 from genius_search import __version__
 from genius_search.data.images import encode_jpeg, open_image
 from genius_search.errors import GeniusError, UsageError, plural
-from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
-from genius_search.index.request import SearchPart
+from genius_search.index.request import SearchHit, SearchPart
 from genius_search.index.roots import has_picture
 
 SIDE: Final = 768

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
-from genius_search.index.hits import SearchHit
+from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import UnknownItem
 from genius_search.index.writer import HeldByAnother, NotWritable
 from genius_search.records import Modality

@@ -10,7 +10,6 @@ from research.mbeir_files import (
     InstructionRow,
     write_candidates,
     write_instructions,
-    write_qrels,
     write_queries,
 )
 
@@ -32,7 +31,6 @@ class DataSet:
         self.root = root
         self.candidates = [image(number) for number in range(1, 4)]
         self.queries = [asking(number) for number in range(1, 4)]
-        self.qrels = self.queries
         self.training = self.queries
         self.instructions = [InstructionRow(TEXT, IMAGE, "toy", 7, ("Find it.",))]
         (root / "mbeir_images").mkdir(parents=True)
@@ -43,7 +41,6 @@ class DataSet:
         write_candidates(self.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl", self.candidates)
         write_queries(self.root / "query/test/mbeir_toy_task0_test.jsonl", self.queries)
         write_queries(self.root / "query/train/mbeir_toy_train.jsonl", self.training)
-        write_qrels(self.root / "qrels/test/mbeir_toy_task0_test_qrels.txt", self.qrels)
         write_instructions(self.root / "instructions/query_instructions.tsv", self.instructions)
 
     def found(self):
@@ -105,8 +102,6 @@ def test_an_instruction_that_is_missing_is_named_by_its_key(data):
             "7:99",
         ),
         ({"candidates": [image(1), image(2), image(3), image(1)]}, "duplicate-id", 1, "7:1"),
-        ({"qrels": [asking(1, "7:2"), asking(2), asking(3)]}, "qrels-disagree", 1, "7:1"),
-        ({"qrels": [asking(1), asking(2)]}, "qrels-disagree", 1, "7:3"),
     ],
 )
 def test_records_that_do_not_fit_together_are_errors(data, broken, kind, count, example):
@@ -119,11 +114,6 @@ def test_records_that_do_not_fit_together_are_errors(data, broken, kind, count, 
 
 def test_files_that_are_missing_or_cannot_be_used_are_named_and_the_rest_still_checked(data):
     data.write()
-    qrels = data.root / "qrels/test/mbeir_toy_task0_test_qrels.txt"
-    qrels.write_text("7:1 0\n")
-    assert "columns" in found(data.root)["layout"].examples[0]
-    qrels.unlink()
-    assert found(data.root)["missing-qrels"].severity == "warning"
     (data.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl").unlink()
     assert "no local pool" in found(data.root)["layout"].examples[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genius_search.data import folder, pdf
+from genius_search.data import folder
 from genius_search.data.folder import read_folder
 
 
@@ -47,7 +47,7 @@ def test_the_pages_of_a_file_are_one_text(papers):
 
 def test_a_file_is_read_again_only_when_it_changes(papers, monkeypatch):
     before = read_folder(papers)
-    monkeypatch.setattr(pdf, "_extract", lambda _: "read again")
+    monkeypatch.setattr(folder, "_extract", lambda _: "read again")
     assert read_folder(papers) == before
     (papers / "kites.pdf").write_bytes(make_pdf("On anchors"))
     assert read_folder(papers).candidates[0].text == "read again"

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from genius_search.encoders.base import Encoder, JointEncoder, load_encoder
-from genius_search.encoders.uniir import clip_reader, middle_square
+from genius_search.encoders.pretrained import clip_reader, middle_square
 from genius_search.progress import Silent
 from research.published.clip_tokens import START
 from research.published.encoders import import_encoder

@@ -24,10 +24,10 @@ from genius_search.index.calibrate import (
     calibrate,
     choose_weight,
     fit,
-    hit_numbers,
     threshold_for,
 )
 from genius_search.index.index import Index
+from genius_search.index.query import hit_numbers, probabilities_of
 from genius_search.model import Genius
 from genius_search.progress import Silent
 
@@ -91,7 +91,7 @@ def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_st
 
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
 def test_probabilities_are_bounded_and_never_rise_down_the_list(scores):
-    found = CALIBRATION.probabilities(np.array(sorted(scores, reverse=True), dtype=np.float32))
+    found = probabilities_of(CALIBRATION, np.array(sorted(scores, reverse=True), dtype=np.float32))
     assert ((found > 0) & (found < 1)).all()
     assert (np.diff(found) <= 1e-9).all()
 

@@ -17,10 +17,9 @@ from genius_search.errors import ArtifactMismatch
 from genius_search.index import build, source
 from genius_search.index.build import Added
 from genius_search.index.index import Index
-from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import read_manifest
-from genius_search.index.writer import Deleted
+from genius_search.index.writer import Deleted, write_manifest
 from genius_search.training.features import encode_shard
 
 WIDE = SearchConfig(beam=500)

@@ -15,7 +15,7 @@ from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.index import items
 from genius_search.index.filters import Condition, Filter, matching
 from genius_search.index.items import Item, ItemStore
-from genius_search.index.segment_writer import write_items
+from genius_search.index.writer import write_items
 from genius_search.records import Modality
 
 BAG = Item(

@@ -21,8 +21,8 @@ from genius_search.index import snapshot
 from genius_search.index.index import Index
 from genius_search.index.info import verify
 from genius_search.index.roots import new_root
-from genius_search.index.segment_writer import save_table
 from genius_search.index.store import Root
+from genius_search.index.writer import save_table
 from genius_search.search.table import IdTable
 
 DIM, ITEMS = 8, 80

@@ -15,7 +15,7 @@ from genius_search.errors import ArtifactMismatch
 from genius_search.index import items as items_module
 from genius_search.index.filters import Filter, matching
 from genius_search.index.items import ITEMS_FILE, Item, ItemStore
-from genius_search.index.segment_writer import write_items
+from genius_search.index.writer import write_items
 from genius_search.records import Modality, composed
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)

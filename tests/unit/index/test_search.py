@@ -14,10 +14,9 @@ from PIL import Image
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
-from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.query import merge
-from genius_search.index.request import SearchRequest
+from genius_search.index.request import SearchHit, SearchRequest
 from genius_search.records import Modality
 
 COLOURS = ("red", "green", "blue", "white", "black")

@@ -7,10 +7,10 @@ import pytest
 
 from genius_search.artifact import FileFact, file_fingerprint
 from genius_search.errors import ArtifactMismatch
-from genius_search.index import segment_writer
+from genius_search.index import writer
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import alive_batches, alive_items, write_segment
 from genius_search.index.store import IndexManifest, ItemArrays, Segment, SegmentEntry, load_segment
+from genius_search.index.writer import alive_batches, alive_items, write_segment
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker
 from genius_search.search.vectors import EmbeddingBits, quantize
@@ -92,7 +92,7 @@ def test_an_item_store_that_is_none_is_refused_by_name(place):
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 1, None])
 def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits, monkeypatch):
-    monkeypatch.setattr(segment_writer, "ROWS_AT_ONCE", 7)  # many blocks
+    monkeypatch.setattr(writer, "ROWS_AT_ONCE", 7)  # many blocks
     parts, merged = [], tmp_path / "segments" / "000009"
     for seed, (count, dead) in enumerate([(50, [0, 3, 49]), (9, []), (4, [0, 1, 2, 3]), (30, [7])]):
         folder = tmp_path / "segments" / f"{seed:06}"

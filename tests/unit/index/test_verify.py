@@ -9,10 +9,9 @@ import pytest
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.info import Verified, verify
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, IndexManifest, ItemArrays
-from genius_search.index.writer import one_writer
+from genius_search.index.writer import one_writer, write_manifest
 from genius_search.records import Modality
 
 FACTS = IndexManifest(

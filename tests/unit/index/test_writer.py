@@ -16,10 +16,9 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, Usa
 from genius_search.index import writer as live
 from genius_search.index.info import verify
 from genius_search.index.items import Item
-from genius_search.index.segment_writer import write_manifest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, FORMAT, IndexManifest, ItemArrays, read_manifest
-from genius_search.index.writer import Writer, one_writer
+from genius_search.index.writer import Writer, one_writer, write_manifest
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
@@ -44,7 +43,7 @@ def found(folder: Path) -> dict[str, int]:
         expected = given_items({item.id: int(item.text) for item in items})[1]
         codes = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
         assert np.array_equal(codes, expected.codes[segment.table.items])
-        assert np.allclose(segment.vectors()(np.arange(len(items))), expected.embeddings, atol=1e-3)
+        assert np.allclose(segment.vectors(None)(np.arange(len(items))), expected.embeddings, atol=1e-3)
         for row, item in enumerate(items):
             if row not in segment.dead:
                 assert item.id not in contents
@@ -148,7 +147,7 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     assert not segment.folder.exists()
     assert [item.id for item in segment.items.get([3, 4])] == ["3", "4"]
     assert [row for _, row, *_ in segment.items.find(["3"])] == [3]
-    assert segment.vectors()(np.array([3]))[0].argmax() == 3
+    assert segment.vectors(None)(np.array([3]))[0].argmax() == 3
     assert segment.table.ids[-1].tolist() == [1, 2, 47]
 
 

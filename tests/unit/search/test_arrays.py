@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.index.segment_writer import append_rows
+from genius_search.index.writer import append_rows
 from genius_search.search.vectors import Expected, open_array
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from genius_search.native import build as native
-from genius_search.native.library import open_library
+from genius_search.native.build import open_library
 
 
 @pytest.fixture

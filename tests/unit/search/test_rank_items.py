@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from genius_search.config import SearchConfig
-from genius_search.search.rank import Beams, Evidence, Ranking, rank_items
+from genius_search.search.beam import Beams, rank_items
+from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import IdTable, SearchSegment
 
 DIM = 6

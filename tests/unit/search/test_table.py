@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.index.segment_writer import save_table
+from genius_search.index.writer import save_table
 from genius_search.search.table import IdTable, RankedBits
 
 
