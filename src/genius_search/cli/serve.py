@@ -101,13 +101,14 @@ class Serve(IndexesOptions):
             indexes = self.open_indexes()
             service = Service(indexes, roots=self.roots)
             service.warm_up()
+            app = create_app(service, keys=self.keys)
             host, port = bound.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             sizes = {name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()}
             names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
             seconds = time.monotonic() - began
             print(f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
-            serve(create_app(service, keys=self.keys), bound)
+            serve(app, bound)
 
 
 @command

@@ -221,16 +221,16 @@ def follow_id(
         shares = np.exp(gained - gained.max())
         probabilities = (shares / shares.sum()).tolist() if has_probabilities else unknown
         columns = (children.code.tolist(), log_probabilities, probabilities, items.tolist())
-        siblings = [Sibling(*row) for row in zip(*columns, strict=True)]
+        rows = [*zip(*columns, strict=True)]
         best = np.argsort(-gained, kind="stable").tolist()
         (at,) = np.flatnonzero(children.code == own).tolist()
         steps.append(
             LevelStep(
-                **dataclasses.asdict(siblings[at]),
+                *rows[at],
                 level=level,
                 rank=1 + best.index(at),
-                num_siblings=len(siblings),
-                siblings=[siblings[one] for one in best[:SIBLINGS]],
+                num_siblings=len(rows),
+                siblings=[Sibling(*rows[one]) for one in best[:SIBLINGS]],
             )
         )
         low, high = children.low[[at]], children.high[[at]]

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hashlib
 import itertools
-import json
 import os
 import shutil
 import sqlite3
@@ -25,6 +24,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int64, Shaped
+from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
@@ -229,7 +229,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     body["checksum"] = fingerprint_of(body)
     now = time.time_ns()
     with write_atomically(folder / CURRENT) as temporary:
-        temporary.write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_bytes(to_json(body, indent=2) + b"\n")
         os.utime(temporary, ns=(now, now))
 
 

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Final, TypeVar, cast
 
 from anyio.to_thread import current_default_thread_limiter
@@ -153,17 +153,22 @@ def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
     boundary = re.search(r'boundary="?([^";,\s]{1,70})', content_type, re.IGNORECASE)
     if boundary is None:
         raise Problem(400, "multipart/form-data needs a boundary")
-    edge = rb"(?:\A|\r\n)--" + re.escape(boundary[1].encode("ascii", "replace"))
-    marks = list(islice(re.finditer(edge, body), MAX_ITEMS + 3))
-    if len(marks) > MAX_ITEMS + 2:
-        raise Problem(400, f"multipart/form-data has at most {MAX_ITEMS + 1:,} parts")
+    edge = b"\r\n--" + boundary[1].encode("ascii", "replace")
+    marks: list[int] = []
+    mark = -2 if body.startswith(edge[2:]) else body.find(edge)
+    while mark != -1:
+        if len(marks) == MAX_ITEMS + 2:
+            raise Problem(400, f"multipart/form-data has at most {MAX_ITEMS + 1:,} parts")
+        marks.append(mark)
+        mark = body.find(edge, mark + len(edge))
     parts: dict[str, memoryview] = {}
     for mark, following in pairwise(marks):
-        end = body.find(b"\r\n\r\n", mark.end(), following.start())
-        name = PART_NAME.search(body, mark.end(), min(end, mark.end() + 2_000))
+        start = mark + len(edge)
+        end = body.find(b"\r\n\r\n", start, following)
+        name = PART_NAME.search(body, start, min(end, start + 2_000))
         if end < 0 or name is None:
             raise Problem(400, "a part of multipart/form-data has no name")
-        parts[name[1].decode("utf-8", "replace")] = memoryview(body)[end + 4 : following.start()]
+        parts[name[1].decode("utf-8", "replace")] = memoryview(body)[end + 4 : following]
     return parts
 
 

@@ -63,8 +63,6 @@ UNREAD_BYTES: Final = 32 << 20
 """Total size of the answers that clients have not read; of more, the first begun is given up."""
 PIECE_BYTES: Final = 64 << 10
 """Answers are sent in pieces of this size, each as soon as the client has read those before it."""
-
-
 TOO_MUCH: Final = "too much is sent or asked at once; try again"
 
 

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+import anyio
 from PIL import Image, PngImagePlugin
 
 from genius_search.config import SearchConfig
@@ -134,6 +135,7 @@ class Service:
         for index in self.indexes.values():
             with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
                 index.search("a first search", k=1)
+        anyio.run(anyio.sleep, 0)  # loads what runs look-ups in threads
         if "torch" in sys.modules:  # an encoder runs in PyTorch
             sys.modules["torch"].set_num_threads(1)
 
