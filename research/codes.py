@@ -9,7 +9,8 @@ import numpy as np
 
 from genius_search.data.features import Features
 from genius_search.index.build import encode_batch
-from genius_search.index.store import ItemArrays, StoredEmbeddings
+from genius_search.index.store import StoredEmbeddings
+from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.writing import ArtifactWriter

@@ -22,7 +22,8 @@ from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read
 from genius_search.encoders.base import Encoder, absolute_spec
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import KS
-from genius_search.index.store import ItemArrays, StoredEmbeddings
+from genius_search.index.store import StoredEmbeddings
+from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from genius_search.data.features import Features
 from genius_search.data.images import open_image
 from genius_search.data.mbeir import MBeir, read_pool
-from genius_search.nn.codebooks import Codebooks, StoredQuantizer
-from genius_search.nn.spread import NUM_EXTRA_COLUMNS, sum_codes
+from genius_search.nn.codebooks import Codebooks, StoredQuantizer, sum_codes
+from genius_search.nn.spread import NUM_EXTRA_COLUMNS
 from genius_search.records import Modality, candidate_number
 from research.evaluate import CANDIDATES
 from research.systems import System

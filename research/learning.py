@@ -35,8 +35,7 @@ from genius_search.index.source import given_features, stored_features
 from genius_search.index.store import LEARNED
 from genius_search.index.writer import alive_items
 from genius_search.model import Genius
-from genius_search.nn.codebooks import StoredQuantizer
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import StoredQuantizer, normalize
 from genius_search.progress import Silent
 from genius_search.recipe import preset
 from genius_search.records import Modality, Query, did_of, qid_of

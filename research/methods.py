@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from genius_search.config import SearchConfig
 from genius_search.data.features import Features
 from genius_search.encoders.base import Encoder
-from genius_search.index.store import ItemArrays
+from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import decode_densities

@@ -26,9 +26,10 @@ from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import first_few
 from genius_search.index.build import encode_batch
 from genius_search.index.query import features_of
-from genius_search.index.store import ItemArrays, StoredEmbeddings
+from genius_search.index.store import StoredEmbeddings
+from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.records import Modality, format_text, instructed
 from research.methods import PoolCandidates, RowQueries, find
 from research.runs import strictly_decreasing

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int8, Int64, Shaped
 from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
 from genius_search.training.features import embed_pool, embed_queries

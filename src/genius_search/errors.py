@@ -9,21 +9,6 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "ArtifactError",
-    "ArtifactMismatch",
-    "ArtifactMissing",
-    "BadData",
-    "BadImage",
-    "BadRecord",
-    "DeadlinePassed",
-    "GeniusError",
-    "MissingExtra",
-    "NetworkNeeded",
-    "TrainingFailed",
-    "UsageError",
-]
-
 
 def plural(count: int, noun: str) -> str:
     """Return a number with a noun.

@@ -19,7 +19,7 @@ from genius_search.errors import BadData, UsageError, need_packages
 from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.model import Genius
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import task_name
 from genius_search.training.features import embed_queries

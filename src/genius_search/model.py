@@ -16,7 +16,7 @@ from genius_search.artifact import FileFact, Manifest, fingerprint_of, first_pro
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.nn.codebooks import EncodedItems, StoredQuantizer
+from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.records import Modality
 from genius_search.search.kernel import quick_search
 from genius_search.search.rank import CodeRanker
@@ -26,7 +26,8 @@ from genius_search.search.rank import CodeRanker
 if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
     from genius_search.nn.generator import Generator
-    from genius_search.search.decoder import Decoder, GeometricDecoder
+    from genius_search.nn.kmeans import Coder, EncodedItems
+    from genius_search.search.beam import Decoder, GeometricDecoder
     from genius_search.search.kernel import CompiledSearch
 
 MODEL_FILE: Final = "model.json"
@@ -286,7 +287,7 @@ class Genius:
             return self.router
         if self.generator.guide is None:
             return self.generator
-        from genius_search.search.decoder import GuidedDecoder
+        from genius_search.search.beam import GuidedDecoder
 
         return GuidedDecoder(self.generator, self.ranker.spread)
 
@@ -295,7 +296,7 @@ class Genius:
         """A decoder that uses the geometry of the code vectors instead of the generator."""
         import torch
 
-        from genius_search.search.decoder import GeometricDecoder
+        from genius_search.search.beam import GeometricDecoder
 
         tables = [torch.from_numpy(table).to(self.device) for table in self.codebooks.tables()]
         return GeometricDecoder(tables, self.ranker.spread, self.ranker.norm_weight)
@@ -333,13 +334,20 @@ class Genius:
         """
         return self.codebooks.fuse
 
+    @cached_property
+    def coder(self) -> Coder:
+        """Gives items their IDs."""
+        from genius_search.nn.kmeans import Coder
+
+        return Coder(self.codebooks)
+
     def embed(self, features: FeatureBatch) -> Float32[np.ndarray, "items dim"]:
         """Return fused unit embeddings."""
         return self.fuse(features.image, features.text)
 
     def encode(self, features: FeatureBatch, modalities: Integer[np.ndarray, " items"]) -> EncodedItems:
         """Return the embeddings and IDs of items."""
-        return self.codebooks.encode_items(self.embed(features), modalities)
+        return self.coder.encode_items(self.embed(features), modalities)
 
     @property
     def level0_is_exact(self) -> bool:

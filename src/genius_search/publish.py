@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, OWN_MODEL, PICTURES, SEGMENTS
-from genius_search.index.writer import Batch, Writer, alive_batches, one_writer
+from genius_search.index.writer import Entry, Writer, alive_batches, one_writer
 from genius_search.model import read_model_file
 from genius_search.writing import copy_artifact, new_folder
 
@@ -108,9 +108,11 @@ def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
     """Copy an index, and the model inside it unless another is named; return its state."""
     verify(source)  # before a lock makes the folder, and a new checksum of what is damaged
 
-    def without_paths(snapshot: Snapshot) -> Iterator[Batch]:
-        for entries, arrays in alive_batches(snapshot.segments):
-            yield [_without_path(one) if isinstance(one, Item) else one for one in entries], arrays
+    def without_path(entry: Entry) -> Entry:
+        if not isinstance(entry, Item):
+            return entry
+        is_stored = entry.image is not None and _STORED.fullmatch(entry.image)
+        return entry._replace(image=entry.image if is_stored else None, root=None)
 
     with one_writer(source) as writer:
         state = writer.snapshot
@@ -120,13 +122,9 @@ def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
         manifest = state.manifest.replace(model=model or "", roots=(), generation=0, segments=())
         draft = Writer(folder)
         draft.begin(manifest)
-        draft.add(without_paths(state))
+        batches = alive_batches(state.segments)
+        draft.add(([*map(without_path, entries)], arrays) for entries, arrays in batches)
         return state
-
-
-def _without_path(item: Item) -> Item:
-    stored = item.image is not None and _STORED.fullmatch(item.image)
-    return item._replace(image=item.image if stored else None, root=None)
 
 
 def _copy_model(source: Path, folder: Path) -> tuple[bool, dict[str, str]]:

@@ -27,8 +27,8 @@ from genius_search.errors import UsageError
 from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import IndexManifest, ItemArrays, read_manifest
-from genius_search.index.writer import Writer, one_writer
+from genius_search.index.store import IndexManifest, read_manifest
+from genius_search.index.writer import ItemArrays, Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(

@@ -25,9 +25,10 @@ from torch.nn import functional as F
 
 from genius_search.config import SearchConfig
 from genius_search.model import Genius
+from genius_search.nn.codebooks import sum_codes
+from genius_search.nn.kmeans import Coder
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
-from genius_search.nn.spread import sum_codes
 from genius_search.progress import Silent
 from genius_search.search.beam import search
 from genius_search.search.table import IdTable, SearchSegment
@@ -180,7 +181,9 @@ def measure(reference: Reference, model: Genius, quantizer: Quantizer) -> Measur
     text = reference.numbers("txt") * reference.numbers("txt_mask")
     ours["z"] = torch.from_numpy(codebooks.fuse(image.numpy(), text.numpy()))
     embeddings = reference.numbers("z").numpy()
-    ours["code"] = torch.from_numpy(codebooks.assign_ids(embeddings, np.zeros(len(embeddings), np.int8)))
+    ours["code"] = torch.from_numpy(
+        Coder(codebooks).assign_ids(embeddings, np.zeros(len(embeddings), np.int8))
+    )
     vectors = sum_codes(codebooks.tables(), reference.numbers("code").numpy())
     ours["quant"] = F.normalize(torch.from_numpy(vectors), dim=-1)
     ours["rerank"] = F.normalize(image + text, dim=-1)

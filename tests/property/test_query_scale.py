@@ -8,10 +8,11 @@ import torch
 
 from genius_search.config import SearchConfig
 from genius_search.nn.generator import Generator
+from genius_search.nn.kmeans import Coder
 from genius_search.nn.packed import pack
 from genius_search.progress import Silent
 from genius_search.recipe import GeneratorConfig
-from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
+from genius_search.search.beam import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
@@ -52,9 +53,10 @@ class Pool:
             levels=4,
             progress=Silent(),
         ).codebooks
-        encoded = self.quantizer.encode_items(self.items, modalities)
+        self.coder = Coder(self.quantizer)
+        encoded = self.coder.encode_items(self.items, modalities)
         self.table = IdTable.build(encoded.columns, encoded.code_cosine)
-        self.densities = self.quantizer.norm_and_density.item_density(encoded.embeddings, encoded.codes)
+        self.densities = self.coder.norm_and_density.item_density(encoded.embeddings, encoded.codes)
         self.ranker = CodeRanker(self.quantizer.tables(), self.quantizer.spread)
         self.residuals = self.items - self.ranker.vectors(encoded.columns)
 

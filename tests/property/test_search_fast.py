@@ -17,7 +17,7 @@ from genius_search.nn.packed import pack
 from genius_search.nn.spread import COLUMNS, Residuals, Spread
 from genius_search.recipe import GeneratorConfig
 from genius_search.search import kernel
-from genius_search.search.decoder import GeometricDecoder, GuidedDecoder
+from genius_search.search.beam import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import CompiledSearch, find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment

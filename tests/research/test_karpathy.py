@@ -3,8 +3,7 @@ import json
 import pytest
 from PIL import Image
 
-from genius_search.data.check import check
-from genius_search.data.mbeir import MBeir, read_candidates, read_pool
+from genius_search.data.mbeir import MBeir, check, read_candidates, read_pool
 from genius_search.errors import BadData
 from genius_search.records import Modality
 from research.karpathy import convert_karpathy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genius_search.index.learned import TEMPERATURE
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from research.bench.given import Given
 from research.learning import Log, draw_log, main, nearest_logged
 

@@ -6,7 +6,7 @@ import torch
 
 from genius_search.config import SearchConfig
 from genius_search.data.features import Features
-from genius_search.index.store import ItemArrays
+from genius_search.index.writer import ItemArrays
 from research.methods import BEAM_METHODS, MethodHits, PoolCandidates, RowQueries, find
 
 QUERIES = 12
@@ -22,7 +22,7 @@ def pool(model, trained) -> PoolCandidates:
         encoded.columns,
         np.zeros(150, dtype=np.float16),
         model.embed(batch).astype(np.float16),
-        model.codebooks.norm_and_density.item_density(encoded.embeddings, encoded.codes),
+        model.coder.norm_and_density.item_density(encoded.embeddings, encoded.codes),
     )
     return PoolCandidates(features, arrays, np.arange(150))
 

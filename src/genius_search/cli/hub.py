@@ -95,7 +95,12 @@ class Push(JsonOption):
                 progress.say("Note: the items' texts, fields and ids are published, but not their pictures")
             for file in sorted(file for file in copy.rglob("*") if file.is_file()):
                 progress.say(f"  {file.stat().st_size / 1e6:>10,.3f} MB  {file.relative_to(copy)}")
-            self._confirm()
+            if not self.yes:
+                if not sys.stdin.isatty():
+                    raise UsageError("no terminal to confirm on: give --yes")
+                print(f"Publish these as {self.repository}? [y/N] ", end="", file=sys.stderr, flush=True)
+                if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                    raise UsageError("not confirmed; nothing was published")
             address = hub.push(
                 copy,
                 f"{hub.DATASETS if is_index else ''}{self.repository}",
@@ -105,13 +110,3 @@ class Push(JsonOption):
             progress.say(f"published: {address}")
         if self.json:
             print_json({"repository": self.repository, "address": address})
-
-    def _confirm(self) -> None:
-        """Ask a person on the terminal, unless --yes was given."""
-        if self.yes:
-            return
-        if not sys.stdin.isatty():
-            raise UsageError("no terminal to confirm on: give --yes")
-        print(f"Publish these as {self.repository}? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise UsageError("not confirmed; nothing was published")

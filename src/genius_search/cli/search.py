@@ -57,23 +57,17 @@ def is_folder_of_files(folder: Path) -> bool:
     return folder.is_dir() and not any((folder / name).exists() for name in names)
 
 
-def cached_index(folder: Path) -> Path:
-    """Return the place of the index of a folder of files, in the user's cache."""
-    from genius_search.data.folder import user_cache
-
-    folder = folder.resolve()
-    return user_cache() / f"{folder.name}-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}.index"
-
-
 def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
     print_text(f"reading {folder}", error=True)
     from genius_search.cli.index import choose_encoder, report_added
+    from genius_search.data.folder import user_cache
     from genius_search.index.index import Index
     from genius_search.index.pool import open_pool
     from genius_search.index.store import CURRENT
 
-    place = cached_index(folder)
+    whole = folder.resolve()
+    place = user_cache() / f"{whole.name}-{hashlib.sha256(bytes(whole)).hexdigest()[:12]}.index"
     with TerminalProgress() as progress:
         if (place / CURRENT).exists():
             try:

@@ -277,7 +277,7 @@ class Check(JsonOption):
     """Do not look at images."""
 
     def run(self) -> int:
-        from genius_search.data.check import check
+        from genius_search.data.mbeir import check
 
         report = check(self.data, images=not self.skip_images)
         if self.json:

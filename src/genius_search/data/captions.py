@@ -1,9 +1,10 @@
-"""Captions of pictures in files beside them, and in lists.
+"""Captions of pictures: in files beside them, in lists, and in the pictures themselves.
 
 A side-car has the picture's whole name or its stem: ``photo.jpg.txt``, ``photo.txt``, likewise ``.json`` and
 ``.xmp``; or the name that Google Takeout gives it: ``photo.jpg.supplemental-metadata(1).json`` for
 ``photo(1).jpg``. A list is a file ``metadata`` or ``captions`` with one of several endings, in the same
-folder or one above it.
+folder or one above it. Inside a picture, EXIF, XMP and IPTC are read by Pillow, in this order: the first that
+has a value counts; an XMP file beside it is read like the XMP inside.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Reading a folder of images and texts as candidates, and reporting unusable files.
 
 The text of an image is from the first of these that has one: the files beside it, a list of captions (both
-:mod:`genius_search.data.captions`), the image itself when it is encoded (:mod:`genius_search.data.captions`).
+:mod:`genius_search.data.captions`), the image itself when it is encoded.
 Several captions are one text, a line each. All other fields of these are kept in ``source``. A ``.txt`` or
-``.md`` file that belongs to no picture is a text candidate, and so is a PDF file.
+``.md`` file that belongs to no picture is a text candidate, and so is a PDF file, whose text is kept in the
+user's cache.
 """
 
 from __future__ import annotations
@@ -228,8 +229,12 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 known: list[Caption] = []
                 if captions:
                     known = [*read_side_cars(pictures[path], problems), listed.get(path, Caption())]
-                candidate, lost = _picture(did, known)
-                candidates.append(candidate)
+                text = next(filter(None, (one.text for one in known)), None)
+                modality = Modality.of(has_image=True, has_text=text is not None)
+                # The first value of a field counts.
+                fields = {name: value for one in reversed(known) for name, value in one.fields.items()}
+                source, lost = fields_to_json(fields)
+                candidates.append(Candidate(did, modality, text, did, source))
                 problems += [BadImage(path, problem) for problem in lost]
             elif kind in (".txt", ".md") or (kind == ".pdf" and has_pypdf()):
                 text = read_pdf(path) if kind == ".pdf" else read_text(path)
@@ -243,17 +248,6 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
     places = {one.parent for one in broken & lists}
     unsure = {one for one in pictures if broken & {*pictures[one]} or places & {*one.parents}}
     return FolderScan(root, tuple(candidates), tuple(problems), frozenset(unsure))
-
-
-def _picture(did: str, known: Sequence[Caption]) -> tuple[Candidate, list[str]]:
-    """Return a picture with the first text and all fields of what is known of it; the first value counts.
-
-    Also returns what is wrong with fields that are left out.
-    """
-    text = next(filter(None, (one.text for one in known)), None)
-    fields = {name: value for one in reversed(known) for name, value in one.fields.items()}
-    source, lost = fields_to_json(fields)
-    return Candidate(did, Modality.of(has_image=True, has_text=text is not None), text, did, source), lost
 
 
 def _id(root: Path, path: Path) -> str:

@@ -2,6 +2,10 @@
 
 Run by onnxruntime and tokenizers, without PyTorch. Features are those that transformers computes with
 the same weights, up to rounding.
+
+onnxruntime copies a file that holds graph and weights. So it gets the graph alone, in which large weights are
+named by their places in the file; those it maps into memory. ONNX has such references for weights in other
+files. Numbers of fields are those of `onnx.proto`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`st:` and, by other names, `clip:`, `siglip:`, `text:`: what sentence-transformers opens, in PyTorch.
 
-Embedders of texts, of images and texts apart (CLIP, SigLIP), and of both together.
+Embedders of texts, of images and texts apart (CLIP, SigLIP), and of both together. `uniir:FOLDER` is UniIR's
+CLIP-SF, which GENIUS was trained on, as research/published writes it.
 """
 
 from __future__ import annotations

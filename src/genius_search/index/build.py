@@ -34,7 +34,7 @@ from genius_search.encoders.base import (
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index.calibrate import measure_least_scores
-from genius_search.index.items import Entry, Item, Passage, read_entries
+from genius_search.index.items import Item
 from genius_search.index.pool import (
     Pool,
     nothing_to_index,
@@ -53,12 +53,22 @@ from genius_search.index.store import (
     TEMPORARY,
     WORK,
     IndexManifest,
-    ItemArrays,
     StoredEmbeddings,
 )
-from genius_search.index.writer import Batch, Writer, check_bits, one_writer, remove_work, stored_batches
+from genius_search.index.writer import (
+    Batch,
+    Entry,
+    ItemArrays,
+    Passage,
+    Writer,
+    check_bits,
+    one_writer,
+    read_entries,
+    remove_work,
+    stored_batches,
+)
 from genius_search.model import Genius
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
@@ -543,7 +553,7 @@ def encode_batch(
     encoded = model.encode(features, modality)
     vectors = scales = densities = None
     if embeddings == "fused":
-        of_items = model.codebooks.norm_and_density
+        of_items = model.coder.norm_and_density
         densities = of_items.item_density(encoded.embeddings, encoded.codes)
     if embeddings != "none":
         kept = normalize(features.total()) if embeddings == "raw" else encoded.embeddings

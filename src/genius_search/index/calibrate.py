@@ -4,6 +4,9 @@ A calibration is the probability that a hit is right. The weight of densities ha
 beyond one standard error on any of our four kinds of data; where more of it finds more, as among captions,
 such queries show that. Without them, phrases of an index's own texts, or queries that it may answer or not,
 tell what first hits score at least (:func:`measure_least_scores`).
+
+Queries with answers (:func:`read_pairs`) are what the index has learned of its use, a file with a query a
+line, or a data set in M-BEIR's layout.
 """
 
 from __future__ import annotations

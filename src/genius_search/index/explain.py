@@ -20,7 +20,7 @@ from genius_search.search.table import Restriction, SearchSegment, children_in_s
 
 if TYPE_CHECKING:
     from genius_search.index.learned import Choice
-    from genius_search.search.decoder import Decoder
+    from genius_search.search.beam import Decoder
 
 SIBLINGS: Final = 8
 """Codes listed at each level."""

@@ -33,16 +33,15 @@ from genius_search.index.calibrate import (
     clear_gain,
     read_pairs,
 )
-from genius_search.index.items import Item, read_entries
+from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
-from genius_search.index.writer import Writer, alive_entries, remove_leftovers, remove_work
+from genius_search.index.writer import Writer, alive_entries, read_entries, remove_leftovers, remove_work
 from genius_search.model import Genius
-from genius_search.nn.codebooks import sum_features
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of

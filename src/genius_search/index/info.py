@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from genius_search.index.store import (
     REMEDY,
     SEGMENTS,
     IndexManifest,
-    Segment,
     read_manifest,
     read_state,
     refuse_links,
@@ -157,7 +155,10 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
     with diagnose_corruption(snapshot):
         manifest, count = snapshot.manifest, snapshot.num_alive
         segments = snapshot.segments
-        shared = _count_ids(segments) if count else np.zeros(0, np.int64)
+        shared = np.zeros(0, np.int64)
+        if count:  # how many items that are not deleted have each ID that occurs
+            ids = [one.table.ids[one.table.rows_of_items[one.alive_rows()]] for one in segments]
+            shared = np.unique(np.concatenate(ids), axis=0, return_counts=True)[1]
         sizes: Counter[str] = Counter()
         for entry in manifest.segments:
             sizes.update({Path(name).stem: fact.bytes for name, fact in entry.files.items()})
@@ -180,10 +181,3 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             segments=len(segments),
             deleted=sum(len(segment.dead) for segment in segments),
         )
-
-
-def _count_ids(segments: Sequence[Segment]) -> np.ndarray:
-    """Return how many items that are not deleted have each ID that occurs."""
-    ids = [one.table.ids[one.table.rows_of_items[one.alive_rows()]] for one in segments]
-    counts: np.ndarray = np.unique(np.concatenate(ids), axis=0, return_counts=True)[1]
-    return counts

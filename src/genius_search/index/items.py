@@ -13,10 +13,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -108,36 +108,6 @@ class Item(NamedTuple):
         except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
-
-
-class Passage(NamedTuple):
-    """Where a passage is in the text of the item that it follows: characters from ``start`` to ``end``.
-
-    Texts that are longer than an encoder reads have some: an item has a vector and an ID for each.
-    """
-
-    start: int
-    end: int
-
-
-Entry: TypeAlias = Item | Passage
-"""Passages follow their item. That itself stands for the beginning of its text."""
-
-
-def read_entries(
-    entries: Iterable[Entry], complete: Callable[[Item], Item] = lambda item: item
-) -> Iterator[Item]:
-    """Yield what is encoded: each item, and each passage as an item of its own.
-
-    ``complete`` adds to an item what is inside its file.
-    """
-    for entry in entries:
-        if isinstance(entry, Item):
-            item = entry
-            yield item
-        else:
-            text = (complete(item).text or "")[entry.start : entry.end]
-            yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
 
 
 def spell_path(path: Sequence[str]) -> str:

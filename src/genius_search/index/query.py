@@ -25,8 +25,7 @@ from genius_search.index.request import Hits, SearchHit, SearchPart, SearchReque
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import Calibration, score_settings
 from genius_search.model import Genius
-from genius_search.nn.codebooks import as_floats
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Modality, instructed
 from genius_search.search.kernel import CompiledSearch, find
 from genius_search.search.rank import CodeRanker, Evidence, Ranking, Wanted
@@ -551,7 +550,8 @@ class SnapshotSearcher:
             if hit.item != owner and item.text is not None:
                 _, start, end = segment.passages[hit.item - segment.num_items].tolist()
                 passage = item.text[start:end]
-            steps = hit.log_probabilities[~np.isnan(hit.log_probabilities)]
+            steps = hit.log_probabilities
+            decoded = tuple(steps[~np.isnan(steps)].tolist()) if self._decodes else ()
             read.append(
                 SearchHit(
                     rank=rank,
@@ -562,7 +562,7 @@ class SnapshotSearcher:
                     image=item.image,
                     fields=item.fields,
                     codes=tuple(segment.table.ids[hit.row, : self._num_levels].tolist()),
-                    log_probabilities=tuple(steps.tolist()) if self._decodes else (),
+                    log_probabilities=decoded,
                     probability=hit.probability,
                     passage=passage,
                     least_score=self._least.get(item.modality) if hit.is_compared else None,

@@ -159,14 +159,12 @@ def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int |
         files = (folder / os.path.relpath(file_of(roots, item), root.folder) for item in items)
         there = [(file, item) for file, item in zip(files, items, strict=True) if os.path.isfile(file)]  # noqa: PTH113
         sample = there[:: max(1, len(there) // SAMPLE)]
-        same = [_is_same(item, file) for file, item in sample]
+        same = [
+            item.text in [one.text for one in read_file(file).candidates]
+            if item.image is None
+            else has_picture(item, file)
+            for file, item in sample
+        ]
         if 2 * len(there) > len(items) and 2 * sum(same) > len(same):
             return number
     return None
-
-
-def _is_same(item: Item, file: Path) -> bool:
-    """Return whether a file has the picture or the text of an item."""
-    if item.image is not None:
-        return has_picture(item, file)
-    return item.text in [candidate.text for candidate in read_file(file).candidates]

@@ -36,8 +36,7 @@ from genius_search.index.roots import content_of
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import PICTURES, WORK
 from genius_search.model import Genius
-from genius_search.nn.codebooks import sum_features
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.codebooks import MAX_SAMPLE

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float16, Int16, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from genius_search.artifact import FileFact, check_files, fingerprint_of, first_problem, read_json
@@ -48,26 +48,6 @@ PASSAGES: Final = "passages.npy"
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
 """Embedding stored with each item for re-ranking: none, the fused embedding that its ID was computed from, or
 the sum of the encoder's features (the paper's GENIUS^R)."""
-
-
-class ItemArrays(NamedTuple):
-    """IDs and embeddings of items, by row; passages have the rows behind those of all items."""
-
-    codes: Int16[np.ndarray, "items columns"]
-    """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
-    code_cosine: Float16[np.ndarray, " items"]
-    embeddings: Shaped[np.ndarray, "items width"] | None = None
-    """Unit vectors in half precision, or their residuals in packed integers
-    (:mod:`genius_search.search.vectors`); None if the index stores no embeddings."""
-    densities: UInt8[np.ndarray, " items"] | None = None
-    """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
-    embeddings."""
-    scales: Float16[np.ndarray, " items"] | None = None
-    """Scales of residuals."""
-
-    def take(self, chosen: np.ndarray) -> ItemArrays:
-        """Return the chosen rows."""
-        return ItemArrays._make(None if array is None else array[chosen] for array in self)
 
 
 class Segment(NamedTuple):

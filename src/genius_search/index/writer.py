@@ -16,14 +16,14 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float16, Int16, Int64, Shaped, UInt8
 from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
@@ -37,9 +37,7 @@ from genius_search.index.items import (
     ITEMS,
     ITEMS_FILE,
     MODALITIES,
-    Entry,
     Item,
-    Passage,
     spell_path,
 )
 from genius_search.index.snapshot import Location, Snapshot
@@ -59,7 +57,6 @@ from genius_search.index.store import (
     TEMPORARY,
     WORK,
     IndexManifest,
-    ItemArrays,
     Segment,
     SegmentEntry,
     StoredEmbeddings,
@@ -81,6 +78,57 @@ from genius_search.writing import (
 
 ROWS_AT_ONCE: Final = 8192
 """Items that are copied together."""
+
+
+class ItemArrays(NamedTuple):
+    """IDs and embeddings of items, by row; passages have the rows behind those of all items."""
+
+    codes: Int16[np.ndarray, "items columns"]
+    """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
+    code_cosine: Float16[np.ndarray, " items"]
+    embeddings: Shaped[np.ndarray, "items width"] | None = None
+    """Unit vectors in half precision, or their residuals in packed integers
+    (:mod:`genius_search.search.vectors`); None if the index stores no embeddings."""
+    densities: UInt8[np.ndarray, " items"] | None = None
+    """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
+    embeddings."""
+    scales: Float16[np.ndarray, " items"] | None = None
+    """Scales of residuals."""
+
+    def take(self, chosen: np.ndarray) -> ItemArrays:
+        """Return the chosen rows."""
+        return ItemArrays._make(None if array is None else array[chosen] for array in self)
+
+
+class Passage(NamedTuple):
+    """Where a passage is in the text of the item that it follows: characters from ``start`` to ``end``.
+
+    Texts that are longer than an encoder reads have some: an item has a vector and an ID for each.
+    """
+
+    start: int
+    end: int
+
+
+Entry: TypeAlias = Item | Passage
+"""Passages follow their item. That itself stands for the beginning of its text."""
+
+
+def read_entries(
+    entries: Iterable[Entry], complete: Callable[[Item], Item] = lambda item: item
+) -> Iterator[Item]:
+    """Yield what is encoded: each item, and each passage as an item of its own.
+
+    ``complete`` adds to an item what is inside its file.
+    """
+    for entry in entries:
+        if isinstance(entry, Item):
+            item = entry
+            yield item
+        else:
+            text = (complete(item).text or "")[entry.start : entry.end]
+            yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
+
 
 Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
 """Items that are written together, each followed by its passages."""

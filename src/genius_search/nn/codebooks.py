@@ -1,28 +1,23 @@
-"""A finished quantizer, in NumPy: fuses features, gives items their IDs, and holds what a search needs."""
+"""A finished quantizer, in NumPy: fuses features, and holds the code vectors that a search needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-from jaxtyping import Float32, Int16, Int64, Integer, Shaped
+from jaxtyping import Float, Float32, Int64, Integer, Shaped
 
 from genius_search.artifact import open_artifact
 from genius_search.config import CodebookConfig
-from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
+from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
 from genius_search.nn.stored import read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
-# Opening codebooks and searching with them need nothing that gives items their codes.
-# ruff: noqa: PLC0415
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from genius_search.nn.density import NormAndDensity
-    from genius_search.nn.kmeans import NearestSums
 
     AnyArray: TypeAlias = Shaped[np.ndarray, "..."] | Shaped[Tensor, "..."]
 else:
@@ -40,6 +35,8 @@ POOL_SAMPLE: Final = "pool_sample"
 pool have them."""
 FUSION: Final = "fusion."
 """Before the names of the fusion's weights."""
+SUMMED_AT_ONCE: Final = 128
+"""IDs whose vectors are summed at once: as many as stay in a core's cache."""
 FEW: Final = 8
 """Fewer queries are fused one by one."""
 
@@ -59,16 +56,22 @@ def as_floats(values: AnyArray) -> Float32[np.ndarray, ...]:
     return as_array(values).astype(np.float32, copy=False)
 
 
-class EncodedItems(NamedTuple):
-    """Items as an index stores them."""
+def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*rows dim"]:
+    """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
+    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
+    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
 
-    embeddings: Float32[np.ndarray, "items dim"]
-    """Fused embeddings, which the IDs are computed from; unit vectors."""
-    codes: Int64[np.ndarray, "items levels"]
-    code_cosine: Float32[np.ndarray, " items"]
-    """Cosine between an item's embedding and the vector of its ID; ranks the items that share an ID."""
-    columns: Int16[np.ndarray, "items columns"]
-    """The rows that an ID table stores: codes, half norm and density (:mod:`genius_search.nn.density`)."""
+
+def sum_codes(
+    tables: Sequence[Float[np.ndarray, "_ dim"]], ids: Integer[np.ndarray, "items columns"]
+) -> Float[np.ndarray, "items dim"]:
+    """Return the vectors of IDs: the sums of their code vectors, in the precision of these."""
+    vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
+    for start in range(0, len(ids), SUMMED_AT_ONCE):
+        rows = slice(start, start + SUMMED_AT_ONCE)
+        for level, table in enumerate(tables):
+            vectors[rows] += table[ids[rows, level]]
+    return vectors
 
 
 def sum_features(
@@ -134,59 +137,6 @@ class Codebooks:
         text_share = 1 / (1 + np.exp(-logits.clip(-80, 80)))
         fused = mixed + text_share * text + (1 - text_share) * image
         return np.asarray(normalize(fused), dtype=np.float32)
-
-    def assign_ids(
-        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
-    ) -> Int64[np.ndarray, "items levels"]:
-        """Return the IDs of unit embeddings; the semantic codes are chosen by beam search (deviation 30).
-
-        ``modalities`` (0 image, 1 text, 2 image-text) are the items' own.
-        """
-        if not self.has_modality_level:
-            return self._nearest_sums(embeddings)
-        first = modalities.astype(np.int64)
-        if self.config.level0 == "classifier":
-            logits = embeddings @ self.weights["classifier.weight"].T + self.weights["classifier.bias"]
-            first = logits.argmax(axis=1)
-        elif self.config.level0 == "learned":
-            from genius_search.nn.kmeans import assign
-
-            first = assign(embeddings, self._tables[0])
-        residuals = embeddings - self._tables[0][first]
-        semantic = self._nearest_sums(residuals if self.metric is None else residuals @ self.metric)
-        return np.concatenate([first[:, None], semantic], axis=1)
-
-    @cached_property
-    def _nearest_sums(self) -> NearestSums:
-        from genius_search.nn.kmeans import NearestSums
-
-        tables = self._tables[int(self.has_modality_level) :]
-        if self.metric is not None:
-            tables = [table @ self.metric for table in tables]
-        return NearestSums(tables, beam=self.config.encoding_beam)
-
-    @cached_property
-    def norm_and_density(self) -> NormAndDensity:
-        """Measures half norms and densities of IDs."""
-        from genius_search.nn.density import NormAndDensity
-
-        return NormAndDensity(
-            self._tables,
-            has_modality_level=self.has_modality_level,
-            norm_weight=self.config.norm_weight,
-            sample=self.weights.get(POOL_SAMPLE),
-        )
-
-    def encode_items(
-        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
-    ) -> EncodedItems:
-        """Return IDs of items with these fused embeddings."""
-        codes = self.assign_ids(embeddings, modalities)
-        vectors = sum_codes(self._tables, codes)
-        cosine = np.vecdot(embeddings, normalize(vectors))
-        costs = self.norm_and_density.columns(vectors, codes)
-        columns = np.concatenate([codes.astype(np.int16), costs], axis=1)
-        return EncodedItems(embeddings, codes, cosine, columns)
 
 
 def _num_levels(config: CodebookConfig) -> int:

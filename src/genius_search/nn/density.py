@@ -28,7 +28,8 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
 
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST, normalize, sum_codes
+from genius_search.nn.codebooks import normalize, sum_codes
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
 
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""

@@ -330,10 +330,12 @@ class Generator(nn.Module):
     ) -> Float[Tensor, "batch levels"]:
         """Return the guided logit of each code of IDs, not normalised over the level; see :meth:`loss`."""
         guide = self.required_guide()
-        hidden = self.forward(queries, codes)
-        logits = (hidden * self._output_rows(codes + torch.tensor(self.offsets, device=codes.device))).sum(
-            dim=2
-        )
+        rows = codes + torch.tensor(self.offsets, device=codes.device)
+        if self.head is not None:
+            outputs = F.embedding(rows, self.head.weight)
+        else:
+            outputs = self.embedding(rows) * self.config.width**-0.5
+        logits = (self.forward(queries, codes) * outputs).sum(dim=2)
         return guide.score_paths(logits, scaled, codes)
 
     def required_guide(self) -> Guide:
@@ -343,12 +345,6 @@ class Generator(nn.Module):
                 "this generator has no guide, which scores of whole IDs need: set guide to geometry"
             )
         return self.guide
-
-    def _output_rows(self, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
-        if self.head is not None:
-            return F.embedding(rows, self.head.weight)
-        scaled: Tensor = self.embedding(rows) * self.config.width**-0.5
-        return scaled
 
     def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
         """Return the logits of one level's codes, without the guide."""

@@ -1,4 +1,7 @@
-"""K-means, and the codes of vectors: by the compiled library, or by NumPy where that does not serve."""
+"""K-means, and the codes of vectors: by the compiled library, or by NumPy where that does not serve.
+
+:class:`Coder` gives items their IDs.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64, Integer
+from jaxtyping import Float32, Int16, Int64, Integer
 
 from genius_search.native.build import CODES, NO_MEMORY, open_library
+from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, normalize, sum_codes
+from genius_search.nn.density import NormAndDensity
 
 CHUNK: Final = 16_384
 """Vectors per block when assigning centroids, to bound memory."""
@@ -186,3 +191,71 @@ def start_tables(
             levels.append(kmeans(residuals, size, iterations=most, random=random))
         subtract_vectors(residuals, *levels[-1])
     return levels
+
+
+class EncodedItems(NamedTuple):
+    """Items as an index stores them."""
+
+    embeddings: Float32[np.ndarray, "items dim"]
+    """Fused embeddings, which the IDs are computed from; unit vectors."""
+    codes: Int64[np.ndarray, "items levels"]
+    code_cosine: Float32[np.ndarray, " items"]
+    """Cosine between an item's embedding and the vector of its ID; ranks the items that share an ID."""
+    columns: Int16[np.ndarray, "items columns"]
+    """The rows that an ID table stores: codes, half norm and density (:mod:`genius_search.nn.density`)."""
+
+
+class Coder:
+    """Gives items their IDs by finished codebooks."""
+
+    def __init__(self, codebooks: Codebooks) -> None:
+        self._codebooks = codebooks
+        self._tables = codebooks.tables()
+
+    def assign_ids(
+        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
+    ) -> Int64[np.ndarray, "items levels"]:
+        """Return the IDs of unit embeddings; the semantic codes are chosen by beam search (deviation 30).
+
+        ``modalities`` (0 image, 1 text, 2 image-text) are the items' own.
+        """
+        codebooks, level0 = self._codebooks, self._codebooks.config.level0
+        if not codebooks.has_modality_level:
+            return self._nearest_sums(embeddings)
+        first = modalities.astype(np.int64)
+        if level0 == "classifier":
+            weight, bias = codebooks.weights["classifier.weight"], codebooks.weights["classifier.bias"]
+            first = (embeddings @ weight.T + bias).argmax(axis=1)
+        elif level0 == "learned":
+            first = assign(embeddings, self._tables[0])
+        residuals = embeddings - self._tables[0][first]
+        semantic = self._nearest_sums(residuals if codebooks.metric is None else residuals @ codebooks.metric)
+        return np.concatenate([first[:, None], semantic], axis=1)
+
+    @cached_property
+    def _nearest_sums(self) -> NearestSums:
+        tables, metric = self._tables[int(self._codebooks.has_modality_level) :], self._codebooks.metric
+        if metric is not None:
+            tables = [table @ metric for table in tables]
+        return NearestSums(tables, beam=self._codebooks.config.encoding_beam)
+
+    @cached_property
+    def norm_and_density(self) -> NormAndDensity:
+        """Measures half norms and densities of IDs."""
+        return NormAndDensity(
+            self._tables,
+            has_modality_level=self._codebooks.has_modality_level,
+            norm_weight=self._codebooks.config.norm_weight,
+            sample=self._codebooks.weights.get(POOL_SAMPLE),
+        )
+
+    def encode_items(
+        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
+    ) -> EncodedItems:
+        """Return IDs of items with these fused embeddings."""
+        codes = self.assign_ids(embeddings, modalities)
+        vectors = sum_codes(self._tables, codes)
+        cosine = np.vecdot(embeddings, normalize(vectors))
+        costs = self.norm_and_density.columns(vectors, codes)
+        columns = np.concatenate([codes.astype(np.int16), costs], axis=1)
+        return EncodedItems(embeddings, codes, cosine, columns)

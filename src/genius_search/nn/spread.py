@@ -23,16 +23,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Integer
 
-SAMPLED: Final = 1024
-"""Most IDs of a modality whose products are measured."""
 BITS: Final = (1, 2, 4, 8)
 """Bits of a number of a stored residual."""
 MOST_CONSTANT: Final = 8
 """Most directions that are found to be constant, besides dimensions."""
-NEGLIGIBLE: Final = 1e-4
-"""Smaller spreads, relative to the products or densities themselves, are no differences between items."""
-FEW: Final = 128
-"""IDs whose vectors are summed at once: as many as stay in a core's cache."""
 COLUMNS: Final = 3
 """Numbers stored for each modality: :class:`SpreadOf`, without the usage."""
 NUM_EXTRA_COLUMNS: Final = 2
@@ -158,63 +152,9 @@ class Spread:
         return scales
 
     @staticmethod
-    def measure(
-        tables: Sequence[Float32[np.ndarray, "_ dim"]],
-        ids: Integer[np.ndarray, "items levels"],
-        densities: Float[np.ndarray, " items"],
-        *,
-        has_modality_level: bool,
-    ) -> Spread:
-        """Measure the spreads of IDs; ``tables`` are the code vectors, ``densities`` those around each ID."""
-        level = int(has_modality_level and len(tables) > 1)
-        first = np.asarray(tables[level])
-        usage = np.zeros((len(tables[0]) if level else 1, len(first)))
-        spreads = np.zeros((len(usage), COLUMNS))
-        groups = ids[:, 0] if level else np.zeros(len(ids), dtype=np.int64)
-        np.add.at(usage, (groups, ids[:, level]), 1)
-        random = np.random.default_rng(0)
-        for group in np.flatnonzero(usage.sum(axis=1)).tolist():
-            rows = np.flatnonzero(groups == group)
-            deviation = densities[rows].std()
-            spreads[group, 2] = deviation if deviation > NEGLIGIBLE else 0
-            rows = random.permutation(rows)[:SAMPLED]
-            vectors = sum_codes(tables, ids[rows])
-            weights = usage[group] / usage[group].sum()
-            products = vectors @ first.T
-            centred = products - (products @ weights)[:, None]
-            first_spread = np.sqrt(np.square(centred) @ weights).mean()
-            if first_spread > NEGLIGIBLE * np.abs(products).mean():  # otherwise it is rounding
-                spreads[group, 0] = first_spread
-            if len(rows) > 2:
-                others = (vectors @ vectors.T)[~np.eye(len(rows), dtype=bool)].reshape(len(rows), -1)
-                spreads[group, 1] = others.std(axis=1).mean()
-        return Spread(usage, spreads)
-
-    @staticmethod
     def none(codes: int) -> Spread:
         """Return spreads by which no query is scaled, for ``codes`` codes at the first level.
 
         Densities then cost their weight in absolute units.
         """
         return Spread(np.ones((1, codes)), np.array([[0.0, 1.0, 1.0]]))
-
-    def arrays(self) -> tuple[Float32[np.ndarray, "modalities codes"], Float32[np.ndarray, "modalities 3"]]:
-        """Return what the spreads are made of."""
-        return self._usage.astype(np.float32), self._spreads.astype(np.float32)
-
-
-def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*rows dim"]:
-    """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
-    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
-    return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
-
-
-def sum_codes(
-    tables: Sequence[Float[np.ndarray, "_ dim"]], ids: Integer[np.ndarray, "items columns"]
-) -> Float[np.ndarray, "items dim"]:
-    """Return the vectors of IDs: the sums of their code vectors, in the precision of these."""
-    vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
-    for rows in map(slice, range(0, len(ids), FEW), range(FEW, len(ids) + FEW, FEW)):
-        for level, table in enumerate(tables):
-            vectors[rows] += table[ids[rows, level]]
-    return vectors

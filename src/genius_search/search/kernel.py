@@ -23,14 +23,15 @@ from jaxtyping import Float32, UInt8
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf, normalize
+from genius_search.nn.codebooks import normalize
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
 from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Ranking, Vectors, Wanted
 from genius_search.search.table import IdTable, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.nn.packed import PackedGenerator
-    from genius_search.search.decoder import Decoder
+    from genius_search.search.beam import Decoder
 
 MAX_LEVELS: Final = 255
 GRAM_CODES: Final = 1024
@@ -84,8 +85,11 @@ def find(
     need_packages("without the compiled library, and for some settings, a search needs", "torch")
     import torch  # noqa: PLC0415  only here
 
-    from genius_search.search.beam import rank_items, search  # noqa: PLC0415
-    from genius_search.search.decoder import GeometricDecoder  # noqa: PLC0415
+    from genius_search.search.beam import (  # noqa: PLC0415
+        GeometricDecoder,
+        rank_items,
+        search,
+    )
 
     used = decoder()
     # A generator was trained with queries of unit length.

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Integer, UInt8
 
-from genius_search.nn.codebooks import AnyArray, as_floats
-from genius_search.nn.spread import Spread, SpreadOf, decode_densities, decode_half_norms, sum_codes
+from genius_search.nn.codebooks import AnyArray, as_floats, sum_codes
+from genius_search.nn.spread import Spread, SpreadOf, decode_densities, decode_half_norms
 from genius_search.search.table import Restriction
 
 NO_EMBEDDINGS: Final = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float16, Float32, Int8, Int64, Shaped
+from jaxtyping import Float, Float16, Float32, Int8, Int64, Integer, Shaped
 from safetensors.numpy import save
 
 from genius_search.config import FusionConfig, to_json
@@ -24,12 +24,20 @@ from genius_search.nn.codebooks import (
     POOL_SAMPLE,
     WEIGHTS,
     Codebooks,
-    EncodedItems,
     StoredQuantizer,
+    normalize,
     shapes_of_weights,
+    sum_codes,
 )
-from genius_search.nn.kmeans import NearestSums, start_tables, subtract_vectors, sum_by_code
-from genius_search.nn.spread import MOST_CONSTANT, Residuals, Spread, normalize, sum_codes
+from genius_search.nn.kmeans import (
+    Coder,
+    EncodedItems,
+    NearestSums,
+    start_tables,
+    subtract_vectors,
+    sum_by_code,
+)
+from genius_search.nn.spread import COLUMNS, MOST_CONSTANT, Residuals
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
@@ -61,6 +69,10 @@ SAMPLED_IDS: Final = 512
 """Most items of a modality whose IDs are sampled. More find no more, and take longer with every item."""
 MEASURED: Final = 8192
 """Most items that spreads are measured of."""
+SPREAD_SAMPLE: Final = 1024
+"""Most IDs of a modality whose products are measured."""
+NEGLIGIBLE: Final = 1e-4
+"""Smaller spreads, relative to the products or densities themselves, are no differences between items."""
 ENOUGH: Final = 2
 """Fewer items for each dimension say too little of how much the dimensions differ."""
 CONSTANT: Final = 1e-6
@@ -128,11 +140,14 @@ def fit_codebooks(
         kmeans_iterations=COARSE_ITERATIONS,
         fusion=fusion,
     )
+    inputs = {**inputs, FITTED: str(items)}
+    if metric is not None:
+        inputs[METRIC] = hashlib.sha256(metric.tobytes()).hexdigest()
     writer = ArtifactWriter(
         folder,
         kind=KIND,
         config=to_json(config),
-        inputs={**inputs, FITTED: str(items), **_metric_input(metric)},
+        inputs=inputs,
     )
     if writer.finished() is not None:
         return StoredQuantizer(folder)
@@ -152,11 +167,11 @@ def fit_codebooks(
     drawn = np.random.default_rng(0).permutation(len(embeddings))
     per_modality = [drawn[modalities[drawn] == modality][:SAMPLED_IDS] for modality in range(NUM_MODALITIES)]
     sampled = np.concatenate(per_modality)
-    ids = Codebooks(dim, config, weights).assign_ids(embeddings[sampled], modalities[sampled])
+    ids = Coder(Codebooks(dim, config, weights)).assign_ids(embeddings[sampled], modalities[sampled])
     weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
     codebooks = Codebooks(dim, config, weights)
     measured = drawn[:MEASURED]
-    encoded = codebooks.encode_items(embeddings[measured], modalities[measured])
+    encoded = Coder(codebooks).encode_items(embeddings[measured], modalities[measured])
     weights |= measure_items(codebooks, encoded)
     return write_quantizer(writer, Codebooks(dim, config, weights))
 
@@ -187,10 +202,6 @@ def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float32[np.ndarr
     variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
     factors = (variances.clip(min=0) / max(variances.mean(), TINY) + EVENLY) ** (POWER / 2)
     return np.asarray((directions * factors) @ directions.T, dtype=np.float32)
-
-
-def _metric_input(metric: Float32[np.ndarray, "dim dim"] | None) -> dict[str, str]:
-    return {} if metric is None else {METRIC: hashlib.sha256(metric.tobytes()).hexdigest()}
 
 
 def _fit(
@@ -240,18 +251,53 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
     vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
     tables = codebooks.tables()
     sums = sum_codes(tables, ids)
-    densities = codebooks.norm_and_density.densities(sums, ids)
-    measured = Spread.measure(tables, ids, densities, has_modality_level=codebooks.has_modality_level)
+    densities = Coder(codebooks).norm_and_density.densities(sums, ids)
+    usage, spreads = measure_spread(tables, ids, densities, has_modality_level=codebooks.has_modality_level)
     residuals = _measure_residuals(vectors - sums)
     constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
-    usage, spreads = measured.arrays()
     return {
         "usage": usage,
         "spreads": spreads,
         "residual_weights": residuals.weights,
         "constant": constant,
     }
+
+
+def measure_spread(
+    tables: Sequence[Float32[np.ndarray, "_ dim"]],
+    ids: Integer[np.ndarray, "items levels"],
+    densities: Float[np.ndarray, " items"],
+    *,
+    has_modality_level: bool,
+) -> tuple[Float32[np.ndarray, "modalities codes"], Float32[np.ndarray, "modalities 3"]]:
+    """Measure what a :class:`Spread` of IDs is made of: usage, and standard deviations.
+
+    ``tables`` are the code vectors, ``densities`` those around each ID.
+    """
+    level = int(has_modality_level and len(tables) > 1)
+    first = np.asarray(tables[level])
+    usage = np.zeros((len(tables[0]) if level else 1, len(first)))
+    spreads = np.zeros((len(usage), COLUMNS))
+    groups = ids[:, 0] if level else np.zeros(len(ids), dtype=np.int64)
+    np.add.at(usage, (groups, ids[:, level]), 1)
+    random = np.random.default_rng(0)
+    for group in np.flatnonzero(usage.sum(axis=1)).tolist():
+        rows = np.flatnonzero(groups == group)
+        deviation = densities[rows].std()
+        spreads[group, 2] = deviation if deviation > NEGLIGIBLE else 0
+        rows = random.permutation(rows)[:SPREAD_SAMPLE]
+        vectors = sum_codes(tables, ids[rows])
+        weights = usage[group] / usage[group].sum()
+        products = vectors @ first.T
+        centred = products - (products @ weights)[:, None]
+        first_spread = np.sqrt(np.square(centred) @ weights).mean()
+        if first_spread > NEGLIGIBLE * np.abs(products).mean():  # otherwise it is rounding
+            spreads[group, 0] = first_spread
+        if len(rows) > 2:
+            others = (vectors @ vectors.T)[~np.eye(len(rows), dtype=bool)].reshape(len(rows), -1)
+            spreads[group, 1] = others.std(axis=1).mean()
+    return usage.astype(np.float32), spreads.astype(np.float32)
 
 
 def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals:
@@ -294,8 +340,9 @@ def encode_features(
     codebooks: Codebooks, features: Features, rows: Int64[np.ndarray, " rows"] | None = None
 ) -> EncodedItems:
     """Return embeddings and IDs of candidates, all or some."""
+    coder = Coder(codebooks)
     parts = [
-        codebooks.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[own])
+        coder.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[own])
         for own, batch in features.batches(FUSE_BATCH, rows)
     ]
     return EncodedItems(*(np.concatenate(column) for column in zip(*parts, strict=True)))

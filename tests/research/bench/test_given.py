@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import BadData, UsageError
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.progress import Silent
 from research.bench.given import Given, invent, read_given, tenth_nearest
 

@@ -4,7 +4,7 @@ import json
 import pytest
 from PIL import Image
 
-from genius_search.data.check import check
+from genius_search.data.mbeir import check
 from genius_search.records import Candidate, Modality, Query
 from research.mbeir_files import (
     InstructionRow,

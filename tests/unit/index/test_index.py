@@ -15,8 +15,7 @@ from genius_search.data.mbeir import read_candidates
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadRecord, UsageError
 from genius_search.index.index import Index
 from genius_search.index.request import SearchPart
-from genius_search.nn.codebooks import as_floats
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Candidate, Modality, format_text, instructed
 from research.mbeir_files import write_candidates
 

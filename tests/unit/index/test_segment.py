@@ -9,8 +9,8 @@ from genius_search.artifact import FileFact, file_fingerprint
 from genius_search.errors import ArtifactMismatch
 from genius_search.index import writer
 from genius_search.index.items import Item
-from genius_search.index.store import IndexManifest, ItemArrays, Segment, SegmentEntry, load_segment
-from genius_search.index.writer import alive_batches, alive_items, write_segment
+from genius_search.index.store import IndexManifest, Segment, SegmentEntry, load_segment
+from genius_search.index.writer import ItemArrays, alive_batches, alive_items, write_segment
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker
 from genius_search.search.vectors import EmbeddingBits, quantize

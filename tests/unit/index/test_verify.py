@@ -10,8 +10,8 @@ from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissin
 from genius_search.index.info import Verified, verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CURRENT, IndexManifest, ItemArrays
-from genius_search.index.writer import one_writer, write_manifest
+from genius_search.index.store import CURRENT, IndexManifest
+from genius_search.index.writer import ItemArrays, one_writer, write_manifest
 from genius_search.records import Modality
 
 FACTS = IndexManifest(

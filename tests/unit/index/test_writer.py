@@ -17,8 +17,8 @@ from genius_search.index import writer as live
 from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CURRENT, FORMAT, IndexManifest, ItemArrays, read_manifest
-from genius_search.index.writer import Writer, one_writer, write_manifest
+from genius_search.index.store import CURRENT, FORMAT, IndexManifest, read_manifest
+from genius_search.index.writer import ItemArrays, Writer, one_writer, write_manifest
 from genius_search.records import Modality
 
 FACTS = IndexManifest(

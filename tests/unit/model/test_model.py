@@ -13,7 +13,7 @@ from genius_search.data.features import Features
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.index import Index
 from genius_search.model import MODEL_FILE, Genius, read_model_file
-from genius_search.nn.spread import normalize
+from genius_search.nn.codebooks import normalize
 from genius_search.records import Modality
 
 

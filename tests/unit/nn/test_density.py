@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from genius_search.nn import density
+from genius_search.nn.codebooks import normalize, sum_codes
 from genius_search.nn.density import NormAndDensity
 from genius_search.nn.spread import (
     DENSITY_STEPS,
@@ -13,8 +14,6 @@ from genius_search.nn.spread import (
     LARGEST,
     decode_densities,
     decode_half_norms,
-    normalize,
-    sum_codes,
 )
 
 DIM = 5

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from genius_search.nn.codebooks import sum_codes
 from genius_search.nn.kmeans import NearestSums, assign
-from genius_search.nn.spread import sum_codes
 
 
 def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from genius_search.errors import UsageError
 from genius_search.nn.generator import Generator, Guide
 from genius_search.recipe import GeneratorConfig
-from genius_search.search.decoder import GuidedDecoder
+from genius_search.search.beam import GuidedDecoder
 
 SIZES = (3, 8, 8, 5)
 DIM = 12

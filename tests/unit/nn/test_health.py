@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from genius_search.config import CodebookConfig
-from genius_search.nn.codebooks import Codebooks, EncodedItems
+from genius_search.nn.codebooks import Codebooks
+from genius_search.nn.kmeans import EncodedItems
 from genius_search.training.quantizer import examine, majority_modality
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from genius_search.config import FusionConfig
+from genius_search.nn.codebooks import normalize, sum_codes
+from genius_search.nn.kmeans import Coder
 from genius_search.nn.quantizer import Quantizer
-from genius_search.nn.spread import normalize, sum_codes
 from genius_search.recipe import QuantizerConfig
 
 DIM = 5
@@ -175,7 +176,7 @@ def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     for count in (9, 2):  # many and few are fused in different ways
         found = codebooks.fuse(image[:count].numpy(), text[:count].numpy())
         np.testing.assert_allclose(found, fused[:count], atol=1e-6)
-    items = codebooks.encode_items(fused.numpy(), modalities.numpy())
+    items = Coder(codebooks).encode_items(fused.numpy(), modalities.numpy())
     assert items.codes.tolist() == quantizer.quantize(fused, modalities).codes.tolist()
     vectors = sum_codes(codebooks.tables(), items.codes)
     np.testing.assert_allclose(items.code_cosine, np.vecdot(normalize(vectors), fused.numpy()), atol=1e-6)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from genius_search.config import FusionConfig
-from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, shapes_of_weights
-from genius_search.nn.kmeans import start_tables
-from genius_search.nn.spread import HALF_NORM_STEPS, normalize, sum_codes
+from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, normalize, shapes_of_weights, sum_codes
+from genius_search.nn.kmeans import Coder, start_tables
+from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig
 from genius_search.training.codebooks import fit_codebooks
@@ -46,7 +46,7 @@ def fit(embeddings, modalities, folder, fused_by=None):
 
 def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_path):
     codebooks = fit(embeddings, MODALITIES, tmp_path / "quantizer").codebooks
-    codes = codebooks.encode_items(embeddings, MODALITIES).codes
+    codes = Coder(codebooks).encode_items(embeddings, MODALITIES).codes
     assert (codes[:, 0] == MODALITIES).all()
     assert len(codebooks.weights[POOL_SAMPLE]) > 100
     left = embeddings - sum_codes(codebooks.tables(), codes)
@@ -60,7 +60,7 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_pat
 def test_a_handful_of_items_gets_ids(tmp_path, items):
     vectors = unit(np.random.default_rng(2).standard_normal((items, DIM)))
     kinds = np.ones(items, dtype=np.int8)
-    encoded = fit(vectors, kinds, tmp_path / "quantizer").codebooks.encode_items(vectors, kinds)
+    encoded = Coder(fit(vectors, kinds, tmp_path / "quantizer").codebooks).encode_items(vectors, kinds)
     assert (encoded.code_cosine > 0.99).all()
     assert len(np.unique(encoded.codes, axis=0)) == items
 
@@ -78,8 +78,8 @@ def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(e
         codebooks = fit(embeddings, MODALITIES, tmp_path / kind, fused_by=fused_by).codebooks
         assert codebooks.config.norm_weight == weight
         assert codebooks.config.fusion == config.fusion
-        stored.append(codebooks.norm_and_density.columns(vectors, codes))
-    assert np.array_equal(untrained.norm_and_density.columns(vectors, codes), stored[0])
+        stored.append(Coder(codebooks).norm_and_density.columns(vectors, codes))
+    assert np.array_equal(Coder(untrained).norm_and_density.columns(vectors, codes), stored[0])
     expected = np.square(vectors).sum(axis=1) / 4
     assert np.abs(stored[0][:, 0] / HALF_NORM_STEPS - expected).max() < 0.6 / HALF_NORM_STEPS
     assert np.abs(stored[1][:, 0] / HALF_NORM_STEPS - 2 * expected).max() < 0.6 / HALF_NORM_STEPS
