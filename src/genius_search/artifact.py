@@ -1,4 +1,4 @@
-"""Artifacts: the folders of finished stages (features, quantizer, generator, codes), opened for reading.
+"""Artifacts: the folders of finished stages (features, quantizer, generator, codes) and weights, for reading.
 
 The manifest of an artifact records its settings, its inputs and a checksum of every file.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
@@ -150,3 +151,58 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
             )
         if verify and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
+
+
+def read_arrays(
+    file: Path,
+    shapes: Mapping[str, tuple[int | None, ...]] | None = None,
+    *,
+    optional: Collection[str] = (),
+) -> dict[str, np.ndarray]:
+    """Read weights from a file, floating point as 32 bits.
+
+    Parameters
+    ----------
+    shapes
+        names and shapes of the weights that are read, None for any length; by default all are read.
+    optional
+        those that may be absent.
+
+    Raises
+    ------
+    ArtifactMismatch
+        The file is damaged, or lacks weights of these names and shapes.
+    """
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  not for manifests
+
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with safe_open(file, "np") as opened:
+            there = opened.keys()
+            for name in there if shapes is None else shapes:
+                if name in optional and name not in there:
+                    continue
+                array = opened.get_tensor(name)
+                wanted = array.shape if shapes is None else shapes[name]
+                if not fits(array.shape, wanted):
+                    raise ValueError(f"{name} has the shape {array.shape}, not {wanted}")  # noqa: TRY301
+                is_float = np.issubdtype(array.dtype, np.floating)
+                arrays[name] = array = array.astype(np.float32, copy=False) if is_float else array
+                if is_float and not np.isfinite(np.vdot(array, array)):
+                    raise ValueError(f"{name} has numbers that are infinite, or NaN")  # noqa: TRY301
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise unfit(file, error) from None
+    return arrays
+
+
+def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Return whether a shape is the wanted one, in which None stands for any length."""
+    return len(shape) == len(wanted) and all(map(lambda one, other: other in (None, one), shape, wanted))
+
+
+def unfit(file: Path, error: Exception) -> ArtifactMismatch:
+    """Return the error for a file that is damaged or does not fit the settings beside it."""
+    reason = " ".join(str(error).split())[:200]
+    return ArtifactMismatch(
+        f"{file} does not hold what the settings beside it say ({reason}); make its folder again"
+    )

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from genius_search.errors import UsageError
+from genius_search.artifact import Manifest
+from genius_search.errors import ArtifactMismatch, UsageError
 
 Level0 = Literal["learned", "assigned", "classifier", "none"]
 Settings = TypeVar("Settings")
@@ -230,6 +231,14 @@ def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
         raise UsageError(
             f"{kind.__name__}: setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
         ) from None
+
+
+def settings_of(kind: type[Settings], manifest: Manifest) -> Settings:
+    """Return the settings in a manifest; raise :class:`ArtifactMismatch` where one is out of range."""
+    try:
+        return from_json(kind, manifest.config)
+    except UsageError as error:
+        raise ArtifactMismatch(f"{manifest.folder} cannot be used: {error}") from None
 
 
 def to_json(config: Any) -> dict[str, Any]:

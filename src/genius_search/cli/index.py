@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import tyro
 
@@ -44,6 +44,29 @@ if TYPE_CHECKING:
 
 MANY: Final = 5
 """Names that are listed; of more, the first and their number."""
+
+
+class Suggestion(NamedTuple):
+    """A pretrained encoder on the Hugging Face hub."""
+
+    spec: str
+    megabytes: int
+    """Size of the download."""
+    license: str
+    languages: str
+
+    @property
+    def description(self) -> str:
+        """Spec, size, licence and languages in one line."""
+        return f"{self.spec} ({self.megabytes:,} MB, licence {self.license}, {self.languages})"
+
+
+IMAGES_AND_TEXTS: Final = Suggestion(
+    "onnx:onnx-community/siglip2-base-patch16-224-ONNX", 1_540, "Apache-2.0", "English and many others"
+)
+"""Suggested for pools with images."""
+TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91, "Apache-2.0", "English")
+"""Suggested for pools of texts."""
 
 
 @command
@@ -374,7 +397,6 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     MissingExtra
         No encoder of texts is installed.
     """
-    from genius_search.encoders.base import IMAGES_AND_TEXTS, TEXTS_ONLY
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
     from genius_search.hub import find
     from genius_search.records import Modality

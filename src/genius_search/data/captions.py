@@ -30,19 +30,6 @@ from genius_search.data.mbeir import read_json_lines
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import composed
 
-
-class Caption(NamedTuple):
-    """The texts and the fields of an image."""
-
-    texts: tuple[str, ...] = ()
-    fields: Mapping[str, Any] = {}
-
-    @property
-    def text(self) -> str | None:
-        """All texts, a line each: of five captions, any finds the image."""
-        return "\n".join(dict.fromkeys(self.texts)) or None
-
-
 _TAG: Final = ExifTags.Base
 _FIELDS: Final[dict[str, tuple[tuple[int, ...], tuple[str, ...], int]]] = {
     "description": ((_TAG.ImageDescription, _TAG.XPComment, _TAG.UserComment), ("description",), 120),
@@ -67,8 +54,40 @@ _BY_CAMERAS: Final = re.compile(
     r"(?i).*digital camera|sony dsc|dcim\S*|exif_jpeg_picture|hdrpl|oznor\w*|[a-z]?dav|[srh]dr|untitled"
 )
 """Descriptions that cameras write into every photo."""
-
 _Values: TypeAlias = Iterator[tuple[str, Iterable[str]]]
+MAX_TEXT_BYTES: Final = 1_000_000
+"""Larger text files are refused, because a candidate should be a paragraph or a page."""
+SIDE_CARS: Final = (".txt", ".json", ".xmp")
+"""Endings; the text of an earlier one counts."""
+FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "path", "sourcefile")
+TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
+"""Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
+_LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
+_ONE_OF_SEVERAL: Final = re.compile(r"(caption|text|description|comment|sentence)[ _.]?\d+", re.IGNORECASE)
+"""Names of columns that have a caption each."""
+_NUMBERED: Final = re.compile(r"#\d+$")
+"""Behind the name of a file: which of its captions this is."""
+_NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
+"""What programs write into a cell without a value."""
+_EDITED: Final = re.compile(r"-(edit\w{2,3}|bearbeitet|modifi(é|cato)|edyt\w+|bewerkt|redigeret|編集済み)")
+"""What Google Takeout adds to the name of a photo that was changed; it has the side-car of the other."""
+_TAKEOUT: Final = "supplemental-metadata"
+_TAKEOUT_LENGTH: Final = 46
+"""Characters at which Google Takeout cuts the name of a side-car, without its ending."""
+Problem: TypeAlias = BadImage | BadRecord
+Rows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
+
+
+class Caption(NamedTuple):
+    """The texts and the fields of an image."""
+
+    texts: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = {}
+
+    @property
+    def text(self) -> str | None:
+        """All texts, a line each: of five captions, any finds the image."""
+        return "\n".join(dict.fromkeys(self.texts)) or None
 
 
 def read_photo(path: Path) -> Caption:
@@ -222,30 +241,6 @@ def _iptc_values(image: Image.Image) -> _Values:
     for name, (_, _, number) in _FIELDS.items():
         given = values.get((2, number), [])
         yield name, map(_decode, given if isinstance(given, list) else [given])
-
-
-MAX_TEXT_BYTES: Final = 1_000_000
-"""Larger text files are refused, because a candidate should be a paragraph or a page."""
-SIDE_CARS: Final = (".txt", ".json", ".xmp")
-"""Endings; the text of an earlier one counts."""
-FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "path", "sourcefile")
-TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
-"""Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
-_LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
-_ONE_OF_SEVERAL: Final = re.compile(r"(caption|text|description|comment|sentence)[ _.]?\d+", re.IGNORECASE)
-"""Names of columns that have a caption each."""
-_NUMBERED: Final = re.compile(r"#\d+$")
-"""Behind the name of a file: which of its captions this is."""
-_NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
-"""What programs write into a cell without a value."""
-_EDITED: Final = re.compile(r"-(edit\w{2,3}|bearbeitet|modifi(é|cato)|edyt\w+|bewerkt|redigeret|編集済み)")
-"""What Google Takeout adds to the name of a photo that was changed; it has the side-car of the other."""
-_TAKEOUT: Final = "supplemental-metadata"
-_TAKEOUT_LENGTH: Final = 46
-"""Characters at which Google Takeout cuts the name of a side-car, without its ending."""
-
-Problem: TypeAlias = BadImage | BadRecord
-Rows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 
 
 def side_cars(files: Iterable[Path]) -> dict[Path, list[Path]]:

@@ -39,55 +39,6 @@ from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
 from genius_search.writing import write_atomically
 
-
-def user_cache() -> Path:
-    """Return the folder for what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius-search"
-
-
-def has_pypdf() -> bool:
-    """Return whether the extra ``pdf`` is installed."""
-    return importlib.util.find_spec("pypdf") is not None
-
-
-def read_pdf(path: Path) -> str:
-    """Return the text of all pages of a PDF file.
-
-    Raises
-    ------
-    BadImage
-        It cannot be read, or has no text, as scanned pages do.
-    """
-    try:
-        known = path.stat()
-        key = hashlib.sha256(f"{path.resolve()} {known.st_size} {known.st_mtime_ns}".encode()).hexdigest()
-        cached = user_cache() / "pdf" / f"{key[:24]}.txt"
-        if not cached.is_file():
-            text = _extract(path)
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with write_atomically(cached) as temporary:
-                temporary.write_text(text, encoding="utf-8", errors="replace")
-        text = cached.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadImage(path, f"cannot be read: {error.strerror}") from None
-    if not text.strip():
-        raise BadImage(path, "is a PDF without text; scanned pages need text recognition first")
-    return text
-
-
-def _extract(path: Path) -> str:
-    from pypdf import PdfReader  # noqa: PLC0415  an extra
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of a file
-    try:
-        text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
-        return normalize("NFKC", text)  # without ligatures
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001  damaged files raise whatever there is
-        raise BadImage(path, f"cannot be read as a PDF: {error}") from None
-
-
 IGNORE_FILE: Final = ".geniusignore"
 """Patterns, as in ``.gitignore``, of what is left out of its folder."""
 NEVER_READ: Final = (
@@ -107,7 +58,6 @@ _HINTS: Final = {
     (): "are not known as pictures or texts; convert a picture to JPEG",
 }
 """What to do with them."""
-
 _Ignored: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
@@ -259,3 +209,51 @@ def _id(root: Path, path: Path) -> str:
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise BadImage(path, f"its name {name!r} contains a control character; rename it")
     return name
+
+
+def user_cache() -> Path:
+    """Return the folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius-search"
+
+
+def has_pypdf() -> bool:
+    """Return whether the extra ``pdf`` is installed."""
+    return importlib.util.find_spec("pypdf") is not None
+
+
+def read_pdf(path: Path) -> str:
+    """Return the text of all pages of a PDF file.
+
+    Raises
+    ------
+    BadImage
+        It cannot be read, or has no text, as scanned pages do.
+    """
+    try:
+        known = path.stat()
+        key = hashlib.sha256(f"{path.resolve()} {known.st_size} {known.st_mtime_ns}".encode()).hexdigest()
+        cached = user_cache() / "pdf" / f"{key[:24]}.txt"
+        if not cached.is_file():
+            text = _extract(path)
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            with write_atomically(cached) as temporary:
+                temporary.write_text(text, encoding="utf-8", errors="replace")
+        text = cached.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadImage(path, f"cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise BadImage(path, "is a PDF without text; scanned pages need text recognition first")
+    return text
+
+
+def _extract(path: Path) -> str:
+    from pypdf import PdfReader  # noqa: PLC0415  an extra
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of a file
+    try:
+        text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
+        return normalize("NFKC", text)  # without ligatures
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  damaged files raise whatever there is
+        raise BadImage(path, f"cannot be read as a PDF: {error}") from None

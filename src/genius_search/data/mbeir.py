@@ -32,6 +32,9 @@ OnBad = Callable[[BadRecord], None]
 
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
 _RELEVANCE: Final = re.compile(r"-?[0-9]{1,9}")
+NUM_EXAMPLES: Final = 5
+"""Maximum number of examples per kind of finding; all are counted."""
+_IMAGES_AT_ONCE: Final = 256
 
 
 class IdColumn:
@@ -443,11 +446,6 @@ def read_judgements(row: EvaluationRow, qids: Sequence[str]) -> dict[str, Mappin
     if missing:
         raise BadData(f"{row.qrels}: no line for query {missing[0]} and {len(missing) - 1} others")
     return {qid: known[qid] for qid in qids}
-
-
-NUM_EXAMPLES: Final = 5
-"""Maximum number of examples per kind of finding; all are counted."""
-_IMAGES_AT_ONCE: Final = 256
 
 
 @dataclass(slots=True)

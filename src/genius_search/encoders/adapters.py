@@ -15,11 +15,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from genius_search.artifact import file_fingerprint, fingerprint_of, read_json
+from genius_search.artifact import file_fingerprint, fingerprint_of, read_arrays, read_json, unfit
 from genius_search.encoders.base import Keys, load_encoder, reads_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import as_array, normalize
-from genius_search.nn.stored import read_arrays, unfit
 
 KIND: Final = "adapters"
 CONFIG_FILE: Final = "config.json"

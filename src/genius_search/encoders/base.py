@@ -45,29 +45,6 @@ _KNOWN: Final = (
 )
 
 
-class Suggestion(NamedTuple):
-    """A pretrained encoder on the Hugging Face hub."""
-
-    spec: str
-    megabytes: int
-    """Size of the download."""
-    license: str
-    languages: str
-
-    @property
-    def description(self) -> str:
-        """Spec, size, licence and languages in one line."""
-        return f"{self.spec} ({self.megabytes:,} MB, licence {self.license}, {self.languages})"
-
-
-IMAGES_AND_TEXTS: Final = Suggestion(
-    "onnx:onnx-community/siglip2-base-patch16-224-ONNX", 1_540, "Apache-2.0", "English and many others"
-)
-"""Suggested for pools with images."""
-TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91, "Apache-2.0", "English")
-"""Suggested for pools of texts."""
-
-
 class ItemKey(NamedTuple):
     """The identity of a query or candidate; only encoders that look features up read it."""
 

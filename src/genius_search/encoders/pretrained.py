@@ -35,6 +35,11 @@ DEFAULT_TOKENS: Final = 512
 """Tokens that an embedder reads of a text when its folder does not say."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
+ARTIFACT: Final = "uniir"
+"""The folder's kind in its manifest."""
+CLIP_END: Final = 49407
+"""The token behind a text, whose vector CLIP-SF takes."""
+_BATCH: Final = 64
 
 
 def check_files(folder: Path, *needed: Sequence[str]) -> None:
@@ -207,14 +212,6 @@ class JointPretrainedEncoder(PretrainedEncoder):
 
 def _role(keys: Keys) -> str:
     return keys[0].role if keys else "candidate"
-
-
-ARTIFACT: Final = "uniir"
-"""The folder's kind in its manifest."""
-CLIP_END: Final = 49407
-"""The token behind a text, whose vector CLIP-SF takes."""
-
-_BATCH: Final = 64
 
 
 def clip_reader(folder: Path, context: int) -> Callable[[Sequence[str]], Int64[Tensor, "texts context"]]:

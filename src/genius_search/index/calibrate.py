@@ -45,6 +45,33 @@ WHAT_PAIRS_ARE: Final = (
     "the items' ids"
 )
 TRAINING: Final = "train"
+USUAL: Final = SearchConfig.density_weight
+WEIGHTS: Final = (0.0, USUAL, 0.2, 0.3, 0.5)
+"""Weights of densities that are compared."""
+FIRST: Final = 5
+"""Hits of a query that are looked at to compare them."""
+FEWEST_QUERIES: Final = 40
+"""Fewer queries are not enough to fit to one half and measure the other."""
+FEWEST: Final = 20
+"""A threshold is not chosen by fewer first hits above it."""
+HITS: Final = 10
+"""Hits of a query that are fitted."""
+MOST: Final = 10_000
+"""Queries that are drawn, if there are more."""
+ABSENT: Final = 0.2
+"""Assumed share of queries that nothing in the index answers."""
+LIKELY: Final = 0.5
+"""A hit that is more likely wrong than right is never called a good match."""
+SHRINKAGE: Final = 1.0
+"""Half the squared weights, of standardised numbers, are added to the loss."""
+WORDS: Final = 3
+"""Words of a phrase. With two, fewer queries about other things are refused; with five, more right ones."""
+DRAWN: Final = 300
+"""Most items that a phrase is drawn from, and most query vectors: a new index waits for their encoding."""
+RARE: Final = 0.03
+"""Share of the searches whose first hits score less."""
+STEPS: Final = 30
+BATCH: Final = 32
 
 
 class Pair(NamedTuple):
@@ -96,35 +123,6 @@ def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
     modality = Modality.of(has_image=image is not None, has_text=text is not None)
     place = None if image is None else str(source.parent / image)
     return Pair(Item("", modality, text, place), tuple(answers))
-
-
-USUAL: Final = SearchConfig.density_weight
-WEIGHTS: Final = (0.0, USUAL, 0.2, 0.3, 0.5)
-"""Weights of densities that are compared."""
-FIRST: Final = 5
-"""Hits of a query that are looked at to compare them."""
-FEWEST_QUERIES: Final = 40
-"""Fewer queries are not enough to fit to one half and measure the other."""
-FEWEST: Final = 20
-"""A threshold is not chosen by fewer first hits above it."""
-HITS: Final = 10
-"""Hits of a query that are fitted."""
-MOST: Final = 10_000
-"""Queries that are drawn, if there are more."""
-ABSENT: Final = 0.2
-"""Assumed share of queries that nothing in the index answers."""
-LIKELY: Final = 0.5
-"""A hit that is more likely wrong than right is never called a good match."""
-SHRINKAGE: Final = 1.0
-"""Half the squared weights, of standardised numbers, are added to the loss."""
-WORDS: Final = 3
-"""Words of a phrase. With two, fewer queries about other things are refused; with five, more right ones."""
-DRAWN: Final = 300
-"""Most items that a phrase is drawn from, and most query vectors: a new index waits for their encoding."""
-RARE: Final = 0.03
-"""Share of the searches whose first hits score less."""
-STEPS: Final = 30
-BATCH: Final = 32
 
 
 def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]]) -> float:

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
+SIDE: Final = 192
+"""Longer side of a picture in a notebook, in pixels."""
+MOST: Final = 60
+"""Number of hits that are drawn."""
+CHARACTERS: Final = 240
+"""Characters of a text that are shown."""
+QUALITY: Final = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,15 +173,6 @@ class SearchRequest:
             )
             for part in self.query
         ]
-
-
-SIDE: Final = 192
-"""Longer side of a picture in a notebook, in pixels."""
-MOST: Final = 60
-"""Number of hits that are drawn."""
-CHARACTERS: Final = 240
-"""Characters of a text that are shown."""
-QUALITY: Final = 80
 
 
 @dataclass(frozen=True, slots=True)

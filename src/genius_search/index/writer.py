@@ -78,6 +78,17 @@ from genius_search.writing import (
 
 ROWS_AT_ONCE: Final = 8192
 """Items that are copied together."""
+SETTINGS: Final = (  # the file is used only when it is complete
+    "page_size = 8192",
+    "journal_mode = OFF",
+    "synchronous = OFF",
+    "locking_mode = EXCLUSIVE",
+    "cache_size = -65536",
+)
+READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+MAX_SEGMENTS: Final = 8
+"""Maximum number of segments of an index."""
+Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
 
 class ItemArrays(NamedTuple):
@@ -281,15 +292,6 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
         os.utime(temporary, ns=(now, now))
 
 
-SETTINGS: Final = (  # the file is used only when it is complete
-    "page_size = 8192",
-    "journal_mode = OFF",
-    "synchronous = OFF",
-    "locking_mode = EXCLUSIVE",
-    "cache_size = -65536",
-)
-
-
 def write_items(folder: Path, items: Iterable[Item]) -> int:
     """Write items in the order of their rows, with the indexes for filters; return their number.
 
@@ -356,13 +358,6 @@ def _field_values(
                 name = names.setdefault(spell_path(path), len(names))
                 if value is not None:
                     yield name, value, row
-
-
-READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
-MAX_SEGMENTS: Final = 8
-"""Maximum number of segments of an index."""
-
-Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
 
 class HeldByAnother(UsageError):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from jaxtyping import Float, Float32, Int64, Integer, Shaped
 
-from genius_search.artifact import open_artifact
-from genius_search.config import CodebookConfig
+from genius_search.artifact import open_artifact, read_arrays
+from genius_search.config import CodebookConfig, settings_of
 from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
-from genius_search.nn.stored import read_arrays, settings_of
 from genius_search.records import NUM_MODALITIES
 
 if TYPE_CHECKING:

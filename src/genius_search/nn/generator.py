@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.artifact import Manifest, open_artifact
+from genius_search.config import settings_of
 from genius_search.errors import UsageError
 from genius_search.nn.packed import EPSILON, KIND, NUM_BUCKETS, NUM_SPECIAL, WEIGHTS, bucket
-from genius_search.nn.stored import settings_of
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.recipe import GeneratorConfig
 from genius_search.writing import ArtifactWriter

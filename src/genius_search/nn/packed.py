@@ -14,10 +14,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from genius_search.artifact import Manifest
-from genius_search.config import DecoderConfig
+from genius_search.artifact import Manifest, read_arrays, unfit
+from genius_search.config import DecoderConfig, settings_of
 from genius_search.native.build import BLOCK, CODES
-from genius_search.nn.stored import read_arrays, settings_of, unfit
 
 KIND: Final = "generator"
 WEIGHTS: Final = "generator.safetensors"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from genius_search.nn.stored import unfit
+from genius_search.artifact import unfit
 
 Network = TypeVar("Network", bound=nn.Module)
 Input = TypeVar("Input")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
+from genius_search.artifact import fits
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.nn.stored import fits
 
 if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
