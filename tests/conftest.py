@@ -27,20 +27,28 @@ class Trained(NamedTuple):
 
     data: Path
     model: Path
+    settings: Path
+    """Written right before the training: those of `tiny`, and a checkpoint after every step."""
+
+    @property
+    def command(self) -> tuple[str | Path, ...]:
+        """The command that trained it, but for the folder of the model."""
+        return "fit", self.data, "--encoder", "small", "--config", self.settings
 
 
 _TRAIN = """
 import sys
 from pathlib import Path
-from genius_search.recipe import preset
+from genius_search.cli import main
 from research.synth.catalogue import draw_catalogue
-from genius_search.data.mbeir import MBeir
-from genius_search.training.fit import fit
-from genius_search.progress import Silent
+import genius_search.training.fit
 
-data, model = map(Path, sys.argv[1:])
+data, model, settings = map(Path, sys.argv[1:])
 draw_catalogue(data, items=1_000, train_products=60, queries_per_task=12)
-fit(MBeir(data), "small", model, preset("tiny"), progress=Silent())
+stages = ("encoder", "quantizer", "generator")
+often = [f"{stage}.training.checkpoint_seconds = 0" for stage in stages]
+settings.write_text("\\n".join(['preset = "tiny"', *often]))
+sys.exit(main(["fit", str(data), "--encoder", "small", "--config", str(settings), "--out", str(model)]))
 """
 
 
@@ -50,7 +58,7 @@ def trained(tmp_path_factory) -> Trained:
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # which all workers share
-    made = Trained(folder / "trained" / "data", folder / "trained" / "model")
+    made = Trained(*(folder / "trained" / name for name in ("data", "model", "settings.toml")))
     with (folder / "trained.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (made.model / "model.json").exists():

@@ -6,20 +6,21 @@ A few kills each by default; ``GENIUS_KILLS=20`` makes it twenty.
 from __future__ import annotations
 
 import json
+import multiprocessing.forkserver
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from genius_search.artifact import open_artifact
+from genius_search.cli import main
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.index import Index
@@ -31,36 +32,47 @@ KILLS = int(os.environ.get("GENIUS_KILLS", "2"))
 PARTS = ("encoder", "quantizer", "generator")
 
 
-def genius(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    """Start a command of its own process."""
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", "from genius_search.cli import main; raise SystemExit(main())", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Each command runs in a process of its own, forked from one that has imported everything once."""
 
 
-def run_whole(*arguments: str | Path) -> float:
+def run_command(*words: str) -> None:
+    sys.exit(main(words))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    PROCESSES.set_forkserver_preload([__name__, "genius_search.training.fit"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    multiprocessing.forkserver._forkserver._stop()
+
+
+def genius(*words: str | Path) -> multiprocessing.Process:
+    """Start a command."""
+    process = PROCESSES.Process(target=run_command, args=tuple(map(str, words)))
+    process.start()
+    return process
+
+
+def run_whole(*words: str | Path) -> float:
     """Run a command to its end; how many seconds it took."""
     began = time.monotonic()
-    with genius(*arguments) as process:
-        _, said = process.communicate()
-    assert process.returncode == 0, said.decode()
+    process = genius(*words)
+    process.join()
+    assert process.exitcode == 0
     return time.monotonic() - began
 
 
-def was_killed(delay: float, *arguments: str | Path) -> bool:
+def was_killed(delay: float, *words: str | Path) -> bool:
     """Run a command and kill it after a while; False if it was finished before."""
-    with genius(*arguments) as process:
-        try:
-            _, said = process.communicate(timeout=delay)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return True
-    assert process.returncode == 0, said.decode()
-    return False
+    process = genius(*words)
+    process.join(delay)
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
 
 
 def kill_until_enough(
@@ -80,32 +92,11 @@ def kill_until_enough(
             begin_again()
 
 
-class Fitted(NamedTuple):
-    """A model that nobody interrupted, and how it was made."""
-
-    folder: Path
-    made_at: Path
-    """Where the command made it, and free again."""
-    flags: tuple[str | Path, ...]
-    seconds: float
-
-
-@pytest.fixture(scope="module")
-def whole(trained, tmp_path_factory) -> Fitted:
-    folder = tmp_path_factory.mktemp("fitted") / "model"
-    flags: list[str | Path] = [trained.data, "--encoder", "small", "--preset", "tiny"]
-    settings = folder.parent / "settings.toml"
-    settings.write_text("".join(f"{part}.training.checkpoint_seconds = 0\n" for part in PARTS))
-    flags += ["--config", settings]
-    seconds = run_whole("fit", *flags, "--out", folder)
-    return Fitted(folder.rename(folder.parent / "whole"), folder, (*flags, "--out", folder), seconds)
-
-
 @pytest.fixture
-def fitted(whole) -> Iterator[Fitted]:
-    """The same, the place where it was made cleared afterwards."""
-    yield whole
-    shutil.rmtree(whole.made_at, ignore_errors=True)
+def seconds(trained) -> float:
+    """How long the training of the shared model took, without imports."""
+    ended, began = (path.stat().st_mtime for path in (trained.model / "model.json", trained.settings))
+    return ended - began
 
 
 def losses(folder: Path, part: str) -> list[float]:
@@ -127,10 +118,10 @@ def opened(folder: Path) -> Genius | None:
         return None
 
 
-def test_a_killed_training_goes_on_to_the_very_same_model(fitted):
-    folder = fitted.made_at
-    reference = Genius.open(fitted.folder).fingerprint
-    parts = {part: finished(fitted.folder, part) for part in PARTS}
+def test_a_killed_training_goes_on_to_the_very_same_model(trained, seconds, tmp_path):
+    folder = tmp_path / "model"
+    reference = Genius.open(trained.model).fingerprint
+    parts = {part: finished(trained.model, part) for part in PARTS}
     so_far: set[str] = set()
 
     def check() -> bool:
@@ -148,22 +139,22 @@ def test_a_killed_training_goes_on_to_the_very_same_model(fitted):
         shutil.rmtree(folder)
         so_far.clear()
 
-    command = ("fit", *fitted.flags)
-    kill_until_enough(KILLS, fitted.seconds, command, check=check, begin_again=begin_again)
+    command = (*trained.command, "--out", folder)
+    kill_until_enough(KILLS, seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
     for part in PARTS:
-        assert losses(folder, part) == losses(fitted.folder, part)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        path.name for path in fitted.folder.iterdir()
-    )
+        assert losses(folder, part) == losses(trained.model, part)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in trained.model.iterdir()}
 
 
-def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mixture(fitted):
-    folder = fitted.made_at
-    first = Genius.open(fitted.folder)
+def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mixture(
+    trained, seconds, tmp_path
+):
+    folder = tmp_path / "model"
+    first = Genius.open(trained.model)
     generators = {first.generator_manifest.fingerprint}
-    shutil.copytree(fitted.folder, folder)
+    shutil.copytree(trained.model, folder)
 
     def check() -> bool:
         model = opened(folder)
@@ -174,12 +165,12 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
 
     def begin_again() -> None:
         shutil.rmtree(folder)
-        shutil.copytree(fitted.folder, folder)
+        shutil.copytree(trained.model, folder)
 
-    second = fitted.folder.parent / "second.toml"
-    second.write_text((fitted.folder.parent / "settings.toml").read_text() + "generator.training.seed = 1\n")
-    command = ("fit", *fitted.flags, "--config", second)
-    kill_until_enough(max(1, KILLS // 3), 0.6 * fitted.seconds, command, check=check, begin_again=begin_again)
+    second = tmp_path / "second.toml"
+    second.write_text(trained.settings.read_text() + "\ngenerator.training.seed = 1\n")
+    command = (*trained.command, "--config", second, "--out", folder)
+    kill_until_enough(max(1, KILLS // 3), 0.6 * seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
 

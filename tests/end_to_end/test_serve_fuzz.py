@@ -58,7 +58,7 @@ def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(app
 
 
 @given(st.binary(max_size=300), st.sampled_from(["application/json", "multipart/form-data; boundary=x"]))
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_any_bytes_are_refused_clearly(app, body, kind):
     client = TestClient(app, base_url="http://localhost")
     for content in (

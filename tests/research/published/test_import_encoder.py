@@ -12,15 +12,6 @@ PICTURES = {**TOWER, "image_size": 224, "patch_size": 56}
 TEXTS = {**TOWER, "vocab_size": 49408, "max_position_embeddings": 77}
 
 
-def shapes_of(kind, **config):
-    return checkpoint_shapes(kind, network_shapes(kind, config))
-
-
-SHAPES = shapes_of(
-    "clip-sf", projection_dim=32, text_config=TEXTS, vision_config={**PICTURES, "num_hidden_layers": 24}
-)
-
-
 def save(path, shapes, **extra):
     torch.manual_seed(0)
     weights = {name: 0.1 * torch.randn(shape) for name, shape in shapes.items()}
@@ -33,7 +24,13 @@ def save(path, shapes, **extra):
 
 @pytest.fixture(scope="module")
 def clip_file(tmp_path_factory):
-    return save(tmp_path_factory.mktemp("clip") / "clip_sf_large.pth", SHAPES)
+    config = {
+        "projection_dim": 32,
+        "text_config": TEXTS,
+        "vision_config": {**PICTURES, "num_hidden_layers": 24},
+    }
+    shapes = checkpoint_shapes("clip-sf", network_shapes("clip-sf", config))
+    return save(tmp_path_factory.mktemp("clip") / "clip_sf_large.pth", shapes)
 
 
 def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys):
