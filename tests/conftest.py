@@ -15,6 +15,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers inherit it; threads that wait keep their cores busy
+
 settings.register_profile(
     "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -64,7 +66,6 @@ def trained(tmp_path_factory) -> Trained:
         if not (made.model / "model.json").exists():
             subprocess.run(  # noqa: S603
                 [sys.executable, "-c", _TRAIN, *made],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 cwd=Path(__file__).parents[1],  # whose `research` draws
                 check=True,
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -51,8 +50,7 @@ def serve(chromium) -> Iterator[Callable[..., Server]]:
 
         def start(index: Path, *arguments: str) -> Server:
             command = [sys.executable, "-c", _GENIUS, "serve", str(index), "--port", "0", *arguments]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)  # noqa: S603
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
             stack.enter_context(process)
             stack.callback(process.kill)
             for line in process.stderr:

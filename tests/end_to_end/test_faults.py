@@ -186,7 +186,6 @@ def test_writers_killed_at_random_moments_leave_the_old_state_or_the_new_one(tmp
     kills = int(os.environ.get("GENIUS_KILLS", "24"))
     done = subprocess.run(  # noqa: S603
         [sys.executable, __file__, tmp_path / "index", str(kills)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         check=False,
     )

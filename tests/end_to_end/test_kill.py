@@ -43,9 +43,7 @@ def run_command(*words: str) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
     PROCESSES.set_forkserver_preload([__name__, "genius_search.training.fit"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+    yield
     multiprocessing.forkserver._forkserver._stop()
 
 

@@ -24,7 +24,7 @@ def start(trained, out: Path, *, restarts: int = 0) -> subprocess.Popen:
     torchrun = ["-m", "torch.distributed.run", *options.split(), "-m", "genius_search"]
     return subprocess.Popen(  # noqa: S603
         [sys.executable, *torchrun, *trained.command, "--out", out],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         stderr=subprocess.PIPE,
         text=True,
     )

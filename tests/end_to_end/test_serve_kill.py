@@ -39,7 +39,6 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         [sys.executable, "-c", command, "serve", folder, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()

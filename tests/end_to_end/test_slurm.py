@@ -44,7 +44,6 @@ def run(tmp_path):
                 **os.environ,
                 **{f"SLURM_{name}": value for name, value in slurm.items()},
                 "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-                "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
             },
             stderr=subprocess.PIPE,

@@ -31,24 +31,29 @@ def chapters(topics, *, words=400):
     return "\n\n".join(" ".join(random.choice(TOPICS[topic].split(), words)) for topic in topics)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    notes = tmp_path / "notes"
+def create(place):
+    notes = place / "notes"
     notes.mkdir()
     names = [*TOPICS]
     for number in range(6):  # each book ends with another topic, and none begins with it
         (notes / f"book {number}.txt").write_text(chapters(names[number + 1 :] + names[: number + 1]))
     for topic, words in TOPICS.items():
         (notes / f"{topic}.txt").write_text(f"A short note on {topic}: {words}.")
-    return notes
-
-
-@pytest.fixture
-def index(folder, tmp_path):
-    made, added = Index.create(tmp_path / "notes.index", pool=folder, encoder=WORDLLAMA)
+    made, added = Index.create(place / "notes.index", pool=notes, encoder=WORDLLAMA)
     assert (added.added, added.shortened, len(made)) == (12, [], 12)
     assert made.info().passages > 40
     return made
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """Nobody may change it."""
+    return create(tmp_path_factory.mktemp("passages"))
+
+
+@pytest.fixture
+def changing(tmp_path):
+    return create(tmp_path)
 
 
 def found(index, text, **options):
@@ -80,7 +85,8 @@ def test_everything_counts_items(index):
     assert (info.items, info.by_modality) == (12, {"text": 12})
 
 
-def test_passages_follow_their_item_through_changes(index, folder):
+def test_passages_follow_their_item_through_changes(changing, tmp_path):
+    index, folder = changing, tmp_path / "notes"
     before = index.info().passages
     assert index.delete("book 0.txt").deleted == 1
     assert len(index) == len(found(index, "lava")) == 11
@@ -118,19 +124,19 @@ def test_long_captions_beside_and_inside_photos_have_passages(tmp_path):
     assert index.sync().unchanged == 2
 
 
-def test_choices_raise_the_item(index):
+def test_choices_raise_the_item(changing):
     query = "a frozen lake"
     books = {"where": ["name~book"], "k": 6}
-    second = index.search(query, **books)[1].id
-    index.learn(second, query)
-    hits = [hit.id for hit in index.search(query, **books)]
+    second = changing.search(query, **books)[1].id
+    changing.learn(second, query)
+    hits = [hit.id for hit in changing.search(query, **books)]
     assert hits[0] == second
     assert len(set(hits)) == 6
 
 
-def test_rare_words_and_codes_find_the_item_once(index):
-    index.add([{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}])
-    hits = index.search("INV-20341", k=13)
+def test_rare_words_and_codes_find_the_item_once(changing):
+    changing.add([{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}])
+    hits = changing.search("INV-20341", k=13)
     assert hits[0].id == "code"
     assert len({hit.id for hit in hits}) == 13
 

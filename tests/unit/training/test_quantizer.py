@@ -136,10 +136,10 @@ def test_two_ranks_train_the_same_weights_as_one(world, tmp_path, read_losses):
         for level0 in ("assigned", "learned")
     ]
     features = [part.manifest.folder for part in (world.queries, world.candidates)]
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        multiprocessing.spawn(train_on_rank, (ranks, folder, configs, world.lines, features), nprocs=ranks)
+    for folder in ("1", "2"):
+        (tmp_path / folder).mkdir()
+    train_on_rank(0, 1, tmp_path / "1", configs, world.lines, features)
+    multiprocessing.spawn(train_on_rank, (2, tmp_path / "2", configs, world.lines, features), nprocs=2)
     for number in range(len(configs)):
         one, first, second = (
             torch.load(tmp_path / name / "weights.pt", weights_only=True)
