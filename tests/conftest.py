@@ -70,10 +70,3 @@ def trained(tmp_path_factory) -> Trained:
                 check=True,
             )
     return made
-
-
-@pytest.fixture
-def one_thread(monkeypatch):
-    """What a benchmark sets for its own process is taken back."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")

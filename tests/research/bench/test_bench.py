@@ -6,11 +6,8 @@ import json
 import math
 
 import numpy as np
-import pytest
 
 from research.bench.__main__ import main
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw(count, seed):

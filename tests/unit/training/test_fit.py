@@ -39,13 +39,13 @@ def copied(trained, tmp_path):
     return shutil.copytree(trained.model, tmp_path / "model")
 
 
-def one_step():
-    """Settings by which every stage takes one step."""
-    config = preset("tiny")
+def tiny(**training):
+    """The settings of the shared model, and others for the training of every stage."""
+    config, training = preset("tiny"), {"checkpoint_seconds": 0.0, **training}
     return replace(
         config,
         **{
-            name: replace(part, training=replace(part.training, max_steps=1))
+            name: replace(part, training=replace(part.training, **training))
             for name, part in vars(config).items()
             if name in ("encoder", "quantizer", "generator")
         },
@@ -55,16 +55,14 @@ def one_step():
 def test_fitting_again_does_nothing_again(trained, copied):
     progress = Recorder()
     before = Genius.open(copied).fingerprint
-    model = genius_search.fit(str(trained.data), "small", str(copied), preset("tiny"), progress=progress)
+    model = genius_search.fit(str(trained.data), "small", str(copied), tiny(), progress=progress)
     assert progress.begun == []
     assert model.fingerprint == before
 
 
 def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, copied, monkeypatch):
     data, before = MBeir(trained.data), Genius.open(copied).fingerprint
-    tiny = preset("tiny")
-    training = replace(tiny.quantizer.training, max_steps=1)
-    changed = replace(tiny, quantizer=replace(tiny.quantizer, training=training))
+    changed = replace(tiny(), quantizer=tiny(max_steps=1).quantizer)
 
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -82,7 +80,9 @@ def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, 
 
 
 def test_a_model_is_retrained_with_its_own_encoder(trained, copied):
-    again = fit(MBeir(trained.data), f"small:{copied / 'encoder'}", copied, one_step(), progress=Recorder())
+    again = fit(
+        MBeir(trained.data), f"small:{copied / 'encoder'}", copied, tiny(max_steps=1), progress=Recorder()
+    )
     assert again.encoder.spec == f"small:{copied / 'encoder'}"
     assert Genius.open(copied.rename(copied.parent / "moved")).fingerprint == again.fingerprint
 
