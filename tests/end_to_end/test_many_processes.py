@@ -16,7 +16,7 @@ def run(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_readers_see_what_was_acknowledged_while_others_write_and_are_killed(trained):
-    done = run(trained.model, "--seconds", "3", "--changes", "10")
+    done = run(trained.model, "--seconds", "2", "--changes", "10")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 wrong" in done.stdout
 

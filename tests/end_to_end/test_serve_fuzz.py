@@ -21,7 +21,7 @@ from genius_search.serve.app import create_app
 from genius_search.serve.service import Service
 
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
-FEW = settings(max_examples=25, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=15, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
