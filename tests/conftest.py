@@ -74,3 +74,20 @@ def trained(tmp_path_factory) -> Trained:
                 check=True,
             )
     return made
+
+
+@pytest.fixture(scope="session")
+def model(trained):
+    """The shared model; nobody may change it."""
+    from genius_search.model import Genius  # noqa: PLC0415  once the hook that checks types is there
+
+    return Genius.open(trained.model)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hurried(request):
+    """What is written outlives a process that is killed; only tests of commands wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "end_to_end" not in request.path.parts:
+            patch.setattr(os, "fsync", lambda _: None)
+        yield

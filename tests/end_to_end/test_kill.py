@@ -187,11 +187,6 @@ def contents(index: Index) -> dict[str, tuple[Item, list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def model(trained) -> Genius:
-    return Genius.open(trained.model)
-
-
-@pytest.fixture(scope="module")
 def pools(trained) -> tuple[Path, Path]:
     """Two pools without common items."""
     data = MBeir(trained.data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -13,14 +12,6 @@ _spec = importlib.util.spec_from_file_location("plain_search", Path(__file__).wi
 _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _hurried():
-    """What is written outlives the process that is killed; these tests need not wait for the disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
 
 
 @pytest.fixture(scope="session")

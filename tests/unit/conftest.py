@@ -23,7 +23,6 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from genius_search.data.features import ABSENT, ROW, Features, Pairs, Shard, half, write_shard
-from genius_search.model import Genius
 from genius_search.records import Modality, Query, candidate_number, query_number
 from genius_search.writing import ArtifactWriter
 
@@ -39,20 +38,6 @@ class World(NamedTuple):
 
     def pairs(self) -> Pairs:
         return Pairs(self.lines, self.queries, self.candidates)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _hurried():
-    """What is written outlives the process that is killed; these tests need not wait for the disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        yield
-
-
-@pytest.fixture(scope="session")
-def model(trained) -> Genius:
-    """The shared model; nobody may change it."""
-    return Genius.open(trained.model)
 
 
 @pytest.fixture(scope="session")
