@@ -84,7 +84,8 @@ def follow(words: Sequence[str]) -> int:
         raise UsageError("an argument is empty; is a variable of the shell not set? '.' is this folder")
     else:
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
-        if name in ("search", "serve"):  # threads of NumPy's BLAS wait busily, longer than a search takes
+        # Threads of NumPy's BLAS wait busily: longer than a search takes, and beside PyTorch's threads.
+        if name in ("search", "serve", "fit"):
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return refuse(words) if name is None else run(name, words[len(name.split()) :])
     return 0
