@@ -501,7 +501,7 @@ class SnapshotSearcher:
     def _score(self, query: EncodedQuery, ranking: Ranking, *, is_part: bool) -> tuple[list[Scored], int]:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
         scores, order, num_first = ranking.scores, np.arange(min(query.k, len(ranking.scores))), 0
-        by_meaning = scores
+        by_meaning, shares = scores, np.zeros(len(scores), dtype=np.float32)
         if query.raised:
             places = self._places(ranking)
             rare = query.rare or RareWords({}, frozenset())
@@ -520,9 +520,14 @@ class SnapshotSearcher:
         count = len(order)
         probabilities: list[float | None] = [None] * count
         if self._calibration is not None and query.has_probability:  # it knows no words
-            best_first = np.argsort(-by_meaning, kind="stable")
-            known = np.empty(len(by_meaning))
-            known[best_first] = probabilities_of(self._calibration, by_meaning[best_first])
+            best_first = np.argsort(-ranking.scores, kind="stable")
+            known = np.empty(len(scores))
+            known[best_first] = probabilities_of(self._calibration, hit_numbers(ranking.scores[best_first]))
+            if query.shares:  # each as if it alone was raised: the others are as likely as before
+                lead = by_meaning.astype(np.float64) - ranking.scores.max(initial=-np.inf)
+                numbers = np.stack([by_meaning, lead.clip(min=0), lead.clip(max=0)], axis=1)
+                raised = probabilities_of(self._calibration, numbers)
+                known = np.where(shares > 0, np.maximum(known, raised), known)
             probabilities = [None] * num_first + known[order].tolist()[num_first:]
         hits = map(
             Scored,
@@ -652,15 +657,18 @@ def lift(
 
 
 def probabilities_of(
-    calibration: Calibration, scores: Float32[np.ndarray, " hits"]
+    calibration: Calibration, numbers: Float64[np.ndarray, "hits 3"]
 ) -> Float64[np.ndarray, " hits"]:
-    """Return the probabilities of one query's hits, best first; at least two if so many were found."""
-    log_odds = calibration.intercept + hit_numbers(scores) @ np.array(calibration.weights)
+    """Return the probabilities of hits by their numbers (:func:`hit_numbers`)."""
+    log_odds = calibration.intercept + numbers @ np.array(calibration.weights)
     return np.asarray(1 / (1 + np.exp(-log_odds)))
 
 
 def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hits 3"]:
-    """Return the score, the lead of the first hit over the second, and minus the distance to the first."""
+    """Return the score, the lead of the first hit over the second, and minus the distance to the first.
+
+    The scores are one query's, best first; at least two if so many were found.
+    """
     own = scores.astype(np.float64)
     numbers = np.zeros((len(own), 3))
     numbers[:, 0] = own

@@ -91,7 +91,9 @@ def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_st
 
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
 def test_probabilities_are_bounded_and_never_rise_down_the_list(scores):
-    found = probabilities_of(CALIBRATION, np.array(sorted(scores, reverse=True), dtype=np.float32))
+    found = probabilities_of(
+        CALIBRATION, hit_numbers(np.array(sorted(scores, reverse=True), dtype=np.float32))
+    )
     assert ((found > 0) & (found < 1)).all()
     assert (np.diff(found) <= 1e-9).all()
 
@@ -159,10 +161,14 @@ def test_a_calibration_stays_while_items_come_and_go(index):
 
 def test_an_item_that_was_chosen_is_probable_and_comes_first_among_all_modalities(index):
     index.keep_calibration(CALIBRATION)
-    last = index.search("a red square", k=10)[-1]
-    index.learn(last.id, "a red square")
-    (hit,) = index.search("a red square", k=1)
-    assert (hit.id, hit.probability > last.probability) == (last.id, True)
+    before = {hit.id: hit.probability for hit in index.search("a red square", k=10)}
+    last = [*before][-1]
+    index.learn(last, "a red square")
+    hit, *others = index.search("a red square", k=10)
+    assert (hit.id, hit.probability > before[last]) == (last, True)
+    assert {one.id: one.probability for one in others} == {
+        name: pytest.approx(own) for name, own in before.items() if name != last
+    }
 
 
 def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
