@@ -501,7 +501,7 @@ class SnapshotSearcher:
     def _score(self, query: EncodedQuery, ranking: Ranking, *, is_part: bool) -> tuple[list[Scored], int]:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
         scores, order, num_first = ranking.scores, np.arange(min(query.k, len(ranking.scores))), 0
-        by_meaning, shares = scores, np.zeros(len(scores), dtype=np.float32)
+        by_meaning = scores
         if query.raised:
             places = self._places(ranking)
             rare = query.rare or RareWords({}, frozenset())
@@ -527,7 +527,7 @@ class SnapshotSearcher:
                 lead = by_meaning.astype(np.float64) - ranking.scores.max(initial=-np.inf)
                 numbers = np.stack([by_meaning, lead.clip(min=0), lead.clip(max=0)], axis=1)
                 raised = probabilities_of(self._calibration, numbers)
-                known = np.where(shares > 0, np.maximum(known, raised), known)
+                known = np.where(by_meaning > ranking.scores, np.maximum(known, raised), known)
             probabilities = [None] * num_first + known[order].tolist()[num_first:]
         hits = map(
             Scored,

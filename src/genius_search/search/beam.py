@@ -22,7 +22,7 @@ from genius_search.errors import UsageError
 from genius_search.nn.codebooks import AnyArray, as_floats
 from genius_search.nn.generator import DecoderStep, Generator, GeneratorState
 from genius_search.nn.spread import Spread, decode_densities
-from genius_search.search.rank import NO_EMBEDDINGS, Evidence, Ranking
+from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import (
     Children,
     Restriction,
@@ -483,14 +483,7 @@ def rank_items(
         allowed codes at level 0; empty means any.
     for_codes
         the query's vector in the space of the codes, if that is another one; a shortlist needs it.
-
-    Raises
-    ------
-    UsageError
-        The data that the re-ranking needs is not available.
     """
-    if config.rerank == "embeddings" and evidence.embeddings is None:
-        raise UsageError(NO_EMBEDDINGS)
     ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
     if config.rerank == "none":
         return ranking.take(topk(ranking.scores, k))

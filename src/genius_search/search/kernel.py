@@ -25,7 +25,7 @@ from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
-from genius_search.search.rank import NO_EMBEDDINGS, CodeRanker, Evidence, Ranking, Vectors, Wanted
+from genius_search.search.rank import CodeRanker, Evidence, Ranking, Vectors, Wanted
 from genius_search.search.table import IdTable, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.nn.packed import PackedGenerator
     from genius_search.search.beam import Decoder
 
+NO_EMBEDDINGS: Final = (
+    "this index stores no embeddings; rank by codes, or create it with `embeddings='fused'`"
+)
 MAX_LEVELS: Final = 255
 GRAM_CODES: Final = 1024
 """Inner products between code vectors are computed in advance for the first levels, up to this many codes."""

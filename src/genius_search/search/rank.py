@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Integer, UInt8
@@ -12,10 +12,6 @@ from jaxtyping import Bool, Float32, Int64, Integer, UInt8
 from genius_search.nn.codebooks import AnyArray, as_floats, sum_codes
 from genius_search.nn.spread import Spread, SpreadOf, decode_densities, decode_half_norms
 from genius_search.search.table import Restriction
-
-NO_EMBEDDINGS: Final = (
-    "this index stores no embeddings; rank by codes, or create it with `embeddings='fused'`"
-)
 
 
 class CodeRanker:
