@@ -92,7 +92,7 @@ def draw(kind: str, before: Contents, write: int, chance: random.Random) -> Oper
         after = {name: value for name, value in before.items() if name not in gone}
         return Operation(kind, lambda writer: writer.delete(gone), after)
     if kind == "compact":
-        return Operation(kind, lambda writer: writer.compact(), before)
+        return Operation(kind, lambda writer: writer.compact(min_deleted=0), before)
     new = {f"{write}/{number}": write for number in range(chance.choice((1, 3, 40)))}
     new |= dict.fromkeys(chance.sample(names, min(len(names), chance.randint(0, 5))), write)
     return Operation(kind, lambda writer: writer.add([given(new)]), before | new)
@@ -274,7 +274,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
             with one_writer(index) as writer:
                 writer.add([given(dict.fromkeys("abcdefghijkl", number))])
                 writer.delete("bcdefghijkl")
-                writer.compact()
+                writer.compact(min_deleted=0)
 
     reads, last = 0, 0
     with forked(write) as child:

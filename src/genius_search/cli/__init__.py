@@ -33,7 +33,6 @@ COMMANDS: Final = {
     "index list": "search:List",
     "index learn": "index:Learn",
     "index refit": "index:Refit",
-    "index compact": "index:Compact",
     "index info": "index:Info",
     "calibrate": "train:Calibrate",
     "cluster build": "cluster:BuildCluster",

@@ -34,12 +34,9 @@ from genius_search.cli.terminal import TerminalProgress, print_facts, print_json
 from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from genius_search.index.build import Added
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
-    from genius_search.index.writer import Writer
 
 
 MANY: Final = 5
@@ -149,6 +146,7 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
             progress.say(f"reading {self.pool or self.vectors}")
             index = self.open_index(with_encoder=False)
             added = index.add(**self.items(), progress=progress, wait_seconds=self.wait)
+            index.compact(wait_seconds=self.wait)
             report_added(progress, added, as_json=self.json)
             suggest_refit(index, progress)
 
@@ -213,6 +211,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
                 print_text(f"{change.kind} {before}{change.id}")
             report_added(progress, done, as_json=self.json, again=True)
             if not self.dry_run:
+                index.compact(wait_seconds=self.wait)
                 suggest_refit(index, progress)
         return 3 if done.missing else 0
 
@@ -256,6 +255,10 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     ids_from: OptionalFile = None
     """File with one more id on each line; - is stdin."""
 
+    compact: bool = False
+    """Free the space of all deleted items at once, which writes the whole index anew. Default: when a fifth
+    of a segment is deleted."""
+
     def run(self) -> int:
         ids = [*self.ids, *filter(None, read_ids(self.ids_from) or ())]
         if not ids:
@@ -264,8 +267,13 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
             with open_cluster(self.index, self) as searcher:
                 done = searcher.delete(ids)
         else:
-            with _write(self.index, self.wait) as writer:
+            from genius_search.index.store import read_manifest
+            from genius_search.index.writer import MIN_DELETED, one_writer
+
+            read_manifest(self.index)  # a folder that is no index stays as it is
+            with one_writer(self.index, wait_seconds=self.wait) as writer:
                 done = writer.delete(ids)
+                writer.compact(0 if self.compact else MIN_DELETED)
         if self.json:
             print_json(done._asdict())
         else:
@@ -336,28 +344,6 @@ def _read_choices(log: Path) -> list[dict[str, Any]]:
     if not choices:
         raise BadData(f"{log} has no choices")
     return choices
-
-
-@command
-class Compact(WaitOption, IndexArgument):
-    """Free the space of deleted items and merge all segments into one; no model is needed."""
-
-    def run(self) -> None:
-        with _write(self.index, self.wait) as writer:
-            before = len(writer.snapshot.segments)
-            writer.compact()
-            after = writer.snapshot
-        segments = plural(len(after.segments), "segment")
-        print(f"{plural(after.num_alive, 'item')} in {segments}, before in {before}", file=sys.stderr)
-
-
-def _write(folder: Path, wait_seconds: float) -> AbstractContextManager[Writer]:
-    """Lock an index for writing; a folder that is none stays as it is."""
-    from genius_search.index.store import read_manifest
-    from genius_search.index.writer import one_writer
-
-    read_manifest(folder)
-    return one_writer(folder, wait_seconds=wait_seconds)
 
 
 @command

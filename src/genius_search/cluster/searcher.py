@@ -158,7 +158,15 @@ class Shard:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
         with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
-            return add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
+            done = add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
+            writer.compact()
+            return done
+
+    def delete(self, ids: Sequence[str], *, wait_seconds: float) -> Deleted:
+        """Delete items by their ids."""
+        done = self._index.delete(ids, wait_seconds=wait_seconds)
+        self._index.compact(wait_seconds=wait_seconds)
+        return done
 
 
 class Searcher:

@@ -439,10 +439,19 @@ class Index:
 
         return read_choices(self.folder)
 
-    def compact(self, *, wait_seconds: float = 0.0) -> None:
-        """Merge all segments into one and free the space of deleted items."""
+    def compact(self, *, min_deleted: float = 0.2, wait_seconds: float = 0.0) -> None:
+        """Free the space of deleted items where they are many, in time proportional to their number.
+
+        Commands and the service do so after each change.
+
+        Parameters
+        ----------
+        min_deleted
+            The least share of deleted items for which a part of the index is written anew. With 0 all of it
+            is, unless nothing is deleted, and becomes a single segment.
+        """
         with self._one_writer(wait_seconds) as writer:
-            writer.compact()
+            writer.compact(min_deleted)
 
     def refit(
         self,

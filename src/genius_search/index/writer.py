@@ -88,6 +88,9 @@ SETTINGS: Final = (  # the file is used only when it is complete
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
+MIN_DELETED: Final = 0.2
+"""Share of a segment's items that are deleted before compaction writes it anew. Since what lies behind it is
+smaller, at most ten items are written for each deleted one."""
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
 
@@ -588,30 +591,36 @@ class Writer:
             self._change(snapshot, kept=len(found), gone={name: rows for name, (_, rows) in found.items()})
         return Deleted(len(there), [name for name in ids if name not in there])
 
-    def compact(self) -> None:
-        """Merge all segments into one without deleted items.
+    def compact(self, min_deleted: float = MIN_DELETED) -> None:
+        """Free the space of deleted items, if there are many, in time proportional to their number.
 
-        Pictures that no item names, and the saved work of an interrupted run, are removed.
+        The first segment with at least this share of deleted items is merged with those behind it, and
+        pictures that no item names are removed. With 0, all segments are merged, and the saved work of an
+        interrupted run is removed, too.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
             A file is missing or damaged; nothing is changed.
         """
-        refuse_links(self.folder, with_pictures=True)
         snapshot = self.snapshot
         segments = snapshot.segments
+        kept = _num_compact(segments, min_deleted)
+        if kept == len(segments) and min_deleted > 0:
+            return
+        refuse_links(self.folder, with_pictures=True)
         named = stored_pictures(self.folder, segments)
         for path in (self.folder / PICTURES).glob("*/*"):
             if path not in named:
                 path.unlink()
-        if len(segments) > 1 or any(len(one.dead) for one in segments):
-            self._check_contents(snapshot.manifest.segments)
+        if kept < len(segments):
+            self._check_contents(snapshot.manifest.segments[kept:])
             new = None
-            if snapshot.num_alive:
-                new = _write_segment(self.folder, snapshot.manifest, alive_batches(segments))
-            self._change(snapshot, kept=0, new=new)
-        remove_work(self.folder)
+            if any(one.num_alive for one in segments[kept:]):
+                new = _write_segment(self.folder, snapshot.manifest, alive_batches(segments[kept:]))
+            self._change(snapshot, kept=kept, new=new)
+        if min_deleted <= 0:
+            remove_work(self.folder)
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
@@ -631,8 +640,8 @@ class Writer:
         generation = snapshot.manifest.generation + 1
         entries = []
         for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
-            rows = (gone or {})[segment.name]
-            if not len(rows):
+            rows = (gone or {}).get(segment.name)
+            if rows is None or not len(rows):
                 entries.append(entry)
             elif len(rows) < segment.num_alive:
                 entries.append(entry.without(np.union1d(segment.dead, rows)))
@@ -678,3 +687,11 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
         kept -= 1
         count += segments[kept].num_alive
     return kept
+
+
+def _num_compact(segments: Sequence[Segment], min_deleted: float) -> int:
+    """Return the number of segments to keep when compacting; the others are merged."""
+    if min_deleted <= 0:
+        return len(segments) if len(segments) == 1 and not len(segments[0].dead) else 0
+    due = (len(one.dead) >= min_deleted * one.num_items for one in segments)
+    return next(itertools.compress(itertools.count(), due), len(segments))

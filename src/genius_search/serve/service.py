@@ -42,8 +42,6 @@ THREADS: Final = 2
 """Of each kind; more would keep more memory."""
 MAX_WAITING: Final = 256
 """Requests that wait for the threads of a kind."""
-MAX_DEAD_SHARE: Final = 0.2
-"""Share of deleted items that triggers compaction: at most four items are rewritten per deleted one."""
 PATIENCE_SECONDS: Final = 10.0
 """Longest wait for another process that is changing the index."""
 # Of texts in a picture; 64 MB by default, each up to four times in memory.
@@ -176,11 +174,7 @@ class Service:
 
         def compact() -> None:
             try:
-                snapshot = index.snapshot
-                num_dead = sum(len(segment.dead) for segment in snapshot.segments)
-                if num_dead > MAX_DEAD_SHARE * (snapshot.num_alive + num_dead):
-                    index.compact(wait_seconds=PATIENCE_SECONDS)
-                index.current()  # so that files of the state before are closed with their last reader
+                index.compact(wait_seconds=PATIENCE_SECONDS)
             except Exception:  # noqa: BLE001  nobody waits for this
                 log.exception("%s could not be compacted", name)
 

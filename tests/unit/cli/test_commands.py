@@ -129,7 +129,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         assert "--model" in run(capsys, *words, status=4)[1]
         run(capsys, *words, "--model", tmp_path / "there")
     run(capsys, "index", "delete", tmp_path / "i", "milk.txt")
-    for words in (("info",), ("compact",), ("info", "--verify")):  # these need no model
+    for words in (("info",), ("info", "--verify")):  # these need no model
         run(capsys, "index", words[0], tmp_path / "i", *words[1:])
 
 

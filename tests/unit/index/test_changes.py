@@ -99,7 +99,7 @@ def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, 
         info = opened.info()
         assert (info.items, info.by_modality, info.distinct_ids, info.collision_rate) == (0, {}, 0, 0.0)
         assert opened.verify().items == 0
-        opened.compact()
+        opened.compact(min_deleted=0)
         assert "0 items" in repr(opened)
     assert index.add(pool) == Added(8, 0, 0)
     assert everything(index) == ALL
@@ -113,7 +113,7 @@ def test_compaction_gives_back_room_and_changes_no_answer(index, pool):
     index.delete(["red.txt", "1.txt"])
     asked = {"k": 100, "config": SearchConfig(beam=500, rerank="embeddings")}
     before = index.search("a kite", **asked)
-    index.compact()
+    index.compact(min_deleted=0)
     info = index.info()
     assert (info.items, info.segments, info.deleted) == (9, 1, 0)
     after = index.search("a kite", **asked)
@@ -123,7 +123,7 @@ def test_compaction_gives_back_room_and_changes_no_answer(index, pool):
     assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=1e-5)
     assert index.verify().deleted == 0
     generation = info.generation
-    index.compact()  # nothing to do
+    index.compact(min_deleted=0)  # nothing to do
     assert index.info().generation == generation
 
 
@@ -134,7 +134,7 @@ def test_every_open_handle_sees_what_another_did(index, model, pool):
     (pool / "new.txt").write_text("a new kite")
     index.add(pool)
     assert everything(other) == {*ALL, "new.txt"}
-    other.compact()
+    other.compact(min_deleted=0)
     assert index.info() == other.info()
     assert index.delete(["new.txt"]) == Deleted(1, [])
     assert other.search("a kite", match="new") == []

@@ -194,7 +194,7 @@ def test_no_link_in_an_index_is_followed(folder, tmp_path, name):
     else:
         link.symlink_to(home / "letters" / "a.npy" if name == ".lock" else home)
     for change in (
-        index.compact,
+        lambda: index.compact(min_deleted=0),
         lambda: index.delete("7"),
         lambda: verify(folder),
         lambda: Index.open(folder),
@@ -212,7 +212,7 @@ def test_a_folder_in_the_place_of_the_lock_and_a_file_in_that_of_a_folder_are_no
         Index.open(folder).delete("7")
     (folder / ".lock").rmdir()
     (folder / "tmp").write_text("a file")
-    Index.open(folder).compact()
+    Index.open(folder).compact(min_deleted=0)
     assert verify(folder).segments == 1
 
 
@@ -311,6 +311,6 @@ def test_a_change_keeps_the_segments_that_are_open_and_closes_those_that_are_gon
     assert index.snapshot.segments[0].table is table
     assert not index.snapshot.segments[0].unchecked
     del table
-    other.compact()
+    other.compact(min_deleted=0)
     assert index.search(vector=QUERIES[0])
     assert f"{folder}/segments/000001" not in Path("/proc/self/maps").read_text()

@@ -122,7 +122,7 @@ def test_the_log_follows_changes_of_the_index(index):
     chosen = far_choice(index, query)
     index.learn(chosen, vector=query)
     index.add(vectors=draw(50, 7), ids=[f"new {row}" for row in range(50)], modalities="image")
-    index.compact()
+    index.compact(min_deleted=0)
     index.refit()
     assert chosen in ids(index, query, modality="image")[:5]
     assert index.verify().items == ITEMS + 50

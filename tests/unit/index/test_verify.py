@@ -107,7 +107,7 @@ def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monk
     def meanwhile(*_: object) -> None:
         monkeypatch.setattr(Snapshot, "load", load)
         with one_writer(index) as writer:
-            writer.compact()
+            writer.compact(min_deleted=0)
         raise OSError
 
     monkeypatch.setattr(Snapshot, "load", meanwhile)
@@ -141,7 +141,7 @@ def merge(index: Path, count: int | None) -> None:
     """Compact, or add so many that all are merged."""
     with one_writer(index) as writer:
         if count is None:
-            writer.compact()
+            writer.compact(min_deleted=0)
         else:
             writer.add([given(9, count)])
 
@@ -159,7 +159,7 @@ def test_damage_is_not_merged_into_a_new_segment(index):
         assert files(index) == before
         file.write_bytes(contents)
     with one_writer(index) as writer:
-        writer.compact()
+        writer.compact(min_deleted=0)
     assert verify(index).items == 77
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ ADD = st.tuples(
     st.just("add"), st.dictionaries(st.sampled_from("abcdefghijkl"), st.integers(0, 99), max_size=9)
 )
 DELETE = st.tuples(st.just("delete"), st.lists(st.sampled_from("abcdefghijklm"), max_size=9))
-COMPACT = st.tuples(st.just("compact"), st.none())
+COMPACT = st.tuples(st.just("compact"), st.sampled_from([0.0, 0.2, 0.5]))
 
 
 @settings(max_examples=15)
@@ -93,9 +94,16 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
                 assert writer.delete(what) == (len(wanted) - len(missing), missing)
                 expected = {name: number for name, number in expected.items() if name not in what}
             else:
-                writer.compact()
-                assert all(len(segment.dead) == 0 for segment in writer.snapshot.segments)
-                assert len(writer.snapshot.segments) == (1 if expected else 0)
+                before = writer.snapshot.segments
+                dirty = [len(one.dead) >= what * one.num_items and len(one.dead) > 0 for one in before]
+                writer.compact(min_deleted=what)
+                after = writer.snapshot.segments
+                if what == 0:
+                    assert [len(one.dead) for one in after] == [0] * bool(expected)
+                else:  # what lies before the first that has many deleted items is left alone
+                    kept = [*dirty, True].index(True)
+                    assert [one.name for one in after[:kept]] == [one.name for one in before[:kept]]
+                    assert len(after) <= kept + 1
             assert writer.snapshot.num_alive == len(expected)
     assert found(folder) == expected
     assert verify(folder).items == len(expected)
@@ -141,7 +149,7 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     before = Snapshot.open(tmp_path)
     with one_writer(tmp_path) as writer:
         writer.delete(["3", "4"])
-        writer.compact()
+        writer.compact(min_deleted=0)
         writer.add([given_items({"3": 99})])
     (segment,) = before.segments
     assert not segment.folder.exists()
@@ -159,7 +167,7 @@ def add(writer: Writer) -> object:
     return writer.add([given_items({"old 3": 77, "newer": 78})])
 
 
-@pytest.mark.parametrize("work", [add, delete, Writer.compact])
+@pytest.mark.parametrize("work", [add, delete, Writer.compact, partial(Writer.compact, min_deleted=0)])
 def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_one(
     tmp_path, work, killed_at
 ):
