@@ -22,7 +22,6 @@ from genius_search.errors import EXTRAS, GeniusError, UsageError, missing_extra
 # A parser of all commands at once, which tyro offers, takes .4 CPU-seconds to print its help.
 COMMANDS: Final = {
     "search": "search:Search",
-    "explain": "search:Explain",
     "serve": "serve:Serve",
     "mcp": "serve:Mcp",
     "keys add": "serve:AddKey",
@@ -30,7 +29,6 @@ COMMANDS: Final = {
     "index add": "index:Add",
     "index sync": "index:Sync",
     "index delete": "index:Delete",
-    "index list": "search:List",
     "index learn": "index:Learn",
     "index refit": "index:Refit",
     "index info": "index:Info",

@@ -32,9 +32,6 @@ OptionalFolder = Annotated[Path | None, optional("FOLDER")]
 OptionalFile = Annotated[Path | None, optional("FILE")]
 OptionalInt = Annotated[int | None, optional("INT")]
 Words = Annotated[str | None, optional("WORDS")]
-Conditions = Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")]
-Rerank = Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")]
-Router = Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
 
 LISTED_LAST: Final = ("address", "model", "wait", "seed", "device", "download", "json")
@@ -140,39 +137,6 @@ class WaitOption:
 
     wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
     """Seconds to wait while another process changes the index."""
-
-
-@command
-class QueryOptions:
-    """A query and its conditions."""
-
-    text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
-    """Text of the query."""
-
-    image: OptionalFile = None
-    """Image of the query; alone, or together with the text."""
-
-    instruction: Words = None
-    """Instruction that says in words what kind of result is wanted."""
-
-    modality: Annotated[
-        Literal["image", "text", "image-text"] | None, optional("{image,text,image-text}")
-    ] = None
-    """Search only items of this modality."""
-
-    where: Conditions = ()
-    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella',
-    'taken=2024-05', 'price is missing'. Several --where must all hold."""
-
-    def query(self) -> dict[str, Any]:
-        """Return the options as arguments of a search."""
-        return {
-            "text": " ".join(self.text) or None,
-            "image": self.image,
-            "instruction": self.instruction,
-            "modality": self.modality,
-            "where": self.where,
-        }
 
 
 def read_vectors(file: Path | None) -> np.ndarray | None:

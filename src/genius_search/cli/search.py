@@ -1,4 +1,4 @@
-"""``genius search`` and ``genius explain``: what an index finds, and the way of an item through a search."""
+"""``genius search``: what an index finds, its items, and the way of an item through a search."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
 from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
-    Conditions,
-    IndexArgument,
     JsonOption,
     OpenIndexOptions,
     OptionalFile,
     OptionalInt,
-    QueryOptions,
-    Rerank,
-    Router,
     Words,
     command,
+    optional,
     read_search_toml,
     read_vectors,
 )
@@ -96,30 +92,38 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
 
 
 @command
-class PageOptions:
-    """Which items are printed, and how."""
-
-    match: Words = None
-    """Only items whose text contains these words; "a phrase" in double quotes, prefix*."""
-
-    offset: int = 0
-    """Number of items to skip, for later pages."""
-
-    full: bool = False
-    """Print long texts, or the passages that were found, to their end."""
-
-
-@command
-class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOption):
+class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Search an index, a cluster, or a folder of pictures and texts, with a text, an image, or both.
 
-    Without a query, --where, --match or --modality alone list items, what was added last first.
+    Without a query, items are listed, what was added last first: those that --where, --match and --modality
+    allow, or all.
     A folder is indexed in the user's cache when it is first searched, and brought up to date at each search.
     Exit status 3 if nothing is found.
     """
 
+    text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
+    """Text of the query."""
+
+    image: OptionalFile = None
+    """Image of the query; alone, or together with the text."""
+
     vector: OptionalFile = None
     """Search with the vector in a .npy file, a feature of the index's encoder."""
+
+    instruction: Words = None
+    """Instruction that says in words what kind of result is wanted."""
+
+    modality: Annotated[
+        Literal["image", "text", "image-text"] | None, optional("{image,text,image-text}")
+    ] = None
+    """Search only items of this modality."""
+
+    where: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")] = ()
+    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella',
+    'taken=2024-05', 'price is missing'. Several --where must all hold."""
+
+    match: Words = None
+    """Only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
     hybrid: bool = True
     """Raise items that have rare words of the query, and put those with its codes first."""
@@ -127,13 +131,18 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
 
+    offset: int = 0
+    """Number of hits to skip, for later pages."""
+
     beam: OptionalInt = None
     """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
 
-    rerank: Rerank = None
+    rerank: Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")] = (
+        None
+    )
     """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
 
-    router: Router = None
+    router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = None
     """With --rerank: what finds candidates. Default: geometry."""
 
     candidates: OptionalInt = None
@@ -145,15 +154,32 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
     files_only: bool = False
     """Print only the path of each hit's file; of a text in an index, its id."""
 
+    full: bool = False
+    """Print long texts, or the passages that were found, to their end."""
+
+    explain: Annotated[str | None, optional("ID")] = None
+    """Print why the search finds the item of this id, or does not: its way through the codes."""
+
     def run(self) -> int:
+        from genius_search.index.filters import Filter
         from genius_search.index.query import adjust_settings
 
         if self.json and self.files_only:
             raise UsageError("--json prints all of a hit; leave out --files-only")
+        if self.explain is not None and (self.files_only or is_cluster(self.index)):
+            raise UsageError(
+                "--explain prints the way of an item through the codes of one index: leave out --files-only, "
+                "and of a cluster give a folder in its shards/"
+            )
         vectors = read_vectors(self.vector)
-        options = {
-            **self.query(),
+        is_listing = not self.text and self.image is None and vectors is None
+        options: dict[str, Any] = {
+            "text": " ".join(self.text) or None,
+            "image": self.image,
             "vector": None if vectors is None else vectors.squeeze(),
+            "instruction": self.instruction,
+            "modality": self.modality,
+            "where": Filter.parse(self.where) if is_listing else self.where,
             "match": self.match,
             "hybrid": self.hybrid,
             "k": self.k,
@@ -169,9 +195,12 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
         if is_folder_of_files(self.index):
             index = open_folder(self.index, device=self.device, download=self.download)
         else:
-            index = self.open_index()
+            index = self.open_index(with_encoder=not is_listing)
         usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)
         config = adjust_settings(usual, index.model, **self._given())
+        if self.explain is not None:
+            print_explanation(index.explain(self.explain, **options, config=config), index, as_json=self.json)
+            return 0
         hits = index.search(**options, config=config)
         if not hits and self.modality and self.modality not in index.snapshot.modalities:
             print(f"no item is {self.modality}: encoders of texts find pictures as text", file=sys.stderr)
@@ -202,41 +231,12 @@ class Search(AddressOption, QueryOptions, PageOptions, OpenIndexOptions, JsonOpt
             print_hits(hits, full=self.full)
         if hits and about.get("good_match") is False:
             print("no good match: the first hits are probably wrong", file=sys.stderr)
+        if len(hits) == self.k and not hits[0].codes:  # a list
+            print(f"for more: --offset {self.offset + self.k}", file=sys.stderr)
         return 0 if hits else 3
 
     def _given(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
-
-
-@command
-class List(PageOptions, JsonOption, IndexArgument):
-    """List the items of an index, what was added last first; no model is needed.
-
-    Exit status 3 if there are none.
-    """
-
-    where: Conditions = ()
-    """List only items whose fields meet a condition, as in `genius search`."""
-
-    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 100
-    """Number of items."""
-
-    def run(self) -> int:
-        from genius_search.index.filters import Filter
-        from genius_search.index.query import browse
-        from genius_search.index.request import SearchRequest
-        from genius_search.index.snapshot import Snapshot
-
-        wanted = Filter.parse(self.where, self.match)
-        items = browse(Snapshot.open(self.index), SearchRequest(where=wanted, k=self.k, offset=self.offset))
-        if self.json:
-            names = ("id", "modality", "text", "image", "fields")
-            print_json([{name: getattr(item, name) for name in names} for item in items])
-        else:
-            print_hits(items, full=self.full)
-        if len(items) == self.k:
-            print(f"for more: --offset {self.offset + self.k}", file=sys.stderr)
-        return 0 if items else 3
 
 
 def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
@@ -262,52 +262,21 @@ def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
     print_table(["rank", *scores, "item", "text or picture"], rows, left=("item",), fill=True, cut=not full)
 
 
-@command
-class Explain(QueryOptions, OpenIndexOptions, JsonOption):
-    """Explain why a search finds an item, or does not: its way through the codes, level by level.
-
-    Settings are those of the index, as in `genius search`.
-    """
-
-    item: Annotated[str, tyro.conf.arg(metavar="ID")]
-    """Id of the item to follow."""
-
-    beam: OptionalInt = None
-    """IDs kept at each level; default: the index's own setting."""
-
-    router: Router = None
-    """What the search is led by; default: the index's own setting."""
-
-    def run(self) -> None:
-        from genius_search.index.query import adjust_settings
-
-        index = self.open_index()
-        config = adjust_settings(index.settings, index.model, router=self.router)
-        found = index.explain(self.item, **self.query(), beam=self.beam, config=config)
-        if self.json:
-            print_json(_plain(dataclasses.asdict(found)))
-        else:
-            _print_explanation(found, has_modality_level=index.model.codebooks.has_modality_level)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON: items become objects with their fields."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if hasattr(value, "_asdict"):
-        return {name: getattr(value, name) for name in ("id", "modality", "text", "image", "fields")}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _print_explanation(found: Explanation, *, has_modality_level: bool) -> None:
+def print_explanation(found: Explanation, index: Index, *, as_json: bool) -> None:
+    """Print the way of an item through a search."""
     item = found.item
+    if as_json:
+        names = ("id", "modality", "text", "image", "fields")
+        shown = {name: getattr(item, name) for name in names}
+        print_json({**dataclasses.asdict(found), "item": shown})
+        return
     print_text(f"{item.id}  {shorten(item.text or item.image or '')}".rstrip())
     rows = []
     for step in found.levels:
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
         described = (f"{_code(one)} ({plural(one.items, 'item')})" for one in others)
         rank = f"{step.rank:,} of {step.num_siblings:,}"
-        name = "modality" if has_modality_level and step.level == 0 else str(step.level)
+        name = "modality" if index.model.codebooks.has_modality_level and step.level == 0 else str(step.level)
         rows.append((name, _code(step), rank, f"{step.items:,}", "; ".join(described)))
     print_table(("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True)
     for choice in found.raised_by:

@@ -136,7 +136,9 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("search", "{index}"), 2),
+        (("search", "{index}", "  "), 2),
+        (("search", "{index}", "--explain", "milk.txt"), 2),
+        (("search", "{index}", "x", "--explain", "milk.txt", "--files-only"), 2),
         (("search", "{index}", "x", "-k", "0"), 2),
         (("search", "a kite", "{index}"), 4),
         (("search", "{index}/..", "x"), 2),

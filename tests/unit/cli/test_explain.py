@@ -1,4 +1,4 @@
-"""Items that share codes, and `genius explain`."""
+"""Items that share codes, and `genius search --explain`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def index(trained, tmp_path_factory) -> Index:
 @pytest.mark.parametrize("router", ["geometry", "generator"])
 def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, router):
     (hit,) = index.search("a red square", k=1, config=dataclasses.replace(index.settings, router=router))
-    words = ("explain", index.folder, "a red square", "--item", hit.id, "--model", trained.model)
+    words = ("search", index.folder, "a red square", "--explain", hit.id, "--model", trained.model)
     words = (*words, "--router", router)
     printed = run_json(capsys, *words)
     assert printed["rank"] == 1

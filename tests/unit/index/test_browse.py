@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import unicodedata
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -127,7 +128,7 @@ def test_values_of_all_kinds_become_json_and_a_bad_one_costs_its_field_alone(cli
 
 
 def test_the_command_lists_items_in_any_encoding(index, capsys, monkeypatch):
-    assert main(["index", "list", str(index.folder), "--where", "price<9", "-k", "3"]) == 0
+    assert main(["search", str(index.folder), "--where", "price<9", "-k", "3"]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[:2] for line in out.splitlines()] == [
         ["rank", "item"],
@@ -141,15 +142,15 @@ def test_the_command_lists_items_in_any_encoding(index, capsys, monkeypatch):
     assert "try `--device cpu`" in capsys.readouterr().err
     for more, length in ((["--full"], 431), ([], 270)):
         monkeypatch.setattr("sys.stdout", stream := io.TextIOWrapper(io.BytesIO(), "cp1252"))
-        assert main(["index", "list", str(index.folder), "--match", "party", *more]) == 0
+        assert main(["search", str(index.folder), "--match", "party", *more]) == 0
         stream.flush()
         printed = stream.buffer.getvalue().decode("cp1252")
         assert "\\U0001f389" in printed
         assert length - 40 < len(printed.splitlines()[1]) < length
     monkeypatch.setattr("sys.stdout", stream := io.TextIOWrapper(io.BytesIO(), "ascii"))
-    assert main(["index", "list", str(index.folder), "--match", "party", "--json"]) == 0
+    assert main(["search", str(index.folder), "--match", "party", "--json"]) == 0
     stream.flush()
-    assert json.loads(stream.buffer.getvalue())[0]["text"].startswith("a party \U0001f389")
+    assert json.loads(stream.buffer.getvalue())["hits"][0]["text"].startswith("a party \U0001f389")
 
 
 def test_two_files_whose_names_differ_in_unicode_alone_are_told_apart_by_a_word(clip_folder, tmp_path):
@@ -159,3 +160,11 @@ def test_two_files_whose_names_differ_in_unicode_alone_are_told_apart_by_a_word(
     index, added = Index.create(tmp_path / "index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}")
     assert (ids(index), "another form of Unicode" in added.left_out[0].reason) == ([f"{NAME}.txt"], True)
     assert (index.sync().deleted, len(index)) == (0, 1)
+
+
+def test_the_command_lists_the_items_of_an_index_whose_encoder_is_not_here(clip_folder, tmp_path, capsys):
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    Index.create(tmp_path / "index", pool=["a kite", "a boat"], encoder=f"clip:{tmp_path / 'clip'}")
+    shutil.rmtree(tmp_path / "clip")
+    assert main(["search", str(tmp_path / "index")]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["item", "0", "1"]
