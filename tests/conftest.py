@@ -84,6 +84,19 @@ def model(trained):
     return Genius.open(trained.model)
 
 
+@pytest.fixture
+def write_keys(tmp_path):
+    """Write lines into the file of API keys that the result names."""
+
+    def write(*lines: str) -> Path:
+        file = tmp_path / "keys"
+        file.write_text("".join(f"{line}\n" for line in lines))
+        file.chmod(0o600)
+        return file
+
+    return write
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _hurried(request):
     """What is written outlives a process that is killed; only tests of commands wait for the disk."""

@@ -7,21 +7,21 @@ import re
 
 from playwright.sync_api import Page, Route, expect
 
-from genius_search.serve.keys import add_key
-
 
 def search(page: Page, text: str = "a leaf") -> None:
     page.get_by_role("textbox", name="What to look for").fill(text)
     page.get_by_role("button", name="Search", exact=True).click()
 
 
-def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(open_page, serve, small_index, tmp_path):
-    key = add_key(tmp_path / "keys", name="reader", scope="read")
-    server = serve(small_index, "--keys", str(tmp_path / "keys"))
+def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(
+    open_page, serve, small_index, write_keys
+):
+    key = "secret" * 4
+    server = serve(small_index, "--keys", str(write_keys(f"reader read {key}")))
     page = open_page(server.address)
     asking = page.get_by_role("dialog", name="API key")
     expect(asking.get_by_role("textbox", name="API key")).to_be_focused()
-    page.keyboard.type("genius_wrong")
+    page.keyboard.type("wrong")
     page.keyboard.press("Enter")
     expect(asking).to_contain_text("was not accepted")
     asking.get_by_role("textbox", name="API key").fill(key)

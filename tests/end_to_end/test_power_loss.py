@@ -24,7 +24,6 @@ from genius_search.index.info import verify
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.recipe import preset
-from genius_search.serve.keys import add_key, read_keys
 from genius_search.training.fit import fit
 
 IMAGE_BYTES = 96 << 20
@@ -158,39 +157,34 @@ def texts(number: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_keys_that_are_printed_and_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
+def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
     model = Genius.open(trained.model)
     index, _ = Index.create(disk.folder / "index", model=model, pool=texts(0))
     alive = {one["id"] for one in texts(0)}
-    states: list[tuple[set[str], set[str]]] = []
+    states: list[set[str]] = []
     with disk.failing_at_each_rename(monkeypatch):
         disk.copies.clear()
         for number in range(1, 4):
-            for change in ("add", "delete", "key"):
-                before = set(alive), {f"k{one}" for one in range(1, number)}
+            for change in ("add", "delete"):
+                before = set(alive)
                 if change == "add":
                     index.add(texts(number))
                     alive |= {one["id"] for one in texts(number)}
-                elif change == "delete":
+                else:
                     index.delete(f"{number} 0")
                     alive.discard(f"{number} 0")
-                else:
-                    add_key(disk.folder / "keys", name=f"k{number}", scope="read")
                 disk.fail()
-                after = set(alive), {f"k{one}" for one in range(1, number + (change == "key"))}
-                states += [before] * (len(disk.copies) - len(states) - 1) + [after]
+                states += [before] * (len(disk.copies) - len(states) - 1) + [set(alive)]
         states.append(states[-1])
     del index
     gc.collect()  # closes its files
-    for number, (copy, (ids, names)) in enumerate(zip(disk.copies, states, strict=True)):
-        allowed = [ids, *(later[0] for later in states[number:] if later[0] != ids)][:2]
+    for number, (copy, ids) in enumerate(zip(disk.copies, states, strict=True)):
+        allowed = [ids, *(later for later in states[number:] if later != ids)][:2]
         with disk.after(copy) as place:
             verify(place / "index")
             found = set(Index.open(place / "index", model=model).snapshot.ids())
             gc.collect()
             assert found in allowed
-            keys = {key.name for key in read_keys(place / "keys")} if (place / "keys").exists() else set()
-            assert names <= keys
 
 
 def build(disk: Disk, trained) -> Settings:
@@ -229,7 +223,7 @@ def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, tr
     "check",
     [
         test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes_on,
-        test_keys_that_are_printed_and_items_that_are_added_or_deleted_stay,
+        test_items_that_are_added_or_deleted_stay,
         test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on,
     ],
 )

@@ -24,7 +24,6 @@ COMMANDS: Final = {
     "search": "search:Search",
     "serve": "serve:Serve",
     "mcp": "serve:Mcp",
-    "keys add": "serve:AddKey",
     "index create": "index:Create",
     "index add": "index:Add",
     "index sync": "index:Sync",

@@ -1,11 +1,11 @@
-"""``genius serve``: indexes over HTTP, with a page; ``genius mcp``: for agents; ``genius keys``."""
+"""``genius serve``: indexes over HTTP, with a page; ``genius mcp``: for agents."""
 
 from __future__ import annotations
 
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
@@ -59,7 +59,7 @@ class IndexesOptions(DeviceOptions):
 class Serve(IndexesOptions):
     """Answer searches of indexes over HTTP, with a page for browsers.
 
-    Only this machine is answered, unless --keys (`genius keys add`) and another --host are given.
+    Only this machine is answered, unless --keys and another --host are given.
     """
 
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
@@ -69,7 +69,8 @@ class Serve(IndexesOptions):
     """Port to listen on; 0 picks a free one."""
 
     keys: OptionalFile = None
-    """API keys; requests without one are refused."""
+    """Text file of API keys, each a line NAME read KEY or NAME write KEY; requests without one are refused.
+    `openssl rand -hex 32` makes a KEY."""
 
     roots: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER [FOLDER ...]")] = ()
     """Folders whose pictures may be handed out. Others, outside of an index, are only if their contents are
@@ -81,8 +82,8 @@ class Serve(IndexesOptions):
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
         if self.host not in LOCAL_ADDRESSES and self.keys is None:
             raise UsageError(
-                f"--host {self.host} can be reached by other machines, which requires API keys: create one "
-                "with `genius keys add FILE --name NAME` and give --keys FILE"
+                f"--host {self.host} can be reached by other machines, which requires API keys: write "
+                "NAME read KEY into a FILE, with a KEY of `openssl rand -hex 32`, and give --keys FILE"
             )
         need_packages("serving needs", "fastapi", "granian", "prometheus_fastapi_instrumentator")
         from genius_search.serve.app import create_app
@@ -137,26 +138,3 @@ class Mcp(IndexesOptions):
             server.run("streamable-http", port=self.port)
         else:
             server.run()
-
-
-@command
-class AddKey:
-    """Create an API key for `genius serve --keys`. It is printed once; only its hash is stored.
-
-    To revoke a key delete its line in the file; a running server notices.
-    """
-
-    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """File of keys; created if it does not exist."""
-
-    name: Annotated[str, tyro.conf.arg(metavar="NAME")]
-    """Whose key it is."""
-
-    scope: Literal["read", "write"] = "read"
-    """What it permits: searching and looking, or also adding and deleting items."""
-
-    def run(self) -> None:
-        from genius_search.serve.keys import add_key
-
-        print(add_key(self.file, name=self.name, scope=self.scope))
-        print(f"{self.file} has its hash; the key itself is stored nowhere", file=sys.stderr)

@@ -210,7 +210,9 @@ class Guard:
             )
         scope["state"]["may_write"] = key.scope == "write"
         if not (key.scope == "write" or method in SAFE_METHODS or path in READING_POSTS):
-            raise Problem(403, "this API key may only read; use one created with --scope write")
+            raise Problem(
+                403, "this API key may only read; use one whose line in the file of keys says write"
+            )
         return f"key {key.name}"
 
     @contextlib.contextmanager

@@ -1,38 +1,31 @@
-"""API keys: a file with one line per key, which holds only hashes.
+"""API keys: a text file with a line for each, ``NAME read KEY`` or ``NAME write KEY``.
 
-A line is a name, a scope (``read``, or ``write``, which includes reading) and the SHA-256 of the key. A key
-has 32 random bytes, so a slow hash would protect nothing. To revoke a key, delete its line: the file is read
-for every request.
+Keys stand in it as they are, so only its owner may read it. Who may write may also read. To revoke a key,
+delete its line: the file is read for every request.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
+import os
 import re
-import secrets
+import shlex
+import sys
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from filelock import FileLock
+from genius_search.errors import BadData
 
-from genius_search.errors import BadData, UsageError
-from genius_search.writing import write_file
-
-Scope = Literal["read", "write"]
-
-PREFIX: Final = "genius_"
-"""Start of every key, so that leaked keys are easy to recognise."""
-_NAME: Final = re.compile(r"[\w.@-]{1,64}")
-_LINE: Final = re.compile(r"(\S+)\s+(read|write)\s+([0-9a-f]{64})\s*")
+_LINE: Final = re.compile(r"([\w.@-]{1,64})\s+(read|write)\s+([A-Za-z0-9_-]{20,})\s*")
 
 
 class Key(NamedTuple):
     """A line of the file."""
 
     name: str
-    scope: Scope
-    sha256: str
+    scope: str
+    """``read`` or ``write``."""
+    key: str
 
 
 def read_keys(file: Path) -> list[Key]:
@@ -41,54 +34,32 @@ def read_keys(file: Path) -> list[Key]:
     Raises
     ------
     BadData
-        The file cannot be read, or a line is malformed.
+        The file cannot be read, or can be by others, or a line is malformed.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        with file.open(encoding="utf-8-sig") as opened:
+            status, lines = os.fstat(opened.fileno()), opened.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadData(f"{file} cannot be read as a file of API keys ({error})") from None
+    # Who does not own it cannot mend this, as in a container that is given the file.
+    if sys.platform != "win32" and status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        raise BadData(
+            f"{file} has API keys that others may read; `chmod 600 {shlex.quote(str(file))}` ends this"
+        )
     keys = []
     for number, line in enumerate(lines, start=1):
-        found: Any = _LINE.fullmatch(line)
-        if found:
-            keys.append(Key(*found.groups()))
+        if found := _LINE.fullmatch(line):
+            keys.append(Key(found[1], found[2], found[3]))
         elif line.strip() and not line.startswith("#"):
             raise BadData(
-                f"{file}:{number}: expected a name, read or write, and the SHA-256 of a key; `genius keys "
-                f"add {file} --name NAME` writes such a line"
+                f"{file}:{number}: expected `NAME read KEY` or `NAME write KEY`, the key of at least 20 "
+                "letters, digits, - and _; `openssl rand -hex 32` makes one"
             )
     return keys
 
 
 def find_key(file: Path, key: str) -> Key | None:
-    """Return the entry of a key, or None if the key is unknown."""
-    digest = _hash(key)
-    return next((entry for entry in read_keys(file) if hmac.compare_digest(entry.sha256, digest)), None)
-
-
-def add_key(file: Path, *, name: str, scope: Scope) -> str:
-    """Create a key, store its hash in a file (created if missing) and return the key.
-
-    Raises
-    ------
-    UsageError
-        the name is taken or malformed.
-    """
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"the key's name is {name!r}, expected 1 to 64 letters, digits or any of . _ - @")
-    key = PREFIX + secrets.token_urlsafe(32)
-    with FileLock(f"{file}.lock") as lock:
-        try:
-            if file.exists() and any(entry.name == name for entry in read_keys(file)):
-                raise UsageError(
-                    f"{file} already has a key named {name}; delete its line first, or choose another name"
-                )
-            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-            write_file(file, "\n".join([*lines, f"{name} {scope} {_hash(key)}", ""]).encode())
-        finally:
-            Path(lock.lock_file).unlink()  # whoever waits for it makes a new one
-    return key
-
-
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    """Return the line of a key, or None if the key is unknown; it takes as long for each."""
+    given = key.encode("utf-8", "surrogatepass")
+    found = [line for line in read_keys(file) if hmac.compare_digest(line.key.encode(), given)]
+    return found[0] if found else None

@@ -143,7 +143,6 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("search", "a kite", "{index}"), 4),
         (("search", "{index}/..", "x"), 2),
         (("index", "add", "{index}", ""), 2),
-        (("keys", "add", "{photos}/milk.txt/keys", "--name", "a"), 1),
         (("search", "{index}", "x", "--where", "price<"), 2),
         (("search", "{index}", "x", "--config", "{new}"), 2),
         (("index", "delete", "{index}"), 2),

@@ -8,7 +8,6 @@ import pytest
 
 from genius_search.cli import main
 from genius_search.index.index import Index
-from genius_search.serve.keys import add_key
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +29,12 @@ def test_an_address_that_others_reach_needs_keys(folder, capsys):
         assert "API keys" in refused(capsys, folder, "--host", host)
 
 
-def test_an_address_that_is_taken_or_elsewhere_is_refused_at_once(folder, tmp_path, capsys):
+def test_an_address_that_is_taken_or_elsewhere_is_refused_at_once(folder, write_keys, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"127.0.0.1 port {port}" in refused(capsys, folder, "--port", port)
-    add_key(tmp_path / "keys", name="one", scope="read")
-    elsewhere = refused(capsys, folder, "--host", "192.0.2.1", "--keys", tmp_path / "keys")
+    keys = write_keys(f"one read {'k' * 20}")
+    elsewhere = refused(capsys, folder, "--host", "192.0.2.1", "--keys", keys)
     assert "192.0.2.1 port 8000" in elsewhere
     for number in (-1, 65536):
         assert "0 to 65535" in refused(capsys, folder, "--port", number)

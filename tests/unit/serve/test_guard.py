@@ -7,7 +7,6 @@ import errno
 import pytest
 
 from genius_search.errors import ArtifactMismatch, UsageError
-from genius_search.serve.keys import add_key
 
 from .conftest import make_index, serving
 
@@ -89,10 +88,9 @@ def test_the_server_s_own_page_can(client):
     assert client.post("/v1/search", json=SEARCH, headers=own).status_code == 200
 
 
-def test_with_keys_every_request_needs_one_and_reading_is_not_writing(model, tmp_path):
-    file = tmp_path / "keys"
-    reader = add_key(file, name="reader", scope="read")
-    writer = add_key(file, name="writer", scope="write")
+def test_with_keys_every_request_needs_one_and_reading_is_not_writing(model, tmp_path, write_keys):
+    reader, writer = "reading" * 3, "writing" * 3
+    file = write_keys(f"reader read {reader}", f"writer write {writer}")
     item = {"items": [{"id": "new", "text": "a drum"}]}
     with serving(make_index(tmp_path, model), keys=file, base="https://search.example") as client:
         for path in ("/v1/indexes", "/v1/items?id=1:1", "/v1/items/picture?id=2:0", "/metrics"):
@@ -119,9 +117,9 @@ def test_with_keys_every_request_needs_one_and_reading_is_not_writing(model, tmp
             assert client.get(path).status_code == 200
 
 
-def test_while_the_file_of_keys_is_unreadable_every_request_is_refused(model, tmp_path):
-    file = tmp_path / "keys"
-    key = add_key(file, name="reader", scope="read")
+def test_while_the_file_of_keys_is_unreadable_every_request_is_refused(model, tmp_path, write_keys):
+    key = "reading" * 3
+    file = write_keys(f"reader read {key}")
     with serving(make_index(tmp_path, model), keys=file) as client:
         assert client.get("/v1/indexes", headers={"X-API-Key": key}).status_code == 200
         file.write_text("no key at all")
