@@ -73,7 +73,6 @@ class OnnxEncoder:
         self._is_siglip = kind != "clip"
         self.max_tokens = int(config.get("text_config", {}).get("max_position_embeddings", _CONTEXT[kind]))
         self._sessions: dict[str, tuple[Any, int]] = {}
-        self._runs = dict.fromkeys(GRAPHS, 0)
         self._open("text_model")
         session, place = self._sessions["text_model"]
         self.dim = int(session.get_outputs()[place].shape[-1])
@@ -102,9 +101,9 @@ class OnnxEncoder:
         encode, end, _ = self._tokenizer
         return [ids if ids[-1:] == end else ids + end for ids in encode(texts)]
 
-    def _open(self, graph: str, *, packed: bool = False) -> None:
+    def _open(self, graph: str) -> None:
         """Open a graph, and find the projected features among its outputs."""
-        session = open_graph(self._graphs[graph], packed=packed)
+        session = open_graph(self._graphs[graph])
         names = [output.name for output in session.get_outputs()]
         found = [name for name in names if name in ("text_embeds", "image_embeds", "pooler_output")]
         if not found:
@@ -112,10 +111,8 @@ class OnnxEncoder:
         self._sessions[graph] = session, names.index(found[0])
 
     def _run(self, graph: str, **inputs: np.ndarray) -> Float32[np.ndarray, "items dim"]:
-        """Return features. Weights are rearranged after the first run, since a search has only one."""
-        if graph not in self._sessions or self._runs[graph] == 1:
-            self._open(graph, packed=self._runs[graph] == 1)
-        self._runs[graph] += 1
+        if graph not in self._sessions:
+            self._open(graph)
         session, place = self._sessions[graph]
         outputs = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})
         return np.asarray(outputs[place], dtype=np.float32)
@@ -205,13 +202,8 @@ class _Field(NamedTuple):
     """Where in the file the key begins, the content begins and it ends."""
 
 
-def open_graph(file: Path, *, packed: bool) -> InferenceSession:
+def open_graph(file: Path) -> InferenceSession:
     """Open a graph on the CPU.
-
-    Parameters
-    ----------
-    packed
-        Rearrange the weights first: each input is then a third quicker, but it takes as long as some of them.
 
     Raises
     ------
@@ -223,7 +215,6 @@ def open_graph(file: Path, *, packed: bool) -> InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.disable_prepacking", str(int(not packed)))
     whole = file.resolve()  # in the cache, a link
     try:
         with whole.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
