@@ -156,7 +156,7 @@ async function sendAll() {
 function drawOutcome(sum, ids) {
   const said = [sum.added && `${items(sum.added)} added`, sum.replaced && `${count(sum.replaced)} of them in place of another`, sum.unchanged && `${count(sum.unchanged)} here already`].filter(Boolean).join(", ");
   if (!said && !sum.left_out.length) return;
-  const find = ids.length > 0 && h("p", { class: "actions" }, h("a", { class: "button", href: address({ ...START, index: chosen().name, parts: [{ kind: "item", value: ids[0], weight: 1 }] }) }, ids.length === 1 ? "Find it, and what is like it" : "Find the first, and what is like it"));
+  const find = ids.length > 0 && h("p", { class: "actions" }, h("a", { class: "button", href: address({ ...START, index: chosen().name, parts: [{ value: ids[0], weight: 1 }] }) }, ids.length === 1 ? "Find it, and what is like it" : "Find the first, and what is like it"));
   byId("added").replaceChildren(
     said ? h("div", { class: "notice good" }, h("strong", {}, said), find) : "",
     sum.left_out.length ? h("div", { class: said ? "notice warn" : "notice" }, h("strong", {}, `${items(sum.left_out.length)} left out`), h("ul", {}, sum.left_out.map((one) => h("li", {}, h("b", {}, one.id), `: ${one.reason}`)))) : "",

@@ -1,4 +1,4 @@
-// The query: words, a picture, parts with weights; modality, filters and settings beside it.
+// The query: words, a picture, items with weights; modality, filters and settings beside it.
 
 import { isPicture, picture } from "./api.js";
 import { byId, count, h, icon, modalityNames, say, tell } from "./elements.js";
@@ -55,12 +55,12 @@ export function bring(files) {
 
 /** Add an item of the index to the query, or take it away from it. */
 export function compose(item, weight, changes = {}) {
-  const parts = [...current().parts.filter((part) => part.value !== item.id), { kind: "item", value: item.id, weight, item }];
+  const parts = [...current().parts.filter((part) => part.value !== item.id), { value: item.id, weight, item }];
   search({ parts, ...changes });
 }
 
 export function moreLike(item) {
-  search({ ...START, index: current().index, modality: current().modality, parts: [{ kind: "item", value: item.id, weight: 1, item }], text: "" });
+  search({ ...START, index: current().index, modality: current().modality, parts: [{ value: item.id, weight: 1, item }], text: "" });
 }
 
 export function thisBut(item) {
@@ -89,11 +89,9 @@ export function fill(state) {
   byId("bring").hidden = !chosen().reads_images;
   fillParts(state);
   fillModality(state);
-  keepFocus(byId("panel-parts"), () => partsPanel(state));
   filtersPanel(byId("panel-filters"), state, search);
   keepFocus(byId("panel-dials"), () => dialsPanel(state));
   const marks = {
-    "panel-parts": state.parts.length,
     "panel-filters": state.where.length + (state.match ? 1 : 0),
     "panel-dials": [state.beam, state.rerank, state.instruction, state.k !== START.k].filter(Boolean).length,
   };
@@ -123,8 +121,8 @@ function fillParts(state) {
 
 function chip(part, place, state) {
   const change = (changed) => search({ parts: state.parts.flatMap((other, at) => (at === place ? changed : [other])) });
-  const name = part.kind === "text" ? `“${part.value}”` : part.item?.text || part.value;
-  const thumbnail = part.kind === "item" && (part.item ? part.item.image : `/v1/items/picture?${new URLSearchParams({ index: chosen().name, id: part.value })}`);
+  const name = part.item?.text || part.value;
+  const thumbnail = part.item ? part.item.image : `/v1/items/picture?${new URLSearchParams({ index: chosen().name, id: part.value })}`;
   const step = (by) => change([{ ...part, weight: Math.max(-HEAVIEST, Math.min(HEAVIEST, Math.round((part.weight + by) * 4) / 4 || by)) }]);
   return h(
     "li",
@@ -161,16 +159,6 @@ function fillModality(state) {
   byId("modality").replaceChildren(legend, ...options);
   byId("modality").hidden = here.length < 2;
   if (focused) byId(focused)?.focus();
-}
-
-function partsPanel(state) {
-  const words = h("input", { id: "part-text", type: "text", maxlength: 1000, placeholder: "for example: a ring around it" });
-  const add = (weight) => words.value.trim() && search({ parts: [...state.parts, { kind: "text", value: words.value.trim(), weight }] });
-  words.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), add(1)));
-  return [
-    h("div", { class: "row" }, h("label", { for: "part-text" }, "Additional text, with its own weight"), words, h("button", { type: "button", id: "part-with", onclick: () => add(1) }, "With this"), h("button", { type: "button", id: "part-without", onclick: () => add(-0.5) }, "Without this")),
-    h("p", { class: "fine" }, "An opened hit can be added too, or taken away. − and + change how much a part counts."),
-  ];
 }
 
 function dialsPanel(state) {

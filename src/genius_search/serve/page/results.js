@@ -17,7 +17,7 @@ export async function question(state) {
     index: chosen().name,
     text: state.text.trim() || undefined,
     image: brought ? "picture" : undefined,
-    parts: state.parts.length ? state.parts.map(({ kind, value, weight }) => ({ [kind === "item" ? "id" : kind]: value, weight })) : undefined,
+    parts: state.parts.length ? state.parts.map(({ value, weight }) => ({ id: value, weight })) : undefined,
     instruction: state.instruction || undefined,
     modality: state.modality || undefined,
     where: state.where.length ? state.where : undefined,

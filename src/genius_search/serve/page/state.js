@@ -58,7 +58,7 @@ export function keepPicture(file) {
 
 export const pictureOf = (state) => brought.get(state.picture) ?? null;
 
-export const hasQuery = (state) => Boolean(state.text.trim() || pictureOf(state) || state.parts.some((part) => part.value.trim()));
+export const hasQuery = (state) => Boolean(state.text.trim() || pictureOf(state) || state.parts.length);
 /** Filters without a query show what they allow. */
 export const asks = (state) => hasQuery(state) || Boolean(state.where.length || state.match || state.modality);
 
@@ -83,10 +83,10 @@ export function read(address, entry) {
   };
 }
 
-/** Part of a query in the address: `1*item:50:17`, `-0.5*text:a frame`. */
+/** An item with its weight in the address: `1*50:17`. */
 function readPart(spelt) {
-  const found = /^(-?\d*\.?\d+)\*(item|text):([^]+)$/.exec(spelt);
-  return found && { kind: found[2], value: found[3], weight: Number(found[1]) };
+  const found = /^(-?\d*\.?\d+)\*([^]+)$/.exec(spelt);
+  return found && { value: found[2], weight: Number(found[1]) };
 }
 
 export function address(state) {
@@ -96,7 +96,7 @@ export function address(state) {
   say("index", state.index);
   if (state.view === "search") {
     say("q", state.text);
-    for (const part of state.parts) if (part.value) said.append("part", `${part.weight}*${part.kind}:${part.value}`);
+    for (const part of state.parts) said.append("part", `${part.weight}*${part.value}`);
     say("find", state.modality);
     say("instruction", state.instruction);
     for (const condition of state.where) said.append("where", condition);
