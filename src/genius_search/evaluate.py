@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from genius_search.config import SearchConfig, led_by_generator
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
-from genius_search.errors import BadData, UsageError, need_packages
+from genius_search.errors import BadData, need_packages
 from genius_search.index.index import Index
 from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.model import Genius
@@ -145,8 +145,6 @@ def evaluate_index(
     data: MBeir,
     *,
     split: str = "test",
-    rows: Sequence[str] = (),
-    max_queries: int = 0,
     progress: Progress,
 ) -> Evaluation:
     """Evaluate an index whose items are candidates of a data set, with their ids.
@@ -157,25 +155,16 @@ def evaluate_index(
 
     >>> evaluate_index(Index.open("i"), MBeir("data"), progress=Silent())  # doctest: +SKIP
 
-    Parameters
-    ----------
-    rows
-        rows of the data set, as in its file names (``mscoco_task0``); none means all.
-    max_queries
-        queries of each row at most, spread evenly; 0 means all.
-
     Raises
     ------
     BadData
         The data set lacks something, or no query has a right answer in the index.
     """
-    if max_queries < 0:
-        raise UsageError(f"max_queries is {max_queries}, expected 0 or more")
     methods = methods_of(index)
     results: list[Evaluated] = []
     left_out = 0
-    for row in data.rows(split, names=tuple(rows)):
-        qids, queries = _encode(index, data, row, max_queries, progress)
+    for row in data.rows(split):
+        qids, queries = _encode(index, data, row, progress)
         qrels = _known(index, read_judgements(row, qids))
         left_out += len(qids) - len(qrels)
         kept = [query for qid, query in zip(qids, queries, strict=True) if qid in qrels]
@@ -210,8 +199,6 @@ def evaluate_model(
     folder: Path,
     *,
     split: str = "test",
-    rows: Sequence[str] = (),
-    max_queries: int = 0,
     progress: Progress,
 ) -> Evaluation:
     """Evaluate a model on the union of a split's pools: make an index of it in ``folder``, and evaluate that.
@@ -236,7 +223,7 @@ def evaluate_model(
         index = Index.open(folder, model=model)
     else:
         index, _ = Index.create(folder, model=model, pool=pools[0], embeddings="fused", progress=progress)
-    return evaluate_index(index, data, split=split, rows=rows, max_queries=max_queries, progress=progress)
+    return evaluate_index(index, data, split=split, progress=progress)
 
 
 def methods_of(index: Index) -> dict[str, SearchConfig]:
@@ -257,13 +244,11 @@ def methods_of(index: Index) -> dict[str, SearchConfig]:
 
 
 def _encode(
-    index: Index, data: MBeir, row: EvaluationRow, max_queries: int, progress: Progress
+    index: Index, data: MBeir, row: EvaluationRow, progress: Progress
 ) -> tuple[list[str], list[EncodedQuery]]:
     """Return ids and vectors of a row's queries, each with one of its instructions."""
     with tempfile.TemporaryDirectory() as folder:
-        qids, features = embed_queries(
-            data, index.model.encoder, row, Path(folder), max_queries=max_queries, progress=progress
-        )
+        qids, features = embed_queries(data, index.model.encoder, row, Path(folder), progress=progress)
     fused = index.model.embed(features)
     is_raw = index.snapshot.manifest.embeddings == "raw"
     evidence = normalize(features.total()) if is_raw else fused

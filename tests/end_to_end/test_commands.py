@@ -24,17 +24,16 @@ def told(capsys, *words: str | Path) -> dict[str, Any]:
 
 
 def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp_path, capsys):
-    words = ("evaluate", trained.data, "--max-queries", "4")
+    words = ("evaluate", trained.data)
     found = told(capsys, *words, "--model", trained.model, "--out", tmp_path / "index")
     assert found["items"] == 1_000
     methods = {row["method"] for row in found["rows"]}
     assert methods == {"search", "generator", "exact"}
     assert len(found["rows"]) == (8 + 1) * len(methods)
-    assert told(capsys, *words, "--index", tmp_path / "index") == found
     exact = [row for row in found["rows"] if row["method"] == "exact"]
     assert all(row["touched"] == 1_000 for row in exact)
     average = {row["method"]: row["measures"]["R@10"] for row in found["rows"] if row["row"] == "average"}
     assert 0 < average["search"] <= average["exact"] + 0.1
-    out, _ = run(capsys, *words, "--index", tmp_path / "index", "--rows", "catalogue_task0")
-    assert "R@5" in out
-    assert "catalogue_task3" not in out
+    out, _ = run(capsys, *words, "--index", tmp_path / "index")
+    printed = [line.split() for line in out.splitlines()]
+    assert next(row for row in printed if row[0] == "average")[5] == f"{average['search']:.3f}"

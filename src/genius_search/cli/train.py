@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
 
@@ -223,12 +223,6 @@ class Evaluate(DeviceOptions, JsonOption):
     split: str = "test"
     """Split of the data set."""
 
-    rows: str = "all"
-    """Rows of the data set, as in its file names: mscoco_task0,cirr_task7; separated by commas."""
-
-    max_queries: int = 0
-    """Queries of each row at most, spread evenly; 0 means all."""
-
     def run(self) -> None:
         from genius_search.data.mbeir import MBeir
         from genius_search.evaluate import evaluate_index, evaluate_model
@@ -237,22 +231,15 @@ class Evaluate(DeviceOptions, JsonOption):
 
         if (self.index is None) == (self.model is None):
             raise UsageError("give either --index or --model")
-        rows = () if self.rows == "all" else self.rows.replace(" ", "").split(",")
         with TerminalProgress() as progress:
             data = MBeir(self.data)
-            options: Any = {
-                "split": self.split,
-                "rows": rows,
-                "max_queries": self.max_queries,
-                "progress": progress,
-            }
             if self.index is not None:
                 index = Index.open(self.index, device=self.device, download=self.download)
-                found = evaluate_index(index, data, **options)
+                found = evaluate_index(index, data, split=self.split, progress=progress)
             elif self.model is not None:
                 model = Genius.open(self.model, device=self.device, download=self.download)
                 folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
-                found = evaluate_model(model, data, folder, **options)
+                found = evaluate_model(model, data, folder, split=self.split, progress=progress)
             if found.left_out:
                 progress.say(f"{found.left_out:,} queries are left out: their answers are not in the index")
         if self.json:

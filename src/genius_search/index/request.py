@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from genius_search.errors import BadImage, UsageError
+from genius_search.errors import UsageError
 from genius_search.records import Modality, check_unicode
 
 if TYPE_CHECKING:
@@ -27,13 +25,6 @@ if TYPE_CHECKING:
 
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
-SIDE: Final = 192
-"""Longer side of a picture in a notebook, in pixels."""
-MOST: Final = 60
-"""Number of hits that are drawn."""
-CHARACTERS: Final = 240
-"""Characters of a text that are shown."""
-QUALITY: Final = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,15 +201,9 @@ class SearchHit:
     """By how many standard deviations the score exceeds the mean of the items of its modality, which is how
     modalities are merged; None if one was searched, or it has too few items to tell."""
 
-    def _repr_html_(self) -> str:
-        return draw_hits([self])
-
 
 class Hits(list[SearchHit]):
-    """Hits of a search, best first. A notebook shows their pictures."""
-
-    def _repr_html_(self) -> str:
-        return draw_hits(self)
+    """Hits of a search, best first."""
 
     def to_pandas(self) -> DataFrame:
         """Return a data frame with a row for each hit; an item's fields are columns ``fields.NAME``.
@@ -230,33 +215,3 @@ class Hits(list[SearchHit]):
         if not self:
             return pd.DataFrame(columns=[field.name for field in dataclasses.fields(SearchHit)])
         return pd.json_normalize([dataclasses.asdict(hit) for hit in self])
-
-
-def draw_hits(hits: Sequence[SearchHit]) -> str:
-    """Return hits as a row of figures in HTML that needs no file, script or network."""
-    more = f"<p>and {len(hits) - MOST:,} more</p>" if len(hits) > MOST else ""
-    figures = "".join(map(_figure, hits[:MOST])) or "no hits"
-    return f'<div style="display:flex;flex-wrap:wrap;gap:12px">{figures}</div>{more}'
-
-
-def _figure(hit: SearchHit) -> str:
-    from genius_search.data.images import encode_jpeg, open_image  # noqa: PLC0415  for notebooks only
-
-    picture = ""
-    if hit.image is not None:
-        try:
-            opened = open_image(Path(hit.image), shortest_side=SIDE)
-            opened.thumbnail((SIDE, SIDE))
-            data = base64.b64encode(encode_jpeg(opened, quality=QUALITY)).decode()
-            style = "display:block;margin:auto"
-            picture = f'<img alt="" style="{style}" src="data:image/jpeg;base64,{data}">'
-        except BadImage as error:
-            picture = f"<p><i>{escape(error.reason)}</i></p>"
-    known = f"score {hit.score:.3f}" if hit.probability is None else f"{hit.probability:.0%}"
-    text = " ".join((hit.passage or hit.text or "").split())
-    shown = text if len(text) <= CHARACTERS else f"{text[:CHARACTERS]}…"
-    return (
-        f'<figure style="margin:0;width:{SIDE}px;overflow-wrap:anywhere">{picture}<figcaption>'
-        f"<b>{hit.rank}</b> {escape(hit.id)}<br><small>{known}</small>"
-        f"{'<br>' + escape(shown) if shown else ''}</figcaption></figure>"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 import sys
@@ -86,23 +85,6 @@ def test_other_elements_are_refused_by_name(tmp_path, clip_folder, given, said):
     with pytest.raises(UsageError, match="items are no list"):
         create(tmp_path, clip_folder, {"id": "a", "text": "b"})
     assert not (tmp_path / "i").exists()
-
-
-def test_hits_show_their_pictures_and_escaped_texts_in_a_notebook(tmp_path, clip_folder):
-    pool = [NewItem("<b>&", "<script>alert(1)</script> red", image("red")), *map(str, range(70))]
-    index, _ = create(tmp_path, clip_folder, pool)
-    hits = index.search("red", k=100)
-    html = hits._repr_html_()
-    assert "<script>" not in html
-    assert "&lt;b&gt;&amp;" in html
-    assert "and 11 more" in html
-    (data,) = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
-    assert open_image(base64.b64decode(data), name="").size == (40, 30)
-    shown = next(hit for hit in hits if hit.image)
-    assert data in shown._repr_html_()
-    next((tmp_path / "i" / "pictures").glob("*/*")).unlink()
-    assert "missing" in shown._repr_html_()
-    assert "no hits" in type(hits)()._repr_html_()
 
 
 def test_hits_become_a_data_frame(tmp_path, clip_folder, monkeypatch):
