@@ -940,7 +940,7 @@ static float multiply_roughly(const Model *m, Work *w, int64_t first_level, cons
 
 typedef struct { /* what a scan of the IDs under the beams needs of a query */
   const Request *request;
-  const float *tables; /* rough products of the levels that are scanned; NULL: IDs are kept as they are */
+  float *tables; /* rough products of the levels that are scanned; NULL: IDs are kept as they are */
   int64_t shared, levels; /* codes whose products are in the base of a beam; all codes */
   float margin;
   Limit best; /* by rough scores */
@@ -953,11 +953,11 @@ typedef struct { /* what a scan of the IDs under the beams needs of a query */
   int32_t rows[BLOCK], beams[BLOCK];
 } Scan;
 
-/* Blocks of BLOCK IDs: a processor that looks up bytes in registers drops most that are not among the best. */
+/* Blocks of BLOCK IDs, most of which are dropped together: they are not among the best. */
 #ifdef __AVX512VBMI__
 
 /* Round the rough products and the costs of an ID's bytes up to bytes. Values that are too low for one become 0. */
-static void make_bytes(Scan *scan, int64_t levels) {
+static void make_tables(Scan *scan, int64_t levels) {
   float spread = 0, largest[COLUMNS];
   scan->columns = levels + 2;
   for (int64_t l = 0; l < levels; l++) {
@@ -1025,6 +1025,31 @@ static inline __attribute__((always_inline)) uint64_t find_good(const Scan *scan
   return _pdep_u64(_mm512_cmpge_epi16_mask(low, least), 0x5555555555555555) |
          _pdep_u64(_mm512_cmpge_epi16_mask(high, least), 0xaaaaaaaaaaaaaaaa);
 }
+#else
+
+static void make_tables(Scan *scan, int64_t levels) { /* the costs of an ID's bytes, behind the products of its codes */
+  float *costs = scan->tables + levels * CODES;
+  scan->columns = levels + 2;
+  for (int c = 0; c < CODES; c++) {
+    costs[c] = -scan->request->half_norm_step * (float)c;
+    costs[CODES + c] = -scan->request->density_step * (float)c;
+  }
+}
+
+static inline __attribute__((always_inline)) uint64_t find_good(const Scan *scan, const uint8_t *ids, int64_t columns,
+                                                                 const int32_t *rows, float limit, const int n) {
+  float scores[BLOCK];
+  uint64_t good = 0;
+  for (int r = 0; r < BLOCK; r++) {
+    uint64_t halves[2];
+    float sums[4] = {0};
+    memcpy(halves, ids + rows[r] * columns, sizeof halves);
+    for (int l = 0; l < n; l++) sums[l & 3] += scan->tables[l * CODES + (uint8_t)(halves[l >> 3] >> (l & 7) * 8)];
+    scores[r] = sums[0] + sums[1] + (sums[2] + sums[3]);
+  }
+  for (int r = 0; r < BLOCK; r++) good |= (uint64_t)(scores[r] >= limit) << r;
+  return good;
+}
 #endif
 
 static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part *part, float base, int64_t number,
@@ -1052,7 +1077,6 @@ static inline __attribute__((always_inline)) int scan_block(Scan *scan, const in
   const Part *part = scan->work->parts + scan->part;
   int64_t count = scan->count;
   uint64_t good = count < BLOCK ? (1ull << count) - 1 : ~0ull;
-#ifdef __AVX512VBMI__
   const Table *table = part->table;
   int32_t last = 0;
   for (int64_t i = 0; i < count; i++) last = scan->rows[i] > last ? scan->rows[i] : last;
@@ -1062,7 +1086,6 @@ static inline __attribute__((always_inline)) int scan_block(Scan *scan, const in
     good &= find_good(scan, table->ids + scan->shared, table->columns, scan->rows,
                       scan->best.limit - scan->margin - scan->base, n + 2);
   }
-#endif
   scan->count = 0;
   for (; good; good &= good - 1) {
     int i = __builtin_ctzll(good);
@@ -1358,10 +1381,8 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
       scan.shared = 1;
     }
     scan.tables = (float *)w->rough.at + scan.shared * CODES;
-#ifdef __AVX512VBMI__
     if (levels - scan.shared + 2 <= COLUMNS && (scan.shared < shared || w->below > 2 * FEW * ranges))
-      make_bytes(&scan, levels - scan.shared);
-#endif
+      make_tables(&scan, levels - scan.shared);
   }
   const float *products = w->products.at;
   int status;
@@ -1539,13 +1560,13 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   int64_t levels = m->levels;
   w->num_parts = num_parts;
   w->num_hits = 0;
-  if (!reserve(&w->products, levels * CODES, sizeof(float)) || !reserve(&w->rough, levels * CODES, sizeof(float)) ||
+  if (!reserve(&w->products, levels * CODES, sizeof(float)) || !reserve(&w->rough, (levels + 2) * CODES, sizeof(float)) ||
       !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->scaled, m->dim, sizeof(float)) ||
       !reserve(&w->weighed, m->dim, sizeof(float)) || !reserve(&w->short_query, m->dim + GROUP, 2 * sizeof(int16_t)) ||
       !reserve(&w->all_results, n, sizeof(Result)))
     return NO_MEMORY;
   memset(w->products.at, 0, (size_t)levels * CODES * sizeof(float));
-  memset(w->rough.at, 0, (size_t)levels * CODES * sizeof(float));
+  memset(w->rough.at, 0, (size_t)(levels + 2) * CODES * sizeof(float));
   Result *results = w->all_results.at;
   for (int64_t q = 0; q < n; q++, queries += m->dim) {
     int64_t before = w->num_hits;
