@@ -1,4 +1,4 @@
-"""Models and indexes on the Hugging Face hub; the library ``huggingface_hub`` does the work."""
+"""Models, indexes and encoders from the Hugging Face hub; the library ``huggingface_hub`` does the work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fnmatch
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -133,36 +133,6 @@ def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
             f"fetch it with `genius pull {name}` or `download=True`"
         )
     return pull(name)
-
-
-def push(
-    folder: Path,
-    name: str,
-    *,
-    private: bool = False,
-    obsolete: Sequence[str] = (),
-) -> str:
-    """Upload a folder as one commit, make the repository if there is none, and return its address.
-
-    ``name`` is as of :func:`pull`. ``obsolete`` are patterns of files in the repository that are removed
-    unless the folder has them; they stay in the repository's history. Raises like :func:`pull`.
-    """
-    repository, kind = name.removeprefix(DATASETS), _type_of(name)
-    if not is_name(repository):
-        raise UsageError(f"{repository!r} is not a repository's name; give owner/name")
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    with translate_errors(repository):
-        created = api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=created.repo_id,
-            folder_path=folder,
-            repo_type=kind,
-            commit_message="Upload with genius",
-            delete_patterns=list(obsolete) or None,
-        )
-    return str(created)
 
 
 def _type_of(name: str) -> str:

@@ -18,9 +18,9 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, OWN_MODEL, PICTURES, SEGMENTS
 from genius_search.index.writer import Entry, Writer, alive_batches, one_writer
 from genius_search.model import read_model_file
-from genius_search.writing import copy_artifact, new_folder
+from genius_search.writing import copy_artifact
 
-OBSOLETE: Final = (f"{SEGMENTS}/*",)
+OBSOLETE: Final = f"{SEGMENTS}/*"
 """Files of a repository that are obsolete when an index is published again."""
 _STORED: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
 _MODEL: Final = """A GENIUS model: generative multimodal search.
@@ -53,11 +53,11 @@ def save(
     source: Path,
     target: Path,
     *,
-    name: str | None = None,
+    name: str,
     license: str = "unknown",  # noqa: A002  the word of every card
     model: str | None = None,
 ) -> Path:
-    """Save a finished model or an index as a self-contained folder with a card.
+    """Save a finished model or an index as a self-contained new folder with a card.
 
     Of a model, an encoder that is a folder on this machine is copied; one from the hub is saved by name. An
     index cannot be changed meanwhile; deleted items, and paths of pictures, stay behind.
@@ -65,7 +65,7 @@ def save(
     Parameters
     ----------
     name
-        Name on the hub, ``owner/name``, for the card; by default the folder's name.
+        Name on the hub, ``owner/name``, for the card.
     license
         Short name of the licence on the hub, for the card.
     model
@@ -76,31 +76,25 @@ def save(
     ArtifactMissing, ArtifactMismatch
         The source is no finished model or complete index.
     UsageError
-        The target holds something, the licence is invalid, an encoder is only on this machine, or the model's
-        name is not of the form owner/name.
+        The licence is invalid, an encoder is only on this machine, or the model's name is not of the form
+        owner/name.
     """
-    target = target.expanduser()
-    if target.exists() and any(target.iterdir()):
-        raise UsageError(f"{target} is there already; choose another place")
     if model is not None and not hub.is_name(model):
         raise UsageError(f"the model is {model!r}, expected its name on the hub, as owner/name")
-    shown = name or target.name
-    with new_folder(target) as folder:
-        if (source / CURRENT).exists():
-            state = _copy_index(source, folder, model)
-            pull, flag = (
-                ("", "") if model is None else (f"$ genius pull {model} --out model\n", " --model model")
-            )
-            text = _INDEX.format(name=shown, pull=pull, flag=flag)
-            head: dict[str, Any] = {"viewer": False}
-            facts = {"model": state.manifest.model_fingerprint}
-            facts |= {f"items: {kind.value}": str(n) for kind, n in state.count_by_modality().items()}
-        else:
-            is_imported, facts = _copy_model(source, folder)
-            text = _MODEL.format(name=shown) + (_IMPORTED if is_imported else "")
-            head = {"library_name": "genius-search", "pipeline_tag": "feature-extraction"}
-        card = _write_card(shown, text, head=head, facts=facts, license=license)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+    target.mkdir()
+    if (source / CURRENT).exists():
+        state = _copy_index(source, target, model)
+        pull, flag = ("", "") if model is None else (f"$ genius pull {model} --out model\n", " --model model")
+        text = _INDEX.format(name=name, pull=pull, flag=flag)
+        head: dict[str, Any] = {"viewer": False}
+        facts = {"model": state.manifest.model_fingerprint}
+        facts |= {f"items: {kind.value}": str(n) for kind, n in state.count_by_modality().items()}
+    else:
+        is_imported, facts = _copy_model(source, target)
+        text = _MODEL.format(name=name) + (_IMPORTED if is_imported else "")
+        head = {"library_name": "genius-search", "pipeline_tag": "feature-extraction"}
+    card = _write_card(name, text, head=head, facts=facts, license=license)
+    (target / "README.md").write_text(card, encoding="utf-8")
     return target
 
 

@@ -78,6 +78,8 @@ class Push(JsonOption):
     """Do not ask for confirmation."""
 
     def run(self) -> None:
+        from huggingface_hub import HfApi
+
         from genius_search import hub
         from genius_search.index.store import CURRENT
         from genius_search.model import MODEL_FILE
@@ -88,6 +90,8 @@ class Push(JsonOption):
             raise ArtifactMissing(f"{self.folder} is neither a finished model nor an index")
         if self.model is not None and not is_index:
             raise UsageError(f"{self.folder} is a model; --model names the model of an index, leave it out")
+        if not hub.is_name(self.repository):
+            raise UsageError(f"{self.repository!r} is not a repository's name; give owner/name")
         with tempfile.TemporaryDirectory() as temporary, TerminalProgress() as progress:
             copy = Path(temporary) / "copy"
             save(self.folder, copy, name=self.repository, license=self.license, model=self.model)
@@ -101,12 +105,18 @@ class Push(JsonOption):
                 print(f"Publish these as {self.repository}? [y/N] ", end="", file=sys.stderr, flush=True)
                 if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                     raise UsageError("not confirmed; nothing was published")
-            address = hub.push(
-                copy,
-                f"{hub.DATASETS if is_index else ''}{self.repository}",
-                private=self.private,
-                obsolete=OBSOLETE if is_index else (),
-            )
+            api, kind = HfApi(), "dataset" if is_index else "model"
+            with hub.translate_errors(self.repository):
+                address = api.create_repo(
+                    self.repository, repo_type=kind, private=self.private, exist_ok=True
+                )
+                api.upload_folder(
+                    repo_id=address.repo_id,
+                    folder_path=copy,
+                    repo_type=kind,
+                    commit_message="Upload with genius",
+                    delete_patterns=OBSOLETE if is_index else None,
+                )
             progress.say(f"published: {address}")
         if self.json:
             print_json({"repository": self.repository, "address": address})

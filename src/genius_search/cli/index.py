@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
@@ -43,27 +43,15 @@ MANY: Final = 5
 """Names that are listed; of more, the first and their number."""
 
 
-class Suggestion(NamedTuple):
-    """A pretrained encoder on the Hugging Face hub."""
-
-    spec: str
-    megabytes: int
-    """Size of the download."""
-    license: str
-    languages: str
-
-    @property
-    def description(self) -> str:
-        """Spec, size, licence and languages in one line."""
-        return f"{self.spec} ({self.megabytes:,} MB, licence {self.license}, {self.languages})"
-
-
-IMAGES_AND_TEXTS: Final = Suggestion(
-    "onnx:onnx-community/siglip2-base-patch16-224-ONNX", 1_540, "Apache-2.0", "English and many others"
-)
+IMAGES_AND_TEXTS: Final = "onnx:onnx-community/siglip2-base-patch16-224-ONNX"
 """Suggested for pools with images."""
-TEXTS_ONLY: Final = Suggestion("text:sentence-transformers/all-MiniLM-L6-v2", 91, "Apache-2.0", "English")
+TEXTS_ONLY: Final = "text:sentence-transformers/all-MiniLM-L6-v2"
 """Suggested for pools of texts."""
+DESCRIBED: Final = {
+    IMAGES_AND_TEXTS: f"{IMAGES_AND_TEXTS} (1,540 MB, licence Apache-2.0, English and many others)",
+    TEXTS_ONLY: f"{TEXTS_ONLY} (91 MB, licence Apache-2.0, English)",
+}
+"""Size of the download, licence and languages."""
 
 
 @command
@@ -388,33 +376,34 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     from genius_search.records import Modality
 
     only_texts = all(item.modality is Modality.TEXT for item in pool.items())
-    suggestion = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
+    suggested = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
+    described = DESCRIBED[suggested]
     can_open = not only_texts or importlib.util.find_spec("sentence_transformers") is not None
     if not can_open and (download or not has_wordllama()):
         small = "wordllama, small and for English (pip install 'genius-search[words]')"
         need_packages(f"texts need {small}, or", "sentence_transformers")
-    if can_open and (download or find(suggestion.spec.partition(":")[2]) is not None):
-        print(f"encoder: {suggestion.description}", file=sys.stderr)
-        return suggestion.spec, download
+    if can_open and (download or find(suggested.partition(":")[2]) is not None):
+        print(f"encoder: {described}", file=sys.stderr)
+        return suggested, download
     if only_texts and has_wordllama():
         print(
             f"encoder: text:{WORDLLAMA}, for English, already installed. "
-            f"{'' if can_open else 'With the extra models, '}--download fetches {suggestion.description}, "
+            f"{'' if can_open else 'With the extra models, '}--download fetches {described}, "
             "which finds more",
             file=sys.stderr,
         )
         return f"text:{WORDLLAMA}", False
     if sys.stdin.isatty():
-        print(f"no encoder is named; {suggestion.description} suits this pool.", file=sys.stderr)
+        print(f"no encoder is named; {described} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
-            return suggestion.spec, True
+            return suggested, True
     words = ""
     if only_texts:
         words = ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
     elif has_wordllama() and any(item.text for item in pool.items()):
         words = f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions alone"
     raise NetworkNeeded(
-        f"no encoder is named, and {suggestion.description}, which suits this pool, is not on this "
+        f"no encoder is named, and {described}, which suits this pool, is not on this "
         "machine. Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of ONNX "
         "graphs), text:FOLDER or onnx:Xenova/clip-vit-base-patch32 (610 MB, MIT, English), or a --model"
         f"{words}"

@@ -138,7 +138,7 @@ def test_the_whole_method_runs_on_top_and_moves(trained, tmp_path):
     again = fit(MBeir(trained.data), f"adapters:{small},{small}", tmp_path / "moved", settings)
     assert again.fingerprint == model.fingerprint
     with pytest.raises(UsageError, match="on this machine only"):
-        save(model.folder, tmp_path / "saved")
+        save(model.folder, tmp_path / "saved", name="me/model")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_an_encoder_of_another_package_is_trained_with_indexed_and_searched(
     pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
     index, _ = Index.create(tmp_path / "index", model=tmp_path / "model", pool=pool)
     assert len(index.search(text="a red bag", k=5)) == 5
-    saved = save(fitted.folder, tmp_path / "saved")
+    saved = save(fitted.folder, tmp_path / "saved", name="me/model")
     assert Genius.open(saved).fingerprint == fitted.fingerprint
     monkeypatch.setattr(base, "entry_points", lambda **_: EntryPoints([]))
     with pytest.raises(UsageError, match="letters"):
