@@ -22,7 +22,7 @@ def cost_of_creating(
 
 
 def cost_of_changes(folder: Path, new: np.ndarray) -> dict[str, float]:
-    """Add items to an index, search, delete as many others, compact; return the seconds of each."""
+    """Add items to an index, search, delete as many, compact a little and all; return the seconds of each."""
     spent: dict[str, float] = {}
     index = Index.open(folder)
     index.search_vectors(new[:1])
@@ -38,6 +38,7 @@ def cost_of_changes(folder: Path, new: np.ndarray) -> dict[str, float]:
     spend("add again", lambda: index.add(vectors=-new, ids=[f"more{row}" for row in range(len(new))]))
     spend("delete", lambda: index.delete([str(row) for row in range(len(new))]))
     spend("compact", index.compact)
+    spend("compact all", lambda: index.compact(min_deleted=0))
     return {**spent, "peak, MB": _peak_megabytes()}
 
 
