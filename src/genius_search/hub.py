@@ -54,12 +54,7 @@ def copy_checkpoint(folder: Path, target: Path) -> None:
         shutil.copyfile(file, copied)
 
 
-def pull(
-    name: str,
-    *,
-    out: Path | None = None,
-    revision: str | None = None,
-) -> Path:
+def pull(name: str, *, out: Path | None = None) -> Path:
     """Fetch a repository's files that are not here yet, and return their folder.
 
     Parameters
@@ -74,7 +69,7 @@ def pull(
     UsageError
         The name is no repository's, or something else is at ``out``.
     ArtifactMissing
-        There is no such repository or revision, or it needs a token.
+        There is no such repository, or it needs a token.
     NetworkNeeded
         The hub cannot be reached, or the connection broke.
     """
@@ -87,7 +82,6 @@ def pull(
             snapshot_download(
                 name.removeprefix(DATASETS),
                 repo_type=_type_of(name),
-                revision=revision,
                 local_dir=out,
                 allow_patterns=list(FILES),
             )
@@ -152,8 +146,6 @@ def translate_errors(name: str) -> Iterator[None]:
         yield
     except errors.HFValidationError as error:
         raise UsageError(f"{name!r} is not a repository's name; give owner/name ({error})") from None
-    except errors.RevisionNotFoundError:
-        raise ArtifactMissing(f"{name} has no such revision; give a branch, a tag or a commit") from None
     except (errors.RepositoryNotFoundError, errors.LocalTokenNotFoundError):
         raise refused from None
     except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ class Pull(JsonOption):
     """Fetch a model, an index or an encoder from the hub.
 
     Names are those of the hub: owner/name, or datasets/owner/name for an index. After an interruption,
-    finished files are not fetched again.
+    finished files are not fetched again. `hf download` fetches other revisions than the main branch.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -27,9 +27,6 @@ class Pull(JsonOption):
 
     out: OptionalFolder = None
     """Folder to fetch to; default: the hub library's cache, where the name finds it."""
-
-    revision: Words = None
-    """Branch, tag or commit; default: the main branch."""
 
     def run(self) -> None:
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -42,7 +39,7 @@ class Pull(JsonOption):
             disable_progress_bars()
         if self.out is not None:
             refuse_links(self.out)
-        folder = hub.pull(self.name, out=self.out, revision=self.revision)
+        folder = hub.pull(self.name, out=self.out)
         if (folder / CURRENT).exists():
             verify(folder)
         if self.json:

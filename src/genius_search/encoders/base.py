@@ -33,15 +33,8 @@ CHARACTERS_PER_TOKEN: Final = 64
 """Characters that are read of a text for each token that an encoder takes; words have about five."""
 _IN_PYTORCH: Final = ("small", "uniir")
 _KNOWN: Final = (
-    "FOLDER or onnx:NAME",
-    "small:FOLDER",
-    "st:NAME-or-folder",
-    "clip:NAME-or-folder",
-    "siglip:NAME-or-folder",
-    "text:NAME-or-folder",
-    "precomputed:PATH",
-    "adapters:FOLDER",
-    "uniir:FOLDER",
+    "FOLDER or onnx:NAME; st:, clip:, siglip: or text: and a name or folder; small:, adapters: or uniir: and "
+    "a folder; precomputed:PATH"
 )
 
 
@@ -179,7 +172,7 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
             return VectorEncoder(place)
     points = entry_points(group=PLUGINS)
     if not place or kind not in points.names:
-        known = ", ".join([*_KNOWN, *(f"{name}:PLACE" for name in sorted(points.names))])
+        known = "; ".join([_KNOWN, *(f"{name}:PLACE" for name in sorted(points.names))])
         raise UsageError(f"there is no encoder {spec!r}; give {known}")
     try:
         opener = points[kind].load()

@@ -74,8 +74,6 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 repository = f"{match[1]}/{match[2]}"
                 if repository not in hub.repositories:
                     return self.reply(404, X_Error_Code="RepoNotFound")
-                if "/revision/nowhere" in path:
-                    return self.reply(404, X_Error_Code="RevisionNotFound")
                 if "/tree/" in path:
                     files = hub.repositories[repository]
                     return self.reply(200, [entry(name, content) for name, content in files.items()])

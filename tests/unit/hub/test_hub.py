@@ -117,12 +117,8 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
     assert find("me/model") is None  # as after an interrupted download
 
 
-def test_a_revision_is_fetched_by_its_name(hub, saved):
+def test_what_is_in_the_place_already_stays(hub, saved):
     hub.hold("me/model", saved)
-    assert Genius.open(pull("me/model", revision="v1")).fingerprint
-    assert find("me/model") is None
-    with pytest.raises(ArtifactMissing, match="no such revision"):
-        pull("me/model", revision="nowhere")
     with pytest.raises(UsageError, match="there already"):
         pull("me/model", out=saved)
 
