@@ -255,8 +255,8 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
             with open_cluster(self.index, self) as searcher:
                 done = searcher.delete(ids)
         else:
-            from genius_search.index.store import read_manifest
-            from genius_search.index.writer import MIN_DELETED, one_writer
+            from genius_search.index.store import MIN_DELETED, read_manifest
+            from genius_search.index.writer import one_writer
 
             read_manifest(self.index)  # a folder that is no index stays as it is
             with one_writer(self.index, wait_seconds=self.wait) as writer:

@@ -25,6 +25,7 @@ from genius_search.index.snapshot import Snapshot, UnknownItem
 from genius_search.index.store import (
     CURRENT,
     LEARNED,
+    MIN_DELETED,
     Calibration,
     Root,
     StoredEmbeddings,
@@ -439,7 +440,7 @@ class Index:
 
         return read_choices(self.folder)
 
-    def compact(self, *, min_deleted: float = 0.2, wait_seconds: float = 0.0) -> None:
+    def compact(self, *, min_deleted: float = MIN_DELETED, wait_seconds: float = 0.0) -> None:
         """Free the space of deleted items where they are many, in time proportional to their number.
 
         Commands and the service do so after each change.

@@ -216,6 +216,9 @@ FORMAT: Final = 10
 """The only format that is read."""
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
+MIN_DELETED: Final = 0.2
+"""Share of a segment's items that are deleted before compaction writes it anew. Since what lies behind it is
+smaller, at most ten items are written for each deleted one."""
 
 NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Error numbers of impossible paths: below a file, too long, or a loop of links."""

@@ -48,6 +48,7 @@ from genius_search.index.store import (
     EMBEDDINGS,
     FORMAT,
     LOCK,
+    MIN_DELETED,
     NAME,
     NO_PLACE,
     PASSAGES,
@@ -88,9 +89,6 @@ SETTINGS: Final = (  # the file is used only when it is complete
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
-MIN_DELETED: Final = 0.2
-"""Share of a segment's items that are deleted before compaction writes it anew. Since what lies behind it is
-smaller, at most ten items are written for each deleted one."""
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
 
 
