@@ -157,9 +157,10 @@ def network_of(config: GeneratorConfig, dim: int, tables, seed: int) -> Generato
 
 
 def assert_same(drawn: Drawn, found, expected, note: object) -> None:
-    """The same hits in the same order; where sums are rounded, hits of almost equal scores may change places."""
+    """The same hits in the same order; where products are rounded, hits of almost equal scores may change places."""
+    error = 1e-5 if drawn.is_exact else 1e-3
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-6, atol=1e-5, err_msg=note)
+        np.testing.assert_allclose(one.scores, other.scores, rtol=1e-6, atol=error, err_msg=note)
         assert one.touched == other.touched, note
         if drawn.is_exact:
             for mine, theirs in zip((*one[:3], one.beams), (*other[:3], other.beams), strict=True):
@@ -172,7 +173,7 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
             if hit in mine and hit in theirs:
                 here, there = mine[hit], theirs[hit]
                 assert one.rows[here] == other.rows[there], note
-                np.testing.assert_allclose(one.scores[here], other.scores[there], rtol=1e-6, atol=1e-5)
+                np.testing.assert_allclose(one.scores[here], other.scores[there], rtol=1e-6, atol=error)
                 largest = np.nanmax(np.abs(other.log_probabilities[there]), initial=1)
                 np.testing.assert_allclose(
                     one.log_probabilities[here],
@@ -182,7 +183,7 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
                 )
             else:
                 score = one.scores[mine[hit]] if hit in mine else other.scores[theirs[hit]]
-                assert abs(score - one.scores[-1]) < 1e-5, note
+                assert abs(score - one.scores[-1]) < error, note
 
 
 def test_hits_are_those_of_the_general_search(plain, make):
@@ -368,7 +369,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
             for own, other in zip(
                 find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
             ):
-                error = 1e-4 if bits == 16 else 5e-2
+                error = 1e-4 if bits == 16 else 2e-1  # of scores up to 2,000
                 np.testing.assert_allclose(own.scores, other.scores, rtol=1e-4, atol=error)
                 same = set(zip(own.segments, own.items, strict=True)) & set(
                     zip(other.segments, other.items, strict=True)

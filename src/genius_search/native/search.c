@@ -21,7 +21,7 @@
 #define API __attribute__((visibility("default")))
 #endif
 
-enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 4, SOME = 32, TOGETHER = 128 };
+enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 8, SOME = 32, TOGETHER = 128 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 
 #ifdef __AVX512F__
@@ -75,9 +75,8 @@ typedef struct {
   const Generator *generator; /* NULL: codes are scored by nearness alone */
   const int32_t *sizes; /* codes of each level, at most CODES */
   const float *vectors; /* code vectors, level after level: [codes][dim] */
-  const uint8_t *bytes; /* the same in 8 bits plus 128, to be multiplied with their steps; packed for multiply_block() */
+  const uint8_t *bytes; /* the same in 16 bits, to be multiplied with their steps; packed for multiply_block() */
   const float *steps;   /* [codes] */
-  const float *coarsest, *longest; /* largest step and largest norm of each level */
   const float *halves;  /* weighted half squared norms: [levels][CODES] */
   const float *gram;    /* weighted inner products of the code vectors of these levels: [codes][gram_levels][CODES] */
   const float *residual_weights; /* of each dimension, with 1, 2, 4 and 8 bits: [4][dim] */
@@ -142,18 +141,12 @@ typedef struct { /* the memory of a search, kept for the next one */
   Buffer hidden, normed, inner;     /* the generator's: one row for each of the frontier */
   Buffer children, spans, buckets;  /* spans: [children][parts][2] */
   Buffer keys, kept, best;
-  Buffer products;                  /* of the query and code vectors: [levels][CODES] */
-  Buffer rough;                     /* the same, rounded */
-  Buffer known;                     /* bit vector of the products that were computed: [levels][CODES / 64] */
+  Buffer products;                  /* of the query and code vectors: [levels][CODES]; then the costs of an ID's bytes */
   Buffer scaled, weighed;           /* the query, scaled; and as residuals are compared with it */
-  Buffer short_query;               /* the query in 16 bits, then in 8 */
-  Buffer packed_query;              /* the query as packed residuals are multiplied with it */
+  Buffer short_query, packed_query; /* the query in 16 bits, and as integers are multiplied with it */
   Buffer scores;                    /* of hits by their embeddings */
   int64_t rows, below, num_children, num_keys, num_kept, num_hits, touched;
   int64_t first_token; /* the frontier's */
-  int64_t shared; /* levels whose products with the query are exact */
-  int is_rough;   /* whether the other levels have rough products; otherwise those of the IDs that were kept are exact */
-  float margin;   /* of the sums of the rough products */
 } Work;
 
 static int reserve(Buffer *buffer, int64_t count, size_t size) {
@@ -271,65 +264,108 @@ static void multiply_rows(const float *rows, int64_t n, int64_t dim, const float
   for (; r < n; r++, rows += dim) y[r] = dot(rows, x, dim);
 }
 
-/* Round a query to 16 bits, such that its products with rows of integers up to ``most`` fit into 32 and its upper 8 bits,
-   rounded, into 8; return the size of a step. */
+/* Round a query to 16 bits, such that its products with rows of integers up to ``most`` fit into 32; return the size of a
+   step, a power of two, with which small integers are exact. */
 static float shorten(const float *query, int64_t dim, float most, int16_t *rounded) {
   float largest = 0, norm = sqrtf(dot(query, query, dim));
   for (int64_t i = 0; i < dim; i++) largest = fabsf(query[i]) > largest ? fabsf(query[i]) : largest;
   float step = largest / 32512, coarse = norm * sqrtf((float)dim) * (most / 2e9f);
   if (coarse > step) step = coarse;
+  if (step > 0) step = exp2f(ceilf(log2f(step)));
   for (int64_t i = 0; i < dim; i++) rounded[i] = step > 0 ? (int16_t)lrintf(query[i] / step) : 0;
   return step;
 }
 
-/* Compute the products of a query and BLOCK code vectors. These lie dimension after dimension, GROUP at a time:
-   [groups][BLOCK][GROUP]. The query has zeros where dimensions are missing, and is read in 8 bits if IS_SHORT, else in 16.
-   Sums are taken modulo 2^32, in which the products fit. */
-#ifdef __AVX512VNNI__
-enum { IS_SHORT = 1 };
-#else
-enum { IS_SHORT = 0 };
-#endif
-static inline void multiply_block(const uint8_t *bytes, int64_t groups, const int16_t *query, const int8_t *short_query,
-                                  int32_t *sums) {
-#ifdef __AVX512VNNI__
-  (void)query;
-  enum { WIDTH = BLOCK * GROUP / 64 };
-  __m512i own[WIDTH] = {0};
-  for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP) {
-    int32_t four;
-    memcpy(&four, short_query + g * GROUP, GROUP);
-    __m512i x = _mm512_set1_epi32(four);
-    for (int v = 0; v < WIDTH; v++) own[v] = _mm512_dpbusd_epi32(own[v], _mm512_loadu_si512(bytes + v * 64), x);
+/* A query as packed rows of integers are multiplied with it: for each position of a number in a byte, the dimensions whose
+   numbers lie there, and zeros up to ``stride``. */
+typedef struct {
+  int64_t width, stride; /* bytes of a row, and of these rounded up to BLOCK */
+  const int16_t *query;
+  const int8_t *upper, *lower;            /* its two parts of 8 bits */
+  int32_t sum, sum_of_upper, sum_of_lower; /* sums are taken modulo 2^32, in which the products fit */
+} Packed;
+
+static Packed pack_query(const int16_t *rounded, int64_t dim, int bits, int16_t *memory) {
+  int64_t width = (dim * bits + 7) / 8, stride = padded(width), size = stride * (8 / bits);
+  int8_t *upper = (int8_t *)(memory + size), *lower = upper + size;
+  int32_t sum_of_upper = 0, sum_of_lower = 0;
+  memset(memory, 0, (size_t)size * sizeof(int16_t));
+  for (int64_t i = 0, first = 0; first < dim; i += stride, first += width)
+    memcpy(memory + i, rounded + first, (size_t)(dim - first < width ? dim - first : width) * sizeof(int16_t));
+  for (int64_t i = 0; i < size; i++) {
+    lower[i] = (int8_t)(memory[i] & 255);
+    upper[i] = (int8_t)((memory[i] - lower[i]) / 256);
+    sum_of_upper += upper[i];
+    sum_of_lower += lower[i];
   }
-  for (int v = 0; v < WIDTH; v++) _mm512_storeu_si512(sums + v * 16, own[v]);
-#elif defined(__AVX2__)
-  (void)short_query;
-  enum { CHAINS = 8, HALF = CHAINS * 4 }; /* codes at a time */
-  for (int first = 0; first < BLOCK; first += HALF) {
-    __m256i own[CHAINS] = {0};
-    const uint8_t *codes = bytes + first * GROUP;
-    for (int64_t g = 0; g < groups; g++, codes += BLOCK * GROUP) {
-      int64_t four;
-      memcpy(&four, query + g * GROUP, sizeof four);
-      __m256i x = _mm256_set1_epi64x(four);
-      for (int v = 0; v < CHAINS; v++)
-        own[v] = _mm256_add_epi32(
-            own[v], _mm256_madd_epi16(x, _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + v * 16)))));
+  int32_t sum = (int32_t)(256 * (uint32_t)sum_of_upper + (uint32_t)sum_of_lower);
+  return (Packed){width, stride, memory, upper, lower, sum, sum_of_upper, sum_of_lower};
+}
+
+/* Compute the products of a query and BLOCK code vectors in 16 bits. Their upper and lower bytes, each plus 128, lie GROUP
+   dimensions after GROUP dimensions: [groups][2][BLOCK][GROUP]. */
+static inline void multiply_block(const uint8_t *bytes, int64_t groups, const Packed *p, float *products) {
+  enum { PLANE = BLOCK * GROUP };
+#ifdef __AVX512VNNI__
+  enum { WIDTH = PLANE / 64 };
+  __m512i high[WIDTH], middle[WIDTH], low[WIDTH];
+  for (int v = 0; v < WIDTH; v++) {
+    high[v] = _mm512_set1_epi32(-128 * p->sum_of_upper);
+    middle[v] = _mm512_set1_epi32(-128 * (p->sum_of_upper + p->sum_of_lower));
+    low[v] = _mm512_set1_epi32(-128 * p->sum_of_lower);
+  }
+  for (int64_t g = 0; g < groups; g++, bytes += 2 * PLANE) {
+    int32_t upper, lower;
+    memcpy(&upper, p->upper + g * GROUP, GROUP);
+    memcpy(&lower, p->lower + g * GROUP, GROUP);
+    __m512i x = _mm512_set1_epi32(upper), y = _mm512_set1_epi32(lower);
+    for (int v = 0; v < WIDTH; v++) {
+      __m512i own = _mm512_loadu_si512(bytes + v * 64), rest = _mm512_loadu_si512(bytes + PLANE + v * 64);
+      high[v] = _mm512_dpbusd_epi32(high[v], own, x);
+      middle[v] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(middle[v], own, y), rest, x);
+      low[v] = _mm512_dpbusd_epi32(low[v], rest, y);
     }
-    for (int v = 0; v < CHAINS; v += 2) /* two sums of each code lie side by side */
-      _mm256_storeu_si256((__m256i *)(sums + first + v * 4),
-                          _mm256_permute4x64_epi64(_mm256_hadd_epi32(own[v], own[v + 1]), 0xd8));
+  }
+  for (int v = 0; v < WIDTH; v++)
+    _mm512_storeu_ps(products + v * 16, 65536 * _mm512_cvtepi32_ps(high[v]) + 256 * _mm512_cvtepi32_ps(middle[v]) +
+                                            _mm512_cvtepi32_ps(low[v]));
+#elif defined(__AVX2__)
+  enum { CHAINS = 4, PART = CHAINS * 4 }; /* codes at a time */
+  __m256i offset = _mm256_set1_epi32((int32_t)(128 * (uint32_t)p->sum));
+  for (int first = 0; first < BLOCK; first += PART) {
+    __m256i sums[2][CHAINS] = {{{0}}};
+    const uint8_t *codes = bytes + first * GROUP;
+    for (int64_t g = 0; g < groups; g++, codes += 2 * PLANE) {
+      int64_t four;
+      memcpy(&four, p->query + g * GROUP, sizeof four);
+      __m256i x = _mm256_set1_epi64x(four);
+      for (int half = 0; half < 2; half++)
+        for (int v = 0; v < CHAINS; v++) {
+          __m256i own = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(codes + half * PLANE + v * 16)));
+          sums[half][v] = _mm256_add_epi32(sums[half][v], _mm256_madd_epi16(x, own));
+        }
+    }
+    for (int v = 0; v < CHAINS; v += 2) { /* two sums of each code lie side by side */
+      __m256 parts[2];
+      for (int half = 0; half < 2; half++) {
+        __m256i own = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[half][v], sums[half][v + 1]), 0xd8);
+        parts[half] = _mm256_cvtepi32_ps(_mm256_sub_epi32(own, offset));
+      }
+      _mm256_storeu_ps(products + first + v * 4, 256 * parts[0] + parts[1]);
+    }
   }
 #else
-  (void)short_query;
-  uint32_t own[BLOCK] = {0};
-  for (int64_t g = 0; g < groups; g++, bytes += BLOCK * GROUP, query += GROUP)
+  uint32_t sums[2][BLOCK] = {{0}}, offset = 128 * (uint32_t)p->sum;
+  for (int64_t i = 0; i < 2 * groups; i++, bytes += PLANE) {
+    const int16_t *query = p->query + i / 2 * GROUP;
     for (int c = 0; c < BLOCK; c++) {
       const uint8_t *codes = bytes + c * GROUP;
-      own[c] += (uint32_t)(codes[0] * query[0] + codes[1] * query[1] + codes[2] * query[2] + codes[3] * query[3]);
+      sums[i & 1][c] +=
+          (uint32_t)(codes[0] * query[0] + codes[1] * query[1] + codes[2] * query[2] + codes[3] * query[3]);
     }
-  memcpy(sums, own, sizeof own);
+  }
+  for (int c = 0; c < BLOCK; c++)
+    products[c] = 256 * (float)(int32_t)(sums[0][c] - offset) + (float)(int32_t)(sums[1][c] - offset);
 #endif
 }
 
@@ -901,52 +937,30 @@ static inline float find_costs(const Request *request, const uint8_t *costs) {
   return request->half_norm_step * costs[0] + request->density_step * costs[1];
 }
 
-/* Compute rounded products of the query and the code vectors of the last levels. Return how far the difference of
-   two IDs' rough scores may be from that of their scores: a bound, or five standard deviations of independent
-   roundings if that is less. */
-static float multiply_roughly(const Model *m, Work *w, int64_t first_level, const float *query) {
+/* Compute the products of the query and the code vectors of the last levels, both rounded to 16 bits. */
+static void multiply_codes(const Model *m, Work *w, int64_t first_level, const float *query) {
   int64_t dim = m->dim, groups = (dim + GROUP - 1) / GROUP, code = 0;
-  int16_t *rounded = w->short_query.at;
-  int8_t *short_query = (int8_t *)(rounded + groups * GROUP);
-  float step = shorten(query, dim, 127, rounded), absolute = 0, steps = 0, squares = 0, lengths = 0, norms = 0;
-  uint32_t offset = 0; /* 128 times the sum of the query: what it adds to products that codes have 128 more */
-  for (int64_t i = dim; i < groups * GROUP; i++) rounded[i] = 0;
-  for (int64_t i = 0; i < groups * GROUP; i++) {
-    short_query[i] = (int8_t)((rounded[i] + 128) >> 8);
-    offset += 128u * (uint32_t)(IS_SHORT ? short_query[i] : rounded[i]);
-  }
-  if (IS_SHORT) step *= 256;
+  float step = shorten(query, dim, 128, w->short_query.at);
+  Packed packed = pack_query(w->short_query.at, dim, 8, w->packed_query.at);
   const uint8_t *bytes = m->bytes;
-  for (int64_t l = 0; l < m->levels; code += m->sizes[l], bytes += padded(m->sizes[l]) * groups * GROUP, l++) {
-    if (l < first_level) continue;
-    float *products = (float *)w->rough.at + l * CODES;
-    for (int64_t c = 0; c < m->sizes[l]; c += BLOCK) {
-      int32_t sums[BLOCK];
-      int64_t n = m->sizes[l] - c < BLOCK ? m->sizes[l] - c : BLOCK;
-      multiply_block(bytes + c * groups * GROUP, groups, rounded, short_query, sums);
-      for (int64_t j = 0; j < n; j++)
-        products[c + j] = (float)(int32_t)((uint32_t)sums[j] - offset) * (m->steps[code + c + j] * step);
+  for (int64_t l = 0; l < m->levels; l++)
+    for (int64_t c = 0, size = m->sizes[l]; c < size; c += BLOCK, bytes += 2 * BLOCK * groups * GROUP) {
+      int64_t n = size - c < BLOCK ? size - c : BLOCK;
+      float values[BLOCK], *products = (float *)w->products.at + l * CODES + c;
+      if (l >= first_level) multiply_block(bytes, groups, &packed, values);
+      for (int64_t j = 0; j < n; j++, code++)
+        if (l >= first_level) products[j] = values[j] * (m->steps[code] * step);
     }
-    steps += m->coarsest[l];
-    squares += m->coarsest[l] * m->coarsest[l];
-    lengths += m->longest[l];
-    norms += m->longest[l] * m->longest[l];
-  }
-  for (int64_t i = 0; i < dim; i++) absolute += fabsf(query[i]);
-  float bound = steps * absolute + step * sqrtf((float)dim) * lengths;
-  float usual = 5 * sqrtf((squares * dot(query, query, dim) + step * step * norms) / 6);
-  return 1.01f * (bound < usual ? bound : usual);
 }
 
 typedef struct { /* what a scan of the IDs under the beams needs of a query */
   const Request *request;
-  float *tables; /* rough products of the levels that are scanned; NULL: IDs are kept as they are */
+  float *tables; /* products of the levels that are scanned; NULL: IDs are kept as they are */
   int64_t shared, levels; /* codes whose products are in the base of a beam; all codes */
-  float margin;
-  Limit best; /* by rough scores */
+  Limit best;
   Work *work;
   int64_t columns; /* columns of a part's IDs that bytes are for; 0: none */
-  float step, sum; /* a rough score, without what the beam shares, is at most sum + step * the sum of its bytes */
+  float step, sum; /* a score, without what the beam shares, is at most sum + step * the sum of its bytes */
   uint8_t bytes[COLUMNS][CODES];
   int64_t part, count; /* of the rows that wait until they are a block; they have one base */
   float base;
@@ -956,7 +970,7 @@ typedef struct { /* what a scan of the IDs under the beams needs of a query */
 /* Blocks of BLOCK IDs, most of which are dropped together: they are not among the best. */
 #ifdef __AVX512VBMI__
 
-/* Round the rough products and the costs of an ID's bytes up to bytes. Values that are too low for one become 0. */
+/* Round the products and the costs of an ID's bytes up to bytes. Values that are too low for one become 0. */
 static void make_tables(Scan *scan, int64_t levels) {
   float spread = 0, largest[COLUMNS];
   scan->columns = levels + 2;
@@ -991,7 +1005,7 @@ static void make_tables(Scan *scan, int64_t levels) {
   }
 }
 
-/* Return which of BLOCK rows' IDs may have rough scores above a limit. */
+/* Return which of BLOCK rows' IDs may have scores above a limit. */
 static inline __attribute__((always_inline)) uint64_t find_good(const Scan *scan, const uint8_t *ids, int64_t columns,
                                                                  const int32_t *rows, float limit, const int n) {
   __m512i even[COLUMNS], odd[COLUMNS];
@@ -1060,7 +1074,7 @@ static inline __attribute__((always_inline)) int scan_id(Scan *scan, const Part 
   if (scan->tables) {
     score = base + sum_codes(scan->tables, id + scan->shared, n);
     if (table->columns > scan->levels) score -= find_costs(scan->request, id + scan->levels);
-    if (score < scan->best.limit - scan->margin) return 1;
+    if (score < scan->best.limit) return 1;
     if (score > scan->best.limit) {
       scan->best.scores[scan->best.count++] = score;
       if (scan->best.count == SOME + 2 * scan->best.k) raise(&scan->best);
@@ -1080,11 +1094,11 @@ static inline __attribute__((always_inline)) int scan_block(Scan *scan, const in
   const Table *table = part->table;
   int32_t last = 0;
   for (int64_t i = 0; i < count; i++) last = scan->rows[i] > last ? scan->rows[i] : last;
-  if (scan->columns == table->columns - scan->shared && count > 2 * FEW &&
+  if (scan->columns == table->columns - scan->shared && count > FEW &&
       (last + 1) * table->columns + COLUMNS <= table->rows * table->columns) { /* nothing behind is read */
     for (int64_t i = count; i < BLOCK; i++) scan->rows[i] = last;
     good &= find_good(scan, table->ids + scan->shared, table->columns, scan->rows,
-                      scan->best.limit - scan->margin - scan->base, n + 2);
+                      scan->best.limit - scan->base, n + 2);
   }
   scan->count = 0;
   for (; good; good &= good - 1) {
@@ -1144,58 +1158,6 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
   return 1;
 }
 
-/* Mark the codes of an ID after those that all IDs under its beam share. */
-static int mark_codes(const Model *m, Work *w, int64_t part, int64_t row, int64_t shared) {
-  const Table *table = w->parts[part].table;
-  const uint8_t *id = table->ids + row * table->columns;
-  uint64_t *known = w->known.at;
-  for (int64_t l = shared; l < m->levels; l++) {
-    if (id[l] >= m->sizes[l]) return DAMAGED;
-    known[l * (CODES / 64) + (id[l] >> 6)] |= 1ull << (id[l] & 63);
-  }
-  return 1;
-}
-
-/* Compute the products of the query with the code vectors that are marked. */
-static void multiply_marked(const Model *m, Work *w, const float *query, int64_t shared) {
-  const uint64_t *known = w->known.at;
-  const float *vectors = m->vectors;
-  for (int64_t l = 0; l < m->levels; vectors += m->sizes[l] * m->dim, l++)
-    for (int64_t word = 0; l >= shared && word < CODES / 64; word++)
-      for (uint64_t bits = known[l * (CODES / 64) + word]; bits; bits &= bits - 1) {
-        int64_t code = word * 64 + __builtin_ctzll(bits);
-        if (bits & (bits - 1)) {
-          const float *next = vectors + (word * 64 + __builtin_ctzll(bits & (bits - 1))) * m->dim;
-          for (int64_t i = 0; i < m->dim; i += 16) __builtin_prefetch(next + i);
-        }
-        ((float *)w->products.at)[l * CODES + code] = dot(vectors + code * m->dim, query, m->dim);
-      }
-}
-
-/* A query as packed residuals are multiplied with it: for each position of a number in a byte, the dimensions whose
-   numbers lie there, and zeros up to ``stride``. */
-typedef struct {
-  int64_t width, stride; /* bytes of a residual, and of these rounded up to BLOCK */
-  const int16_t *query;
-  const int8_t *upper, *lower; /* its two parts of 8 bits */
-  int32_t offset;              /* what a residual of zeros, which stand for the lowest number, is multiplied to */
-} Packed;
-
-static Packed pack_query(const int16_t *rounded, int64_t dim, int bits, int16_t *memory) {
-  int64_t width = (dim * bits + 7) / 8, stride = padded(width), size = stride * (8 / bits);
-  int8_t *upper = (int8_t *)(memory + size), *lower = upper + size;
-  uint32_t sum = 0;
-  memset(memory, 0, (size_t)size * sizeof(int16_t));
-  for (int64_t i = 0, first = 0; first < dim; i += stride, first += width)
-    memcpy(memory + i, rounded + first, (size_t)(dim - first < width ? dim - first : width) * sizeof(int16_t));
-  for (int64_t i = 0; i < size; i++) {
-    lower[i] = (int8_t)(memory[i] & 255);
-    upper[i] = (int8_t)((memory[i] - lower[i]) / 256);
-    sum += (uint32_t)memory[i];
-  }
-  return (Packed){width, stride, memory, upper, lower, (int32_t)(sum * (uint32_t)(1 - (1 << bits)))};
-}
-
 /* Return the product of a query and the odd numbers of a residual. Sums are taken modulo 2^32, in which it fits. */
 static inline __attribute__((always_inline)) int32_t multiply_packed(const uint8_t *row, const Packed *p, const int bits) {
   uint32_t sum = 0;
@@ -1218,17 +1180,16 @@ static inline __attribute__((always_inline)) int32_t multiply_packed(const uint8
   for (int shift = 0; shift < 8; shift += bits, query += p->stride)
     for (int64_t i = 0; i < p->width; i++) sum += (uint32_t)((int16_t)(row[i] >> shift & largest) * query[i]);
 #endif
-  return (int32_t)(2 * sum + (uint32_t)p->offset);
+  return (int32_t)(2 * sum - (uint32_t)largest * (uint32_t)p->sum);
 }
 
-/* Return the product of the query and the vector of a hit's ID: exact, or by rough products where these are not 0. */
-static float multiply_id(const Model *m, const Work *w, const Hit *hit, int is_rough) {
+/* Return the product of the query and the vector of a hit's ID. */
+static float multiply_id(const Model *m, const Work *w, const Hit *hit) {
   const Table *table = w->parts[hit->part].table;
+  const float *products = w->products.at;
   const uint8_t *id = table->ids + hit->row * table->columns;
-  const float *products = w->products.at, *rest = is_rough ? w->rough.at : w->products.at;
   float sums[2] = {0};
-  for (int64_t l = 0; l < w->shared; l++) sums[0] += products[l * CODES + id[l]];
-  for (int64_t l = w->shared; l < m->levels; l++) sums[l & 1] += rest[l * CODES + id[l]];
+  for (int64_t l = 0; l < m->levels; l++) sums[l & 1] += products[l * CODES + id[l]];
   return sums[0] + sums[1];
 }
 
@@ -1283,41 +1244,19 @@ static void score_embeddings(const Model *m, const Request *request, const float
   }
 }
 
-/* Add the products with the vectors of their IDs to the scores of hits by residuals: exact ones if a hit may be among
-   the best ``k``, else rough ones. */
-static int add_ids(const Model *m, const float *query, const Hit *hits, int64_t n, int64_t k, float *scores, Work *w) {
-  float above = -INFINITY, *rough = NULL;
-  if (w->is_rough) {
-    if (!reserve(&w->best, 2 * n, sizeof(float))) return NO_MEMORY;
-    rough = w->best.at;
-    for (int64_t i = 0; i < n; i++) rough[i] = rough[n + i] = scores[i] + multiply_id(m, w, hits + i, 1);
-    if (n > k) above = find_kth(rough + n, n, k) - w->margin;
-    memset(w->known.at, 0, (size_t)m->levels * CODES / 8);
-    for (int64_t i = 0; i < n; i++)
-      if (!(rough[i] < above) && mark_codes(m, w, hits[i].part, hits[i].row, w->shared) < 0) return DAMAGED;
-    multiply_marked(m, w, query, w->shared);
-  }
-  for (int64_t i = 0; i < n; i++)
-    scores[i] = rough && rough[i] < above ? rough[i] : scores[i] + multiply_id(m, w, hits + i, 0);
-  return 1;
-}
-
 /* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. Residuals are compared
    with the ``query`` in the space of the codes. */
 static int compare(const Model *m, const Request *request, const float *query, const float *compared, float factor,
                    int64_t first, Work *w) {
   int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
   if (!reserve(&w->keys, n, sizeof(uint64_t)) || !reserve(&w->chosen, k, sizeof(Hit)) ||
-      !reserve(&w->scores, n, sizeof(float)) || !reserve(&w->packed_query, m->dim + 8 * BLOCK, 2 * sizeof(int16_t)))
+      !reserve(&w->scores, n, sizeof(float)))
     return NO_MEMORY;
   Hit *hits = (Hit *)w->hits.at + first, *chosen = w->chosen.at;
   float *scores = w->scores.at;
   int is_residual = request->compared_bits < 16;
   score_embeddings(m, request, is_residual ? query : compared, factor, hits, n, scores, w);
-  if (is_residual) {
-    int status = add_ids(m, query, hits, n, k, scores, w);
-    if (status < 0) return status;
-  }
+  for (int64_t i = 0; i < n && is_residual; i++) scores[i] += multiply_id(m, w, hits + i);
   uint64_t *keys = w->keys.at;
   for (int64_t i = 0; i < n; i++) keys[i] = make_key(scores[i], i);
   sort_keys(keys, n, k);
@@ -1330,7 +1269,7 @@ static int compare(const Model *m, const Request *request, const float *query, c
   return 1;
 }
 
-/* Scan the IDs under all beams, whose scores by the codes that they share become the beams' totals. */
+/* Scan the IDs under all beams. */
 static inline __attribute__((always_inline)) int scan_beams(Scan *scan, const int n) {
   enum { AHEAD = 16, LINE = 64 };
   Work *w = scan->work;
@@ -1338,11 +1277,8 @@ static inline __attribute__((always_inline)) int scan_beams(Scan *scan, const in
   const int32_t *ranges = w->ranges.at;
   for (int64_t b = 0; b < w->rows; b++) {
     const uint8_t *own = (uint8_t *)w->codes.at + b * scan->levels;
-    float base = 0, whole;
+    float base = 0;
     for (int64_t l = 0; l < scan->shared && scan->request->k; l++) base += products[l * CODES + own[l]];
-    whole = base;
-    for (int64_t l = scan->shared; l < w->shared && scan->request->k; l++) whole += products[l * CODES + own[l]];
-    ((float *)w->total.at)[b] = whole;
     for (int64_t p = 0; p < w->num_parts; p++) {
       if (b + AHEAD < w->rows) {
         const Table *table = w->parts[p].table;
@@ -1360,31 +1296,19 @@ static inline __attribute__((always_inline)) int scan_beams(Scan *scan, const in
   return scan->count ? scan_block(scan, n) : 1;
 }
 
-/* Rank what lies under the beams by codes: all IDs by rounded products, then the best by exact ones. */
+/* Rank what lies under the beams by codes. */
 static int rank(const Model *m, const Request *request, int64_t decoded, const float *query, Work *w) {
-  int64_t levels = m->levels, shared = decoded ? decoded : 1, codes = 0;
+  int64_t levels = m->levels, shared = decoded ? decoded : 1, ranges = w->rows * w->num_parts;
   w->num_kept = 0;
   if (!reserve(&w->best, SOME + 2 * request->k, sizeof(float))) return NO_MEMORY;
-  Scan scan = {request, NULL, shared, levels, 0, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}, 0, 0, 0, {0}, {0}};
-  for (int64_t l = shared; l < levels; l++) codes += m->sizes[l];
-  int needs_products = request->k || (request->compared_k && request->compared_bits < 16);
-  w->shared = shared;
-  w->is_rough = needs_products && !request->k;
-  if (needs_products && !decoded) multiply_level(m, w, 0, query);
-  if (w->is_rough) w->margin = multiply_roughly(m, w, shared, query);
-  if (request->k && w->below * (levels - shared) > codes / FEW) { /* else products of their own codes are cheaper */
-    int64_t ranges = w->rows * w->num_parts;
-    scan.margin = w->margin = multiply_roughly(m, w, shared, query);
-    w->is_rough = 1;
-    if (w->below < BLOCK * ranges) { /* blocks are of the IDs under several beams */
-      memcpy((float *)w->rough.at + CODES, (float *)w->products.at + CODES, (size_t)(shared - 1) * CODES * sizeof(float));
-      scan.shared = 1;
-    }
-    scan.tables = (float *)w->rough.at + scan.shared * CODES;
-    if (levels - scan.shared + 2 <= COLUMNS && (scan.shared < shared || w->below > 2 * FEW * ranges))
+  Scan scan = {request, NULL, shared, levels, {w->best.at, request->k, 0, -INFINITY}, w, 0, 0, 0, {{0}}, 0, 0, 0, {0}, {0}};
+  if (request->k || (request->compared_k && request->compared_bits < 16)) multiply_codes(m, w, decoded, query);
+  if (request->k) {
+    if (w->below < BLOCK * ranges) scan.shared = 1; /* blocks are of the IDs under several beams */
+    scan.tables = (float *)w->products.at + scan.shared * CODES;
+    if (levels - scan.shared + 2 <= COLUMNS && (scan.shared < shared || w->below > FEW * ranges))
       make_tables(&scan, levels - scan.shared);
   }
-  const float *products = w->products.at;
   int status;
   switch (levels - scan.shared) { /* the compiler unrolls the sums for the usual numbers of levels */
 #define CASE(n) case n: status = scan_beams(&scan, n); break;
@@ -1394,44 +1318,16 @@ static int rank(const Model *m, const Request *request, int64_t decoded, const f
   }
   if (status < 0) return status;
   raise(&scan.best);
-  float above = scan.best.limit - scan.margin, up_to = INFINITY;
-  Leaf *kept = w->kept.at;
-  if (request->compared_k && scan.best.count >= request->k && request->k) { /* the order of the best does not matter */
-    int64_t sure = request->k;
-    for (int64_t i = 0; i < w->num_kept && sure; i++)
-      if (kept[i].score >= scan.best.limit) {
-        int64_t items = count_items(w->parts + kept[i].part, kept[i].row, kept[i].row + 1);
-        if (items < 0) return DAMAGED;
-        sure = items - 1 < sure ? sure - (items - 1) : 0;
-      }
-    if (sure) up_to = find_kth(scan.best.scores, request->k, sure) + scan.margin; /* better IDs have fewer items than k */
-  }
-  int64_t limit_of_hits = request->k ? w->num_hits + request->k : INT64_MAX;
-  for (int64_t i = 0; i < w->num_kept; i++) {
-    status = 1;
-    if (!request->k || kept[i].score > up_to) status = add_items(w->parts + kept[i].part, kept[i].part, kept + i, limit_of_hits, w);
-    else if (!(kept[i].score < above)) status = mark_codes(m, w, kept[i].part, kept[i].row, shared);
-    if (status < 0) return status;
-  }
-  if (!request->k || w->num_hits == limit_of_hits) return 1;
-  multiply_marked(m, w, query, shared);
+  const Leaf *kept = w->kept.at;
+  int64_t n = 0, limit_of_hits = request->k ? w->num_hits + request->k : INT64_MAX;
   if (!reserve(&w->keys, w->num_kept, sizeof(uint64_t))) return NO_MEMORY;
   uint64_t *keys = w->keys.at;
-  int64_t n = 0;
-  for (int64_t i = 0; i < w->num_kept; i++) {
-    if (kept[i].score < above || kept[i].score > up_to) continue;
-    const Table *table = w->parts[kept[i].part].table;
-    const uint8_t *id = table->ids + kept[i].row * table->columns;
-    float score = ((float *)w->total.at)[kept[i].beam];
-    for (int64_t l = shared; l < levels; l++) score += products[l * CODES + id[l]];
-    if (table->columns > levels) score -= find_costs(request, id + levels);
-    kept[i].score = score;
-    keys[n++] = make_key(score, i);
-  }
-  sort_keys(keys, n, limit_of_hits - w->num_hits);
+  for (int64_t i = 0; i < w->num_kept; i++)
+    if (!(kept[i].score < scan.best.limit)) keys[n++] = make_key(kept[i].score, i);
+  if (request->k) sort_keys(keys, n, request->k);
   for (int64_t i = 0; i < n && w->num_hits < limit_of_hits; i++) {
-    Leaf *leaf = kept + (uint32_t)keys[i];
-    int status = add_items(w->parts + leaf->part, leaf->part, leaf, limit_of_hits, w);
+    const Leaf *leaf = kept + (uint32_t)keys[i];
+    status = add_items(w->parts + leaf->part, leaf->part, leaf, limit_of_hits, w);
     if (status < 0) return status;
   }
   return 1;
@@ -1560,17 +1456,14 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   int64_t levels = m->levels;
   w->num_parts = num_parts;
   w->num_hits = 0;
-  if (!reserve(&w->products, levels * CODES, sizeof(float)) || !reserve(&w->rough, (levels + 2) * CODES, sizeof(float)) ||
-      !reserve(&w->known, levels * CODES / 64, sizeof(uint64_t)) || !reserve(&w->scaled, m->dim, sizeof(float)) ||
-      !reserve(&w->weighed, m->dim, sizeof(float)) || !reserve(&w->short_query, m->dim + GROUP, 2 * sizeof(int16_t)) ||
-      !reserve(&w->all_results, n, sizeof(Result)))
+  if (!reserve(&w->products, (levels + 2) * CODES, sizeof(float)) || !reserve(&w->scaled, m->dim, sizeof(float)) ||
+      !reserve(&w->weighed, m->dim, sizeof(float)) || !reserve(&w->short_query, m->dim, sizeof(int16_t)) ||
+      !reserve(&w->packed_query, m->dim + 8 * BLOCK, 2 * sizeof(int16_t)) || !reserve(&w->all_results, n, sizeof(Result)))
     return NO_MEMORY;
-  memset(w->products.at, 0, (size_t)levels * CODES * sizeof(float));
-  memset(w->rough.at, 0, (size_t)(levels + 2) * CODES * sizeof(float));
+  memset(w->products.at, 0, (size_t)(levels + 2) * CODES * sizeof(float));
   Result *results = w->all_results.at;
   for (int64_t q = 0; q < n; q++, queries += m->dim) {
     int64_t before = w->num_hits;
-    memset(w->known.at, 0, (size_t)levels * CODES / 8);
     w->touched = 0;
     w->parts = parts + requests[q].first_part;
     if (!fits(m, requests + q, w->parts, num_parts)) return DAMAGED;

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float32, Int32, UInt8
 
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
@@ -41,10 +41,10 @@ GRAM_CODES: Final = 1024
 """Inner products between code vectors are computed in advance for the first levels, up to this many codes."""
 CODED_STARTS: Final = 1 << 20
 """Codes at the starts of a table's branches are copied in advance for the first levels, up to this many."""
-LARGEST_BYTE: Final = 127
-ZERO_BYTE: Final = 128
+LARGEST: Final = 127 * 256 + 127
+"""Of a code vector's numbers in 16 bits, whose lower byte is signed, too."""
 GROUP: Final = 4
-"""Dimensions of code vectors in 8 bits that lie side by side."""
+"""Dimensions of code vectors in 16 bits that lie side by side."""
 QUERIES_A_THREAD: Final = 16
 """Fewest queries that a further thread is started for."""
 HIT: Final = np.dtype(
@@ -170,7 +170,7 @@ class _Generator(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_int64, "levels dim gram_levels first_level num_constant"),
-        *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps coarsest longest halves gram"),
+        *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps halves gram"),
         *_fields(ctypes.c_void_p, "residual_weights constant"),
         ("norm_weight", ctypes.c_float),
     )
@@ -356,12 +356,17 @@ def _pointers(arrays: dict[str, np.ndarray]) -> dict[str, int]:
     return {name: array.ctypes.data for name, array in arrays.items()}
 
 
-def _pack_bytes(rounded: Float32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, " bytes"]:
-    """Arrange a level's rounded code vectors for the library: blocks of 64, in groups of four dimensions."""
+def _pack_bytes(rounded: Int32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, " bytes"]:
+    """Arrange a level's code vectors in 16 bits for the library: blocks of 64, in groups of four dimensions.
+
+    In each group the upper bytes come first, then the lower ones; both are signed, and stored plus 128.
+    """
     codes, dim = rounded.shape
-    padded = np.pad(rounded, ((0, -codes % BLOCK), (0, -dim % GROUP))) + ZERO_BYTE
-    blocks = padded.astype(np.uint8).reshape(-1, BLOCK, len(padded[0]) // GROUP, GROUP)
-    return np.ascontiguousarray(blocks.transpose(0, 2, 1, 3)).ravel()
+    padded = np.pad(rounded, ((0, -codes % BLOCK), (0, -dim % GROUP)))
+    upper = (padded + 128) >> 8
+    halves = np.stack([upper, padded - 256 * upper]) + 128
+    blocks = halves.astype(np.uint8).reshape(2, -1, BLOCK, len(padded[0]) // GROUP, GROUP)
+    return np.ascontiguousarray(blocks.transpose(1, 3, 0, 2, 4)).ravel()
 
 
 def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: float) -> dict[str, np.ndarray]:
@@ -373,15 +378,15 @@ def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: fl
     first = vectors[: sum(sizes[:levels])]
     gram = [norm_weight * (first @ table.T) for table in wide[:levels]]
     starts = [0, *accumulate(sizes[:-1])]
-    steps = np.abs(vectors).max(axis=1) / np.float32(LARGEST_BYTE)
-    rounded = np.rint(vectors / np.where(steps > 0, steps, 1)[:, None])
+    largest = np.abs(vectors).max(axis=1)
+    # Powers of two, with which small integers are exact.
+    steps = np.exp2(np.ceil(np.log2(np.where(largest > 0, largest, 1) / np.float32(LARGEST))))
+    rounded = np.rint(vectors / steps[:, None]).astype(np.int32)
     return {
         "sizes": np.array(sizes, dtype=np.int32),
         "vectors": np.ascontiguousarray(vectors),
         "bytes": np.concatenate([_pack_bytes(level) for level in np.split(rounded, starts[1:])]),
-        "steps": steps,
-        "coarsest": np.maximum.reduceat(steps, starts),
-        "longest": np.maximum.reduceat(np.linalg.norm(vectors, axis=1), starts),
+        "steps": steps.astype(np.float32),
         "halves": np.stack([np.square(table).sum(axis=1) * (norm_weight / 2) for table in wide]),
         "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
     }
