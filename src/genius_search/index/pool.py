@@ -391,7 +391,7 @@ def open_vectors(
     parsed = [Modality(Modality.parse(kind)) for kind in kinds]
     said = [None] * count if texts is None else [None if is_missing(one) else one for one in texts]
     given_fields = [None] * count if fields is None else fields
-    stored = [fields_to_json(None if is_missing(one) else one) for one in given_fields]
+    stored = [(None, ()) if is_missing(one) else fields_to_json(one) for one in given_fields]
     left_out = [LeftOut(row, names[row], why) for row, (_, problems) in enumerate(stored) for why in problems]
 
     def item(row: int) -> Item:
