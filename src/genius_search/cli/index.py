@@ -38,11 +38,8 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
 
-
 MANY: Final = 5
 """Names that are listed; of more, the first and their number."""
-
-
 IMAGES_AND_TEXTS: Final = "onnx:onnx-community/siglip2-base-patch16-224-ONNX"
 """Suggested for pools with images."""
 TEXTS_ONLY: Final = "text:sentence-transformers/all-MiniLM-L6-v2"
@@ -85,7 +82,7 @@ class Create(DeviceOptions, ItemOptions, JsonOption, IndexArgument):
     meaning codes then keep more of."""
 
     def run(self) -> None:
-        print(f"reading {self.pool or self.vectors}", file=sys.stderr, flush=True)
+        print(f"reading {self.pool or self.vectors or self.index}", file=sys.stderr, flush=True)
         from genius_search.index.build import check_place
         from genius_search.index.index import Index
         from genius_search.index.pool import open_pool
@@ -131,7 +128,7 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
             if is_cluster(self.index):
                 self._add_to_cluster(progress)
                 return
-            progress.say(f"reading {self.pool or self.vectors}")
+            progress.say(f"reading {self.pool or self.vectors or self.index}")
             index = self.open_index(with_encoder=False)
             added = index.add(**self.items(), progress=progress, wait_seconds=self.wait)
             index.compact(wait_seconds=self.wait)
@@ -244,14 +241,16 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     """File with one more id on each line; - is stdin."""
 
     compact: bool = False
-    """Free the space of all deleted items at once, which writes the whole index anew. Default: when a fifth
-    of a segment is deleted."""
+    """Free the space of all deleted items now, which writes the whole index anew; ids may be left out.
+    Otherwise this is done when a fifth of a segment is deleted."""
 
     def run(self) -> int:
         ids = [*self.ids, *filter(None, read_ids(self.ids_from) or ())]
-        if not ids:
+        if not ids and not self.compact:
             raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
         if is_cluster(self.index):
+            if self.compact:
+                raise UsageError("--compact writes one index anew; of a cluster give a folder in its shards/")
             with open_cluster(self.index, self) as searcher:
                 done = searcher.delete(ids)
         else:
@@ -268,7 +267,7 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
             for missing in done.missing:
                 print_text(f"not in the index: {missing}", error=True)
             print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
-        return 0 if done.deleted else 3
+        return 0 if done.deleted or not ids else 3
 
 
 @command
@@ -282,7 +281,7 @@ class Learn(WaitOption, OpenIndexOptions):
     """Choices, one JSON object on each line: {"text": "a red kite", "chosen": "kites/7.jpg"}; the query may
     have an image, too, or be a vector."""
 
-    forget: Words = None
+    forget: Annotated[str | None, optional("ID")] = None
     """Forget all choices of this item."""
 
     forget_all: bool = False
@@ -346,18 +345,18 @@ class Info(JsonOption, IndexArgument):
         from genius_search.index.info import describe, verify
         from genius_search.index.snapshot import Snapshot
 
-        if self.verify:
-            if is_cluster(self.index):
-                from genius_search.cluster.searcher import Searcher
+        if not self.verify:
+            facts = dataclasses.asdict(describe(self.index, Snapshot.open(self.index)))
+            if not self.json:
+                facts["bytes_per_item"] = {
+                    part: round(size) for part, size in facts["bytes_per_item"].items()
+                }
+        elif is_cluster(self.index):
+            from genius_search.cluster.searcher import Searcher
 
-                verified = Searcher.open(self.index).verify()
-            else:
-                verified = verify(self.index)
-            print_facts(verified._asdict(), as_json=self.json)
-            return
-        facts = dataclasses.asdict(describe(self.index, Snapshot.open(self.index)))
-        if not self.json:
-            facts["bytes_per_item"] = {part: round(size) for part, size in facts["bytes_per_item"].items()}
+            facts = Searcher.open(self.index).verify()._asdict()
+        else:
+            facts = verify(self.index)._asdict()
         print_facts(facts, as_json=self.json)
 
 

@@ -125,8 +125,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     match: Words = None
     """Only items whose text contains these words; "a phrase" in double quotes, prefix*."""
 
-    hybrid: bool = True
-    """Raise items that have rare words of the query, and put those with its codes first."""
+    no_hybrid: bool = False
+    """Do not raise items because they have rare words or codes of the query."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
@@ -135,18 +135,18 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Number of hits to skip, for later pages."""
 
     beam: OptionalInt = None
-    """IDs kept at each level, at least -k. Default: 10, in large indexes 30."""
+    """IDs kept at each level, at least -k. Default: 10; 128 above 500,000 items."""
 
     rerank: Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")] = (
         None
     )
-    """Rank by the generator's probability, by the codes' vectors, or by stored embeddings. Default: codes."""
+    """Rank in the generator's order, by codes, or by stored embeddings. Default: as suits the index."""
 
     router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = None
-    """With --rerank: what finds candidates. Default: geometry."""
+    """What finds candidates. Default: geometry, by distance."""
 
     candidates: OptionalInt = None
-    """With --rerank: stop decoding at this many IDs; 0: never. Default: all up to 8,000, else a tenth."""
+    """Stop when this many IDs are left; 0: never. Default: all up to 100,000, or a share of more."""
 
     config: OptionalFile = None
     """TOML file with other settings, by the names of the fields of genius_search.SearchConfig."""
@@ -181,7 +181,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             "modality": self.modality,
             "where": Filter.parse(self.where) if is_listing else self.where,
             "match": self.match,
-            "hybrid": self.hybrid,
+            "hybrid": not self.no_hybrid,
             "k": self.k,
             "offset": self.offset,
         }
@@ -210,7 +210,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             "rerank": config.rerank,
             "router": "generator" if index.model.uses_generator(config) else "geometry",
         }
-        about = {"index": str(index.folder), "settings": settings, "good_match": index.good_match(hits)}
+        good_match = None if is_listing else index.good_match(hits)
+        about = {"index": str(index.folder), "settings": settings, "good_match": good_match}
         return self._show(hits, about)
 
     def _show(self, hits: Sequence[SearchHit], about: dict[str, Any]) -> int:
@@ -240,13 +241,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 
 
 def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
-    """Print hits as a table; ids are never cut, so that they can be copied.
-
-    Parameters
-    ----------
-    full
-        print long texts to their end.
-    """
+    """Print hits as a table; ids are never cut, so that they can be copied, nor texts if ``full``."""
     has_score = any(hit.codes for hit in hits)  # not without a query
     has_probability = any(hit.probability is not None for hit in hits)
     rows = []
@@ -280,9 +275,8 @@ def print_explanation(found: Explanation, index: Index, *, as_json: bool) -> Non
         rows.append((name, _code(step), rank, f"{step.items:,}", "; ".join(described)))
     print_table(("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True)
     for choice in found.raised_by:
-        print_text(
-            f"Raised: it was chosen for {choice.text or 'a similar query'!r}, cosine {choice.cosine:.2f}."
-        )
+        query = repr(choice.text) if choice.text else "a similar query"
+        print_text(f"Raised from the rank below: it was chosen for {query}, cosine {choice.cosine:.2f}.")
     if not found.is_allowed:
         print("The search may not find it: it has another modality, or a condition excludes it.")
     elif found.rank is not None:

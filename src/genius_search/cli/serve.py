@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
-from genius_search.cli.options import DeviceOptions, OptionalFile, OptionalFolder, command
+from genius_search.cli.options import DeviceOptions, OptionalFile, OptionalFolder, command, optional
 from genius_search.errors import UsageError, need_packages, plural
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LOCAL_ADDRESSES: Final = ("127.0.0.1", "localhost", "::1")
 class IndexesOptions(DeviceOptions):
     """A command that serves indexes."""
 
-    indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INDEX [INDEX ...]")]
+    indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("INDEX [INDEX ...]")]
     """Folders of indexes, or of pictures and texts, which are indexed as by `genius search`. Each is named
     like its folder, without .index."""
 
@@ -72,7 +72,7 @@ class Serve(IndexesOptions):
     """Text file of API keys, each a line NAME read KEY or NAME write KEY; requests without one are refused.
     `openssl rand -hex 32` makes a KEY."""
 
-    roots: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER [FOLDER ...]")] = ()
+    roots: Annotated[tuple[Path, ...], optional("FOLDER [FOLDER ...]")] = ()
     """Folders whose pictures may be handed out. Others, outside of an index, are only if their contents are
     those that it was made of, whose hash somebody else's index cannot have of your files."""
 
@@ -91,8 +91,9 @@ class Serve(IndexesOptions):
         from genius_search.serve.server import listen, serve
         from genius_search.serve.service import Service
 
-        if self.keys is not None:
-            read_keys(self.keys)  # a mistake in them is an error before anything is loaded
+        # A mistake in the keys is an error before anything is loaded.
+        if self.keys is not None and not read_keys(self.keys):
+            raise UsageError(f"{self.keys} has no key, so nobody could ask; add a line, NAME read KEY")
         try:
             bound = listen(self.host, self.port)  # before anything is loaded: it may be taken
         except OSError as error:

@@ -61,7 +61,7 @@ class Explanation:
     is_allowed: bool
     """True if the modality and conditions of the request allow the item."""
     rank: int | None
-    """Rank among all items under the beams; None if the item was not reached."""
+    """Rank among all items under the beams, before any are raised; None if the item was not reached."""
     score: float | None
     touched: int
     """Number of items under the beams."""

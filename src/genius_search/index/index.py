@@ -103,14 +103,14 @@ class Index:
                 some = rows[start : start + READ_AT_ONCE]
                 yield from snapshot.items(np.full(len(some), number), some)
 
-    def __contains__(self, item_id: str) -> bool:
+    def __contains__(self, item_id: str | int) -> bool:
         """Return whether there is an item with this id."""
-        return bool(self.snapshot.known([item_id]))
+        return bool(self.snapshot.known([str(item_id)]))
 
-    def get(self, item_id: str) -> Item:
+    def get(self, item_id: str | int) -> Item:
         """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
         snapshot = self.snapshot
-        return snapshot.item_at(snapshot.locate(item_id))
+        return snapshot.item_at(snapshot.locate(str(item_id)))
 
     @staticmethod
     def create(
@@ -385,10 +385,10 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = 0.0) -> Deleted:
+    def delete(self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
         with self._one_writer(wait_seconds) as writer:
-            return writer.delete([item_ids] if isinstance(item_ids, str) else item_ids)
+            return writer.delete([str(item_ids)] if isinstance(item_ids, str | int) else map(str, item_ids))
 
     def learn(self, chosen: str, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any) -> None:
         """Remember that an item was chosen for a query, so that it is found earlier for similar queries.

@@ -206,7 +206,7 @@ class Guard:
             raise ArtifactMismatch(str(error)) from None
         if key is None:
             raise Problem(
-                401, "an API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
+                401, "a known API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
             )
         scope["state"]["may_write"] = key.scope == "write"
         if not (key.scope == "write" or method in SAFE_METHODS or path in READING_POSTS):

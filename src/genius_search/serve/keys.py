@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from genius_search.errors import BadData
 
-_LINE: Final = re.compile(r"([\w.@-]{1,64})\s+(read|write)\s+([A-Za-z0-9_-]{20,})\s*")
+_LINE: Final = re.compile(r"([\w.@-]{1,64})\s+(read|write)\s+([A-Za-z0-9_-]{20,})")
 
 
 class Key(NamedTuple):
@@ -47,10 +47,10 @@ def read_keys(file: Path) -> list[Key]:
             f"{file} has API keys that others may read; `chmod 600 {shlex.quote(str(file))}` ends this"
         )
     keys = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(map(str.strip, lines), start=1):
         if found := _LINE.fullmatch(line):
             keys.append(Key(found[1], found[2], found[3]))
-        elif line.strip() and not line.startswith("#"):
+        elif line and not line.startswith("#"):
             raise BadData(
                 f"{file}:{number}: expected `NAME read KEY` or `NAME write KEY`, the key of at least 20 "
                 "letters, digits, - and _; `openssl rand -hex 32` makes one"

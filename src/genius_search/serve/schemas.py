@@ -297,7 +297,8 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
     """Return the response to an error; unexpected errors are logged and hidden."""
     problem = _problem_of(error)
     if problem is None or isinstance(error, NotWritable | OSError):
-        log.error("request %s failed", request_id, exc_info=error)
+        trace = None if isinstance(error, GeniusError) else error  # its message says all
+        log.error("request %s failed: %s", request_id, error, exc_info=trace)
     problem = problem or Problem(500, "the server failed; its log has the details under this request_id")
     status = problem.status_code
     details = ProblemDetails(

@@ -71,6 +71,8 @@ def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, mon
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1:3\n1:4")))
     assert run_json(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
     assert found_by(capsys, index) == {"1:5", "1:6", "1:7"}
+    assert run(capsys, "index", "delete", index, "--compact") == ("", "0 items deleted\n")
+    assert run_json(capsys, "index", "info", index)["deleted"] == 0
 
 
 def test_verify_reports_what_it_read(index, capsys):

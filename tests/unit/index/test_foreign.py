@@ -38,7 +38,8 @@ def made(request, tmp_path_factory) -> Path:
     known = {"texts": ["a kite"] * ITEMS, "fields": [{"x": 1}] * ITEMS}
     index, _ = Index.create(folder, vectors=vectors, embedding_bits=request.param, **known)
     index.add(vectors=vectors[:30] + 1, ids=[f"new {row}" for row in range(30)])
-    index.delete(["3", "4", "new 5"])
+    assert index.get(4).id == "4"
+    assert index.delete([3, "4", "new 5"]) == (3, [])
     return folder
 
 

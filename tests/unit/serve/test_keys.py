@@ -16,7 +16,7 @@ def test_a_key_is_known_until_its_line_is_deleted(write_keys):
     assert find_key(file, WRITER)[:2] == ("loader", "write")
     for wrong in ("", "old", WRITER[:-1], WRITER.upper(), "\ud800"):
         assert find_key(file, wrong) is None
-    write_keys("# those of today", "", f"loader write {WRITER}")
+    write_keys("  # those of today", "", f"  loader write {WRITER} ")
     assert find_key(file, OLD) is None
     assert find_key(file, WRITER) is not None
 
