@@ -183,10 +183,11 @@ ITEMS_PER_CANDIDATE: Final = 4
 LARGE: Final = 500_000
 """Larger indexes have so many items under each of 256 first codes that it pays to decode the next ones."""
 WIDE_BEAM: Final = 128
-LONG_SHORTLIST: Final = 400
-"""Of a large index: codes tell its items apart less well."""
 CANDIDATES_PER_ROOT: Final = 96
 """Of a large index."""
+CANDIDATES_PER_SHORTLISTED: Final = 250
+"""One in so many candidates of a large index is compared by its embedding: 400 of a million items. Codes tell
+more items apart less well."""
 
 
 @lru_cache
@@ -202,9 +203,8 @@ def usual_search(items: int) -> SearchConfig:
     """
     if items > LARGE:
         candidates = round(CANDIDATES_PER_ROOT * math.sqrt(items))
-        return dataclasses.replace(
-            USUAL_SEARCH, beam=WIDE_BEAM, candidates=candidates, shortlist=LONG_SHORTLIST
-        )
+        shortlist = round(candidates / CANDIDATES_PER_SHORTLISTED)
+        return dataclasses.replace(USUAL_SEARCH, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist)
     candidates = max(min(items, SMALL_POOL), items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates)
     return dataclasses.replace(USUAL_SEARCH, candidates=candidates)
 
