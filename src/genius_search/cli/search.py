@@ -161,7 +161,6 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Print why the search finds the item of this id, or does not: its way through the codes."""
 
     def run(self) -> int:
-        from genius_search.index.filters import Filter
         from genius_search.index.query import adjust_settings
 
         if self.json and self.files_only:
@@ -173,13 +172,18 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             )
         vectors = read_vectors(self.vector)
         is_listing = not self.text and self.image is None and vectors is None
+        where: Any = self.where
+        if is_listing:
+            from genius_search.index.filters import Filter  # only here
+
+            where = Filter.parse(where)  # also without conditions
         options: dict[str, Any] = {
             "text": " ".join(self.text) or None,
             "image": self.image,
             "vector": None if vectors is None else vectors.squeeze(),
             "instruction": self.instruction,
             "modality": self.modality,
-            "where": Filter.parse(self.where) if is_listing else self.where,
+            "where": where,
             "match": self.match,
             "hybrid": not self.no_hybrid,
             "k": self.k,
