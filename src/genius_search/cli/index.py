@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import shlex
@@ -131,7 +132,7 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
             progress.say(f"reading {self.pool or self.vectors or self.index}")
             index = self.open_index(with_encoder=False)
             added = index.add(**self.items(), progress=progress, wait_seconds=self.wait)
-            index.compact(wait_seconds=self.wait)
+            compact(index)
             report_added(progress, added, as_json=self.json)
             suggest_refit(index, progress)
 
@@ -145,6 +146,14 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
                 self.index, searcher, self.pool, captions=not self.no_captions, exclude=self.exclude
             )
             report_added(progress, searcher.add(pool), as_json=self.json)
+
+
+def compact(index: Index) -> None:
+    """Free the space of deleted items after a change, unless another process changes the index already."""
+    from genius_search.index.writer import HeldByAnother
+
+    with contextlib.suppress(HeldByAnother):
+        index.compact()
 
 
 def suggest_refit(index: Index, progress: TerminalProgress) -> None:
@@ -196,7 +205,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
                 print_text(f"{change.kind} {before}{change.id}")
             report_added(progress, done, as_json=self.json, again=True)
             if not self.dry_run:
-                index.compact(wait_seconds=self.wait)
+                compact(index)
                 suggest_refit(index, progress)
         return 3 if done.missing else 0
 

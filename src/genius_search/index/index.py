@@ -451,8 +451,12 @@ class Index:
             The least share of deleted items for which a part of the index is written anew. With 0 all of it
             is, unless nothing is deleted, and becomes a single segment.
         """
-        with self._one_writer(wait_seconds) as writer:
-            writer.compact(min_deleted)
+        from genius_search.index.writer import num_compact
+
+        segments = self.snapshot.segments
+        if min_deleted <= 0 or num_compact(segments, min_deleted) < len(segments):
+            with self._one_writer(wait_seconds) as writer:
+                writer.compact(min_deleted)
 
     def refit(
         self,

@@ -603,7 +603,7 @@ class Writer:
         """
         snapshot = self.snapshot
         segments = snapshot.segments
-        kept = _num_compact(segments, min_deleted)
+        kept = num_compact(segments, min_deleted)
         if kept == len(segments) and min_deleted > 0:
             return
         refuse_links(self.folder, with_pictures=True)
@@ -687,7 +687,7 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
     return kept
 
 
-def _num_compact(segments: Sequence[Segment], min_deleted: float) -> int:
+def num_compact(segments: Sequence[Segment], min_deleted: float) -> int:
     """Return the number of segments to keep when compacting; the others are merged."""
     if min_deleted <= 0:
         return len(segments) if len(segments) == 1 and not len(segments[0].dead) else 0
