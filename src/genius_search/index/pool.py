@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -394,6 +394,7 @@ def open_vectors(
     stored = [(None, ()) if is_missing(one) else fields_to_json(one) for one in given_fields]
     left_out = [LeftOut(row, names[row], why) for row, (_, problems) in enumerate(stored) for why in problems]
 
+    @cache  # an index reads them three times
     def item(row: int) -> Item:
         try:
             source = stored[row][0]
