@@ -41,13 +41,6 @@ COMMANDS: Final = {
     "evaluate": "train:Evaluate",
 }
 """Command -> module and class, in the order in which help lists them."""
-ELSEWHERE: Final = {
-    "list": "search INDEX",
-    "explain": "search INDEX QUERY --explain ID",
-    "compact": "index delete INDEX --compact",
-    "keys": "serve INDEX --keys FILE",
-}
-"""Words that are looked for among the commands -> what does it."""
 
 MACHINE_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
@@ -144,8 +137,7 @@ def refuse(words: Sequence[str]) -> int:
     """Say that there is no such command, and which ones are near."""
     typed = " ".join(words[:2])
     among = [name for name in COMMANDS if words[0] in name.split()]
-    near = [ELSEWHERE[word] for word in words[:2] if word in ELSEWHERE]
-    near = near or difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8 if among else 0.4) or among
+    near = difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8 if among else 0.4) or among
     names = " or ".join(f"`genius {name}`" for name in near)
     advice = f"did you mean {names}?" if near else "see `genius --help`"
     print_text(f"genius: {(typed if among else words[0])!r} is not a command; {advice}", error=True)

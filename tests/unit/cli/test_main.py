@@ -61,10 +61,6 @@ def test_every_help_fits_two_screens(name, capsys, monkeypatch):
         (["index", "creat"], "index create"),
         (["create"], "index create"),
         (["index"], "index info"),
-        (["index", "list"], "search INDEX"),
-        (["explain", "notes.index", "x"], "search INDEX QUERY --explain ID"),
-        (["index", "compact", "notes.index"], "index delete INDEX --compact"),
-        (["keys", "add"], "serve INDEX --keys FILE"),
     ],
 )
 def test_an_unknown_command_names_the_nearest(words, meant, capsys):
