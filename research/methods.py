@@ -222,7 +222,7 @@ def _exact_methods(
     if not isinstance(model, Genius):
         return {"exact-raw": (lambda queries: queries.raw, pool.raw)}
     among = model.ranker.spread.among()
-    density_cost = settings.density_weight * among.density_unit
+    density_cost = settings.density_weight
 
     def with_costs(queries: RowQueries) -> Tensor:
         """Costs count less for a query that is scaled up; scores stay in the units of the query."""

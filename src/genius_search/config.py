@@ -166,7 +166,7 @@ class SearchConfig:
     """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
 
     # Deviation 27: the paper has no such correction.
-    density_weight: NonNegative = 0.11
+    density_weight: NonNegative = 0.2
     """Weight of the density around an item, which is subtracted from scores by codes and by fused
     embeddings, because items in dense regions are near every query. It is in units of the spread: with 0.1,
     one standard deviation of density costs a tenth of the standard deviation of an item's products with

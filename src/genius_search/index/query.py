@@ -614,7 +614,7 @@ class SnapshotSearcher:
             covariance += share * one.covariance
         among = ranker.spread.among(level0)
         half_norm, density = shares @ np.array([(one.half_norm, one.density) for one in drawn])
-        cost = self.config.density_weight * among.density_unit * density
+        cost = self.config.density_weight * density
         if self.config.rerank == "codes":
             cost += half_norm
         first = ranker.tables()[ranker.spread.level]

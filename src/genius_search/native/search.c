@@ -23,6 +23,8 @@
 
 enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 8, SOME = 32, TOGETHER = 128 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
+enum { ZERO_DENSITY = 128 }; /* the byte of a density of 0 */
+#define FADE .3f /* as in nn/spread.py */
 
 #ifdef __AVX512F__
 enum { LANES = 16 };
@@ -93,7 +95,7 @@ typedef struct { /* one query's */
   int64_t compared_bits; /* of a number of an embedding; less than 16: embeddings are residuals of the IDs' vectors */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
   float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
-  float compared_density_step; /* cost of a density where embeddings are compared */
+  float compared_density_step; /* cost of a density where embeddings are compared, for products up to 1 - FADE */
   const float *usage; /* share of the items that the query may find, by their first semantic code: [CODES] */
   float reference;    /* spread of an item's products with these code vectors; see standardize_query() */
   float unused;
@@ -934,7 +936,7 @@ static inline __attribute__((always_inline)) float sum_codes(const float *tables
 }
 
 static inline float find_costs(const Request *request, const uint8_t *costs) {
-  return request->half_norm_step * costs[0] + request->density_step * costs[1];
+  return request->half_norm_step * costs[0] + request->density_step * (costs[1] - ZERO_DENSITY);
 }
 
 /* Compute the products of the query and the code vectors of the last levels, both rounded to 16 bits. */
@@ -1003,6 +1005,7 @@ static void make_tables(Scan *scan, int64_t levels) {
     }
     scan->sum -= 254 * scan->step;
   }
+  scan->sum += scan->request->density_step * ZERO_DENSITY;
 }
 
 /* Return which of BLOCK rows' IDs may have scores above a limit. */
@@ -1046,7 +1049,7 @@ static void make_tables(Scan *scan, int64_t levels) { /* the costs of an ID's by
   scan->columns = levels + 2;
   for (int c = 0; c < CODES; c++) {
     costs[c] = -scan->request->half_norm_step * (float)c;
-    costs[CODES + c] = -scan->request->density_step * (float)c;
+    costs[CODES + c] = -scan->request->density_step * (float)(c - ZERO_DENSITY);
   }
 }
 
@@ -1236,12 +1239,18 @@ static void score_embeddings(const Model *m, const Request *request, const float
     for (int64_t j = 0; j < 4 && i + j < n; j++) {
       const Hit *hit = hits + i + j;
       const Part *part = w->parts + hit->part;
-      float score = bits < 16 ? (float)sums[j] * step * widen(part->scales[hit->item])
-                              : multiply_row(rows[j], query, m->dim, 1) * factor;
-      if (part->densities) score -= request->compared_density_step * part->densities[hit->item];
-      scores[i + j] = score;
+      scores[i + j] = bits < 16 ? (float)sums[j] * step * widen(part->scales[hit->item])
+                                : multiply_row(rows[j], query, m->dim, 1) * factor;
     }
   }
+}
+
+/* Return what the density of an item costs, whose product with the query, not scaled, is given. */
+static inline float find_density_cost(const Request *request, const Part *part, int64_t item, float product) {
+  if (!part->densities) return 0;
+  float share = (1 - product) * (1 / FADE);
+  share = share < 0 ? 0 : share > 1 ? 1 : share;
+  return request->compared_density_step * share * (float)(part->densities[item] - ZERO_DENSITY);
 }
 
 /* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. Residuals are compared
@@ -1257,6 +1266,10 @@ static int compare(const Model *m, const Request *request, const float *query, c
   int is_residual = request->compared_bits < 16;
   score_embeddings(m, request, is_residual ? query : compared, factor, hits, n, scores, w);
   for (int64_t i = 0; i < n && is_residual; i++) scores[i] += multiply_id(m, w, hits + i);
+  for (int64_t i = 0; i < n; i++) {
+    const Part *part = w->parts + hits[i].part;
+    scores[i] -= find_density_cost(request, part, hits[i].item, scores[i] / factor);
+  }
   uint64_t *keys = w->keys.at;
   for (int64_t i = 0; i < n; i++) keys[i] = make_key(scores[i], i);
   sort_keys(keys, n, k);

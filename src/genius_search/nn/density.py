@@ -7,17 +7,22 @@ favours it: what is missing of it is no more than partly like the query. Without
 correction (``norm_weight``) agrees better with exact search (``python -m research.bench``).
 
 **Density.** Some items are near almost every query (hubs; Radovanović et al., "Hubs in space", 2010) and
-displace better ones. Cross-domain similarity local scaling subtracts an item's mean similarity to its nearest
-queries from its score (Conneau et al., "Word translation without parallel data", 2018), and nearest-neighbour
-normalisation does so for retrieval with a bank of queries (Chowdhury et al., 2024). The variant used here
-needs no queries: the density of an ID is the mean of the largest cosines between v and a sample of the pool's
-IDs. A trained model has no such sample; the vectors of the first semantic codes
-replace it, since they are spread like the items. If items are ranked by their stored embeddings, the density
-around the embedding itself is used (:meth:`NormAndDensity.item_density`).
+displace better ones. Cross-domain similarity local scaling (CSLS; Conneau et al., "Word translation without
+parallel data", 2018) subtracts an item's mean similarity r to its nearest neighbours from its score. Here
 
-Both numbers depend only on the codes and the model. They are computed when an item is encoded, and stored
-after its codes in one byte each; computing densities during search would cost thousands of inner products
-per ID.
+    score(q, x) = s(q) q·x − w ρ fade(q·x) (r(x) − mean r)
+
+- r(x) is the mean cosine of an item to the nearest :data:`NEIGHBOURS` vectors of a sample of the pool's IDs.
+  A trained model has no sample; the vectors of the first semantic codes replace it, since they are spread like
+  the items.
+- ρ is the reliability of r: the correlation, over items, of two estimates by two halves of the sample
+  (Spearman–Brown). Where no item is a hub, as among random vectors, both are noise and ρ is 0.
+- s(q) makes the products of a query spread as an item's do (:mod:`genius_search.nn.spread`).
+- fade falls from 1 to 0 over the last :data:`~genius_search.nn.spread.FADE` of the cosine. So what is almost
+  equal to the query comes first, however dense its neighbourhood is.
+
+What is stored is ρ (r − mean r), called the density: of an ID in a byte behind its codes and half norm, and of
+an item in a byte next to its embedding. Computing it during a search would take thousands of products.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import normalize, sum_codes
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, LARGEST
+from genius_search.nn.spread import HALF_NORM_STEPS, LARGEST, encode_densities
 
 NEIGHBOURS: Final = 4
 """Number of nearest vectors whose mean cosine is the density."""
@@ -56,6 +61,8 @@ class NormAndDensity:
     sample
         distinct IDs of a pool. If absent, or if too few have an ID's modality, the vectors of the first
         semantic codes are used instead.
+    baseline
+        mean and reliability of the densities of each modality's items; if absent, all stored densities are 0.
     """
 
     def __init__(
@@ -65,11 +72,13 @@ class NormAndDensity:
         has_modality_level: bool,
         norm_weight: float = 1.0,
         sample: Integer[np.ndarray, "sampled levels"] | None = None,
+        baseline: Float[np.ndarray, "modalities 2"] | None = None,
     ) -> None:
         self._tables = [table.astype(np.float32) for table in tables]
         self._has_modality_level = has_modality_level
         self._norm_weight = norm_weight
         self._sample = np.empty((0, len(tables)), dtype=np.int64) if sample is None else sample
+        self._baseline = np.zeros((1, 2)) if baseline is None else baseline
         self._references: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         """Unit vectors that IDs of a modality code are compared with, and hashes of the vectors' own IDs, if
         they have any; cached, since summing the sample takes longer than measuring a few new IDs."""
@@ -82,8 +91,9 @@ class NormAndDensity:
         ``vectors`` are the sums of the IDs' code vectors.
         """
         costs = self._norm_weight * np.square(vectors).sum(axis=1) / 2
-        steps = np.stack([costs * HALF_NORM_STEPS, self.densities(vectors, codes) * DENSITY_STEPS], axis=1)
-        return np.asarray(np.rint(steps).clip(0, LARGEST), dtype=np.int16)
+        half_norms = np.rint(costs * HALF_NORM_STEPS).clip(0, LARGEST).astype(np.int16)
+        densities = encode_densities(self._relative(self.densities(vectors, codes), codes))
+        return np.stack([half_norms, densities.astype(np.int16)], axis=1)
 
     def item_density(
         self, embeddings: Float[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
@@ -93,19 +103,43 @@ class NormAndDensity:
         An embedding is compared with the same vectors as its ID.
         """
         densities = self.densities(np.asarray(embeddings, dtype=np.float32), codes)
-        return np.asarray(np.rint(densities * DENSITY_STEPS).clip(0, LARGEST), dtype=np.uint8)
+        return encode_densities(self._relative(densities, codes))
+
+    def _relative(
+        self, densities: Float32[np.ndarray, " items"], codes: Integer[np.ndarray, "items levels"]
+    ) -> Float32[np.ndarray, " items"]:
+        """Return reliability times the difference to the mean of the items' modality."""
+        groups = codes[:, 0].astype(np.int64) if self._has_modality_level else np.zeros(len(codes), np.int64)
+        mean, reliability = self._baseline[groups.clip(max=len(self._baseline) - 1)].T
+        return np.asarray(reliability * (densities - mean), dtype=np.float32)
 
     def densities(
         self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
     ) -> Float32[np.ndarray, " items"]:
-        """Return the density around each vector; ``codes`` are those of its ID."""
+        """Return r of each vector; ``codes`` are those of its ID."""
+        return self._densities(vectors, codes, slice(None))
+
+    def halves(
+        self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
+    ) -> Float32[np.ndarray, "2 items"]:
+        """Return two estimates of r, by the even and the odd vectors of the sample."""
+        parts = (slice(0, None, 2), slice(1, None, 2))
+        return np.stack([self._densities(vectors, codes, part) for part in parts])
+
+    def _densities(
+        self,
+        vectors: Float32[np.ndarray, "items dim"],
+        codes: Integer[np.ndarray, "items levels"],
+        part: slice,
+    ) -> Float32[np.ndarray, " items"]:
         densities = np.zeros(len(codes), dtype=np.float32)
         groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
         for code in np.unique(groups).tolist():
             directions, hashes = self._reference(code)
+            directions, hashes = directions[part], None if hashes is None else hashes[part]
             size = max(1, SCORES_AT_ONCE // len(directions))
-            own = np.flatnonzero(groups == code)
-            for rows in (own[start : start + size] for start in range(0, len(own), size)):
+            members = np.flatnonzero(groups == code)
+            for rows in (members[start : start + size] for start in range(0, len(members), size)):
                 densities[rows] = _density(vectors[rows], codes[rows], directions, hashes)
         return densities
 

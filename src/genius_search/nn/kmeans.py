@@ -247,6 +247,7 @@ class Coder:
             has_modality_level=self._codebooks.has_modality_level,
             norm_weight=self._codebooks.config.norm_weight,
             sample=self._codebooks.weights.get(POOL_SAMPLE),
+            baseline=self._codebooks.weights["spreads"][:, 1:],
         )
 
     def encode_items(

@@ -11,24 +11,25 @@ products are those with the code vectors of the first semantic level, weighted b
 have each code; beam search needs them anyway. The score is divided by the same factor in the end, so that it
 is in the units of the query.
 
-The weight of the density is in units of these spreads, too: a weight of 0.1 costs an item whose density is
-one standard deviation higher a tenth of the standard deviation of the products of an item with all others.
+Densities cost their weight in units of these scaled products, which are cosines where the query is like the
+items (:mod:`genius_search.nn.density`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Integer
+from jaxtyping import Float, Float32, Integer, UInt8
 
 BITS: Final = (1, 2, 4, 8)
 """Bits of a number of a stored residual."""
 MOST_CONSTANT: Final = 8
 """Most directions that are found to be constant, besides dimensions."""
 COLUMNS: Final = 3
-"""Numbers stored for each modality: :class:`SpreadOf`, without the usage."""
+"""Numbers stored for each modality: the spread, and mean and reliability of densities."""
 NUM_EXTRA_COLUMNS: Final = 2
 """Columns stored after an ID's codes: half norm, density; a byte each."""
 LARGEST: Final = 255
@@ -36,8 +37,12 @@ LARGEST: Final = 255
 HALF_NORM_STEPS: Final = 160
 """Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
 DENSITY_STEPS: Final = LARGEST
-"""Steps from 0 to 1, with an error of at most 1/510; negative densities are stored as 0. Where IDs begin with
-a modality code, densities differ by hundredths only, hence the short steps."""
+"""Steps from 0 to 1, with an error of at most 1/510. Densities differ by hundredths, hence the short steps."""
+ZERO_DENSITY: Final = 128
+"""The byte of a density of 0; those below -.5 and above .5 are clipped."""
+FADE: Final = 0.3
+"""Densities count less for products above 1 - FADE, and not at all at 1. Without it, of 27 kinds of vectors
+seven lose over a tenth of the nearest ten, and items are not the first hit of their own vectors."""
 
 
 def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
@@ -47,7 +52,18 @@ def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray
 
 def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
     """Decode densities, of IDs or items, from the bytes stored in an index."""
-    return np.asarray(stored / np.float32(DENSITY_STEPS), dtype=np.float32)
+    return np.asarray((stored.astype(np.int16) - ZERO_DENSITY) / np.float32(DENSITY_STEPS), dtype=np.float32)
+
+
+def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarray, " items"]:
+    """Return densities as bytes."""
+    steps = np.rint(densities * DENSITY_STEPS) + ZERO_DENSITY
+    return np.asarray(steps.clip(0, LARGEST), dtype=np.uint8)
+
+
+def fade(products: Float32[np.ndarray, " items"]) -> Float32[np.ndarray, " items"]:
+    """Return the share of a density that counts, from the product of query and item, both of unit length."""
+    return np.asarray(((1 - products) / np.float32(FADE)).clip(0, 1), dtype=np.float32)
 
 
 class SpreadOf(NamedTuple):
@@ -57,15 +73,6 @@ class SpreadOf(NamedTuple):
     """Share of the items with each code of the first semantic level."""
     first: float
     """Standard deviation of the products of an item with the code vectors of that level, by usage."""
-    items: float
-    """Standard deviation of the products of an item with other items."""
-    densities: float
-    """Standard deviation of the items' densities."""
-
-    @property
-    def density_unit(self) -> float:
-        """Cost of a density of 1 where the weight is 1; 0 if densities do not differ, or are not known."""
-        return self.items / self.densities if self.densities > 0 else 0.0
 
     def scale(self, products: Float[np.ndarray, "queries codes"]) -> Float32[np.ndarray, " queries"]:
         """Return the factor of each query, from its products with the code vectors of the first level."""
@@ -108,7 +115,8 @@ class Spread:
     usage
         number of items, by the first code of their ID and by that of the first semantic level.
     spreads
-        the numbers of :class:`SpreadOf`, by the first code of their ID.
+        by the first code of their ID, the standard deviation of :class:`SpreadOf`; and mean and reliability of
+        the items' densities, which are stored relative to these.
     residuals
         None if they were not measured.
     """
@@ -136,9 +144,9 @@ class Spread:
             if not counts.any():
                 usage, counts = np.ones_like(usage), np.ones_like(counts)
             # Of several modalities, the mean variance within each.
-            pooled = np.sqrt(np.square(spreads).T @ counts / counts.sum())
+            first = math.sqrt(np.square(spreads[:, 0]) @ counts / counts.sum())
             shares = (usage.sum(axis=0) / counts.sum()).astype(np.float32)
-            self._known[level0] = SpreadOf(shares, *pooled.tolist())
+            self._known[level0] = SpreadOf(shares, first)
         return self._known[level0]
 
     def scales(
@@ -153,8 +161,5 @@ class Spread:
 
     @staticmethod
     def none(codes: int) -> Spread:
-        """Return spreads by which no query is scaled, for ``codes`` codes at the first level.
-
-        Densities then cost their weight in absolute units.
-        """
-        return Spread(np.ones((1, codes)), np.array([[0.0, 1.0, 1.0]]))
+        """Return spreads by which no query is scaled, for ``codes`` codes at the first level."""
+        return Spread(np.ones((1, codes)), np.zeros((1, COLUMNS)))

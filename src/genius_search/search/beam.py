@@ -21,7 +21,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.nn.codebooks import AnyArray, as_floats
 from genius_search.nn.generator import DecoderStep, Generator, GeneratorState
-from genius_search.nn.spread import Spread, decode_densities
+from genius_search.nn.spread import Spread, decode_densities, fade
 from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import (
     Children,
@@ -488,15 +488,15 @@ def rank_items(
     if config.rerank == "none":
         return ranking.take(topk(ranking.scores, k))
     in_codes = as_floats(embedding if for_codes is None else for_codes)
-    scale, density_cost = np.float32(1), 0.0
+    scale = np.float32(1)
     if evidence.codes is not None:
-        among = evidence.codes.spread.among(level0)
-        scale = np.float32(evidence.codes.scale(in_codes, among))
-        density_cost = config.density_weight * among.density_unit
+        scale = np.float32(evidence.codes.scale(in_codes, evidence.codes.spread.among(level0)))
     is_shortened = config.rerank == "embeddings" and 0 < config.shortlist < len(ranking.items)
     if config.rerank == "codes" or is_shortened:
         if evidence.codes is None:
             raise UsageError("ranking by codes needs the model's codebooks")
+        # A shortlist is chosen without densities, which do not fade among codes.
+        density_cost = 0.0 if is_shortened else config.density_weight
         scores = np.empty(len(ranking.items), dtype=np.float32)
         for number, segment in enumerate(segments):
             in_segment = np.flatnonzero(ranking.segments == number)
@@ -506,7 +506,7 @@ def rank_items(
     if config.rerank == "embeddings":
         if is_shortened:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
-        scores = _by_embeddings(ranking, as_floats(embedding) * scale, evidence, density_cost)
+        scores = _by_embeddings(ranking, as_floats(embedding), scale, evidence, config.density_weight)
         ranking = ranking._replace(scores=scores)
     ranking = ranking.take(topk(ranking.scores, k))
     return ranking._replace(scores=ranking.scores / scale)
@@ -535,16 +535,18 @@ def _items_under(
 def _by_embeddings(
     ranking: Ranking,
     query: Float32[np.ndarray, " dim"],
+    scale: np.float32,
     evidence: Evidence,
-    density_cost: float,
+    density_weight: float,
 ) -> Float32[np.ndarray, " hits"]:
     """Return the products of the items' embeddings and the scaled query, minus the costs of densities."""
     scores = np.empty(len(ranking.items), dtype=np.float32)
     for number, vectors in enumerate(evidence.embeddings or ()):
         in_segment = np.flatnonzero(ranking.segments == number)
         items = ranking.items[in_segment]
-        scores[in_segment] = as_floats(vectors(items)) @ query
-        if density_cost and evidence.densities is not None and not evidence.is_raw:
+        products = as_floats(vectors(items)) @ query
+        scores[in_segment] = scale * products
+        if density_weight and evidence.densities is not None and not evidence.is_raw:
             densities = decode_densities(evidence.densities[number][items])
-            scores[in_segment] -= np.float32(density_cost) * densities
+            scores[in_segment] -= np.float32(density_weight) * fade(products) * densities
     return scores

@@ -227,7 +227,7 @@ class CompiledSearch:
             self._generator = _Generator(**generator.sizes, **_pointers(generator.arrays))
             self._model.generator = ctypes.addressof(self._generator)
         self._given_model = ctypes.addressof(self._model)
-        self._among: dict[frozenset[int], tuple[SpreadOf, float, bytes]] = {}
+        self._among: dict[frozenset[int], tuple[SpreadOf, bytes]] = {}
 
     def covers(
         self,
@@ -299,9 +299,9 @@ class CompiledSearch:
             position, _, num_items = views[id(restriction)]
             if level0 not in self._among:
                 among = self._spread.among(level0)
-                self._among[level0] = among, among.density_unit, _bits_of(level0)
-            among, density_unit, allowed = self._among[level0]
-            density_step = config.density_weight * density_unit / DENSITY_STEPS
+                self._among[level0] = among, _bits_of(level0)
+            among, allowed = self._among[level0]
+            density_step = config.density_weight / DENSITY_STEPS
             best = k if vectors is None else config.shortlist and max(k, config.shortlist)
             requests.append(
                 _REQUEST.pack(
@@ -313,7 +313,7 @@ class CompiledSearch:
                     bits,
                     allowed,
                     1 / HALF_NORM_STEPS,
-                    density_step,
+                    density_step if vectors is None else 0.0,  # a shortlist is chosen without densities
                     0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
                     among.usage.ctypes.data,
                     among.first,

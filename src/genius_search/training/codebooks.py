@@ -72,7 +72,7 @@ MEASURED: Final = 8192
 SPREAD_SAMPLE: Final = 1024
 """Most IDs of a modality whose products are measured."""
 NEGLIGIBLE: Final = 1e-4
-"""Smaller spreads, relative to the products or densities themselves, are no differences between items."""
+"""Smaller spreads, of densities or relative to the products themselves, are no differences between items."""
 ENOUGH: Final = 2
 """Fewer items for each dimension say too little of how much the dimensions differ."""
 CONSTANT: Final = 1e-6
@@ -250,10 +250,10 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
     drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MEASURED]
     vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
     tables = codebooks.tables()
-    sums = sum_codes(tables, ids)
-    densities = Coder(codebooks).norm_and_density.densities(sums, ids)
+    around, embeddings = Coder(codebooks).norm_and_density, np.asarray(vectors, np.float32)
+    densities = np.stack([around.densities(embeddings, ids), *around.halves(embeddings, ids)])
     usage, spreads = measure_spread(tables, ids, densities, has_modality_level=codebooks.has_modality_level)
-    residuals = _measure_residuals(vectors - sums)
+    residuals = _measure_residuals(vectors - sum_codes(tables, ids))
     constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
     return {
@@ -267,13 +267,14 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
 def measure_spread(
     tables: Sequence[Float32[np.ndarray, "_ dim"]],
     ids: Integer[np.ndarray, "items levels"],
-    densities: Float[np.ndarray, " items"],
+    densities: Float[np.ndarray, "3 items"],
     *,
     has_modality_level: bool,
 ) -> tuple[Float32[np.ndarray, "modalities codes"], Float32[np.ndarray, "modalities 3"]]:
-    """Measure what a :class:`Spread` of IDs is made of: usage, and standard deviations.
+    """Measure what a :class:`Spread` of IDs is made of: usage; spread, mean density and its reliability.
 
-    ``tables`` are the code vectors, ``densities`` those around each ID.
+    ``tables`` are the code vectors, ``densities`` the density around each item, and two estimates of it by
+    halves of the sample.
     """
     level = int(has_modality_level and len(tables) > 1)
     first = np.asarray(tables[level])
@@ -284,20 +285,31 @@ def measure_spread(
     random = np.random.default_rng(0)
     for group in np.flatnonzero(usage.sum(axis=1)).tolist():
         rows = np.flatnonzero(groups == group)
-        deviation = densities[rows].std()
-        spreads[group, 2] = deviation if deviation > NEGLIGIBLE else 0
-        rows = random.permutation(rows)[:SPREAD_SAMPLE]
-        vectors = sum_codes(tables, ids[rows])
+        spreads[group, 1] = densities[0, rows].mean()
+        spreads[group, 2] = measure_reliability(*densities[1:, rows])
+        vectors = sum_codes(tables, ids[random.permutation(rows)[:SPREAD_SAMPLE]])
         weights = usage[group] / usage[group].sum()
         products = vectors @ first.T
         centred = products - (products @ weights)[:, None]
         first_spread = np.sqrt(np.square(centred) @ weights).mean()
         if first_spread > NEGLIGIBLE * np.abs(products).mean():  # otherwise it is rounding
             spreads[group, 0] = first_spread
-        if len(rows) > 2:
-            others = (vectors @ vectors.T)[~np.eye(len(rows), dtype=bool)].reshape(len(rows), -1)
-            spreads[group, 1] = others.std(axis=1).mean()
     return usage.astype(np.float32), spreads.astype(np.float32)
+
+
+def measure_reliability(
+    first: Float[np.ndarray, " items"], second: Float[np.ndarray, " items"]
+) -> float:
+    """Return the reliability of the mean of two estimates, 0 to 1: 2c / (1 + c), c their correlation.
+
+    Spearman (1910), Brown (1910). It is 0 if the estimates do not differ between items.
+    """
+    deviations = first.std(), second.std()
+    if min(deviations) <= NEGLIGIBLE:
+        return 0.0
+    covariance = np.mean((first - first.mean()) * (second - second.mean()))
+    correlation = max(0.0, float(covariance / (deviations[0] * deviations[1])))
+    return 2 * correlation / (1 + correlation)
 
 
 def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals:
