@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius_search.config import PAPER_SEARCH
+from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
@@ -168,6 +168,15 @@ def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
         hits = index.search("a red kite", config=config)
         assert hits
         assert any(hit.log_probabilities != () for hit in hits) == is_asked
+
+
+def test_options_in_python_do_what_the_flags_do(index):
+    led = index.search("a red kite", config=SearchConfig(router="generator"))
+    assert led == index.search(
+        "a red kite", config=dataclasses.replace(index.settings, router="generator", candidates=1000)
+    )
+    with pytest.raises(UsageError, match="does without the generator"):
+        index.search("a red kite", config=SearchConfig(router="geometry", rerank="none"))
 
 
 def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
