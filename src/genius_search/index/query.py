@@ -188,7 +188,7 @@ def adjust_settings(usual: SearchSettings, model: Genius, config: SearchConfig) 
     for name, value in (("router", "generator"), ("rerank", "none")):
         if getattr(settings, name) == value and not model.has_generator:
             raise UsageError(
-                f"{name}: {value!r} needs a generator, and this model has none; leave {name} out, or "
+                f"{name}: this model has no generator, which {value!r} needs; leave {name} out, or "
                 "`genius fit` trains one"
             )
     is_complete = isinstance(config, SearchSettings)  # in which no option is meant to exclude another

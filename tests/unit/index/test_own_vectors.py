@@ -76,9 +76,9 @@ def test_options_change_only_the_settings_they_name_and_need_no_torch(index, opt
     ("config", "named"),
     [
         (SearchConfig(beam=0), "SearchConfig: setting beam = 0"),
-        (SearchConfig(router="generator"), "router: 'generator' needs a generator, and this model has none"),
-        (SearchConfig(rerank="none"), "rerank: 'none' needs a generator"),
-        (PAPER_SEARCH, "needs a generator"),
+        (SearchConfig(router="generator"), "router: this model has no generator"),
+        (SearchConfig(rerank="none"), "rerank: this model has no generator"),
+        (PAPER_SEARCH, "no generator"),
     ],
 )
 def test_options_that_cannot_be_are_refused_and_named(made, config, named):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image, features
 
 from genius_search import SearchPart
-from genius_search.config import PAPER_SEARCH
+from genius_search.config import SearchConfig
 from genius_search.index import items
 from genius_search.index.index import Index
 from genius_search.serve import app
@@ -115,7 +114,7 @@ def test_parts_are_composed_with_their_weights(client, index):
         ],
         modality="text",
         k=9,
-        config=dataclasses.replace(PAPER_SEARCH, beam=100, rerank="codes", candidates=1000),
+        config=SearchConfig(beam=100),
     )
     assert [hit["id"] for hit in found] == [hit.id for hit in expected]
     is_problem(post(client, parts=[{"id": "nobody"}]), 404)
