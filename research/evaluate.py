@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, DeviceOptions, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.config import SearchConfig, checked
+from genius_search.config import PAPER_SEARCH, checked
 from genius_search.data.features import Features, look_up
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
 from genius_search.encoders.base import Encoder, absolute_spec
@@ -156,8 +156,8 @@ def evaluate(
     config = checked(config)
     if not isinstance(model, Genius):
         config = replace(config, methods=("exact-raw",))
-    names = {field.name for field in fields(SearchConfig)} & {field.name for field in fields(config)}
-    settings = SearchConfig(**{name: getattr(config, name) for name in names})
+    names = {field.name for field in fields(PAPER_SEARCH)} & {field.name for field in fields(config)}
+    settings = replace(PAPER_SEARCH, **{name: getattr(config, name) for name in names})
     rows = evaluate_pools(
         data,
         model,

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFile, command
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.data.features import Pairs
 from genius_search.errors import BadData
 from genius_search.index.index import Index
@@ -190,7 +190,7 @@ def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
 
 def generate(model: Genius, index: Index, queries: Queries) -> Scores:
     """Return log-probabilities of the IDs that the generator writes; −inf for items of others."""
-    config = SearchConfig(beam=GENERATED, rerank="none")
+    config = replace(PAPER_SEARCH, beam=GENERATED)
     searcher = SnapshotSearcher(model, index.snapshot, config)
     scores = np.full((len(queries), index.snapshot.num_alive), -np.inf, dtype=np.float32)
     for start in range(0, len(queries), BATCH):

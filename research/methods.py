@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int16, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchSettings
 from genius_search.data.features import Features
 from genius_search.encoders.base import Encoder
 from genius_search.index.writer import ItemArrays
@@ -177,7 +177,7 @@ def find(
     rows: Sequence[RowQueries],
     pool: PoolCandidates,
     methods: Sequence[str],
-    settings: SearchConfig,
+    settings: SearchSettings,
     *,
     depth: int = DEPTH,
 ) -> Iterator[list[MethodHits]]:
@@ -213,7 +213,7 @@ def find(
 
 
 def _exact_methods(
-    model: Genius | Encoder, pool: PoolCandidates, settings: SearchConfig
+    model: Genius | Encoder, pool: PoolCandidates, settings: SearchSettings
 ) -> dict[str, tuple[Callable[[RowQueries], Tensor], Callable[[slice], Tensor]]]:
     """Return each method's query vectors, and its vectors of a range of candidates.
 
@@ -261,7 +261,7 @@ def _search(
     queries: RowQueries,
     pool: PoolCandidates,
     methods: Sequence[str],
-    settings: SearchConfig,
+    settings: SearchSettings,
     depth: int,
 ) -> list[MethodHits]:
     """Search by beams and order the items found by each method."""
@@ -305,7 +305,7 @@ def _search(
     return found
 
 
-def _config(method: BeamMethod, settings: SearchConfig) -> SearchConfig:
+def _config(method: BeamMethod, settings: SearchSettings) -> SearchSettings:
     """Return the settings of one method; geometry has no probabilities to normalise."""
     own = dataclasses.replace(settings, rerank=method.rerank)
     if method.by == "generator":
@@ -313,7 +313,7 @@ def _config(method: BeamMethod, settings: SearchConfig) -> SearchConfig:
     return dataclasses.replace(own, scores="level")
 
 
-def _beam_config(config: SearchConfig) -> SearchConfig:
+def _beam_config(config: SearchSettings) -> SearchSettings:
     """Return settings under which methods can share beams.
 
     All share one full search, unless a re-ranking depends on where its own would have stopped.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from genius_search.config import SearchConfig, checked
+from genius_search.config import DENSITY_WEIGHT, PAPER_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.errors import BadData, UsageError
 from genius_search.evaluate import first_few
@@ -41,6 +41,8 @@ RAW: Final = frozenset({"generative+raw", "exact-raw"})
 FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
 BATCH: Final = 32
 """Default ``batch_size``."""
+SEARCH: Final = replace(PAPER_SEARCH, density_weight=DENSITY_WEIGHT)
+"""The search that the options of :class:`MtebModel` change."""
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +136,8 @@ class MtebModel:
         A method of ``genius evaluate``. Methods with embeddings (fused or raw) keep two bytes per number
         of each candidate in memory.
     search
-        Width of the beam and normalisation of its scores; ``method`` decides how hits are ranked.
+        Options that change :data:`SEARCH`: the beam and the normalisation of its scores; ``method`` decides
+        how hits are ranked.
     """
 
     def __init__(
@@ -146,7 +149,7 @@ class MtebModel:
     ) -> None:
         if method not in get_args(Method):
             raise UsageError(f"{method!r} is not one of {', '.join(get_args(Method))}")
-        config = checked(search or SearchConfig())
+        config = SEARCH.with_options(search or SearchConfig())
         if config.rerank != "none":
             raise UsageError(
                 f"search.rerank is {config.rerank!r}, but the method decides how hits are ranked: use "

@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 
 from pydantic import ConfigDict
 
-from genius_search.config import Count, Natural, NonNegative, SearchConfig
+from genius_search.config import DENSITY_WEIGHT, Count, Natural, NonNegative
 
 Pool = Literal["local", "global"]
 POOLS: Final[tuple[Pool, Pool]] = ("local", "global")
@@ -46,7 +46,7 @@ class EvaluationConfig:
     """Re-ranking: stop decoding once the beams cover at most this many IDs, and rank them all;
     0 decodes all levels."""
 
-    density_weight: NonNegative = SearchConfig.density_weight
+    density_weight: NonNegative = DENSITY_WEIGHT
     """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
     exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""
 

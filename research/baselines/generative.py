@@ -25,7 +25,7 @@ from torch import Tensor
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import Count, Natural, Positive, SearchConfig, checked
+from genius_search.config import PAPER_SEARCH, Count, Natural, Positive, checked
 from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.errors import UsageError
@@ -89,7 +89,7 @@ class Baseline:
 
         ``queries`` are the model's fused embeddings.
         """
-        config = SearchConfig(beam=beam)
+        config = dataclasses.replace(PAPER_SEARCH, beam=beam)
         tables = [SearchSegment(table)]
         for batch in queries.split(SEARCH_BATCH):
             beams = beam_search(self.generator, tables, batch, config)

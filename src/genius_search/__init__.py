@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from genius_search.config import SearchConfig
+    from genius_search.config import PAPER_SEARCH, SearchConfig, SearchSettings
     from genius_search.errors import GeniusError
     from genius_search.index.filters import Filter
     from genius_search.index.index import Index
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "PAPER_SEARCH",
     "Candidate",
     "Filter",
     "FitConfig",
@@ -40,12 +41,13 @@ __all__ = [
     "SearchHit",
     "SearchPart",
     "SearchRequest",
+    "SearchSettings",
     "fit",
     "preset",
 ]
 
 _HOMES = {
-    "genius_search.config": ("SearchConfig",),
+    "genius_search.config": ("PAPER_SEARCH", "SearchConfig", "SearchSettings"),
     "genius_search.recipe": ("FitConfig", "preset"),
     "genius_search.errors": ("GeniusError",),
     "genius_search.index.filters": ("Filter",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar, dataclass_transform
 
@@ -16,6 +16,9 @@ from genius_search.artifact import Manifest
 from genius_search.errors import ArtifactMismatch, UsageError
 
 Level0 = Literal["learned", "assigned", "classifier", "none"]
+Rerank = Literal["none", "codes", "embeddings"]
+Router = Literal["generator", "geometry"]
+Scores = Literal["level", "vocabulary"]
 Settings = TypeVar("Settings")
 _validator = lru_cache(TypeAdapter)  # making one takes a third as long as a search
 
@@ -25,9 +28,11 @@ Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0), Lt(float("inf"))]
 NonNegative = Annotated[float, Ge(0), Lt(float("inf"))]
 Share = Annotated[float, Ge(0), Le(1)]
+Width = Annotated[Count, Le(10**9)]
+Limit = Annotated[Natural, Le(10**9)]
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def settings(kind: type[Settings]) -> type[Settings]:
     """Make a class a frozen dataclass; :func:`from_json` refuses fields that it does not have."""
     kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
@@ -137,45 +142,92 @@ class DecoderConfig:
 
 @settings
 class SearchConfig:
-    """Search settings."""
+    """Options of a search. Each that is None stays as the index has it (``Index.settings``).
 
-    beam: Annotated[Count, Le(10**9)] = 50
+    >>> index.search("a red bag", config=SearchConfig(beam=20))  # doctest: +SKIP
+    """
+
+    beam: Width | None = None
     """Beam width: IDs kept at each level (the paper's B)."""
 
     # Deviation 19: the stored embeddings may be the fused ones; the paper's are raw sums.
-    rerank: Literal["none", "codes", "embeddings"] = "none"
+    rerank: Rerank | None = None
     """Rank items by the generator's probability (none), by the vectors of their codes, or by stored
     embeddings (the paper's GENIUS^R)."""
 
     # Deviation 17: the released code normalises over the whole vocabulary.
-    scores: Literal["level", "vocabulary"] = "level"
+    scores: Scores | None = None
     """Normalise each decoding step over the level's codes, or over the whole vocabulary (released code)."""
 
     # Deviation 23: the paper decodes every level.
-    candidates: Annotated[Natural, Le(10**9)] = 0
+    candidates: Limit | None = None
     """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
     beams, and rank them all. None is decoded where few are allowed: not more than the root of this many times
     all IDs."""
 
-    router: Literal["generator", "geometry"] = "generator"
+    router: Router | None = None
     """With re-ranking: find candidates by the generator, or by the distances between the query and the code
     vectors. IDs without code vectors and the order of generated IDs need the generator.
     """
 
-    shortlist: Annotated[Natural, Le(10**9)] = 0
+    shortlist: Limit | None = None
     """With stored embeddings: compare only this many items, the best by codes; 0 means all."""
 
     # Deviation 27: the paper has no such correction.
-    density_weight: NonNegative = 0.2
+    density_weight: NonNegative | None = None
     """Weight of the density around an item, which is subtracted from scores by codes and by fused
-    embeddings, because items in dense regions are near every query. It is in units of the spread: with 0.1,
-    one standard deviation of density costs a tenth of the standard deviation of an item's products with
-    others. Has no effect on raw embeddings."""
+    embeddings, because items in dense regions are near every query (:mod:`genius_search.nn.density`). It is in
+    cosines: with 0.2, a density of 0.1 costs 0.02. Has no effect on raw embeddings."""
 
 
-USUAL_SEARCH: Final = SearchConfig(beam=10, rerank="codes", router="geometry", candidates=1000, shortlist=100)
+@settings
+class SearchSettings(SearchConfig):
+    """All settings of a search, as ``Index.settings`` returns them."""
+
+    # Without field(), each would inherit None as its default.
+    beam: Width = field()
+    rerank: Rerank = field()
+    scores: Scores = field()
+    candidates: Limit = field()
+    router: Router = field()
+    shortlist: Limit = field()
+    density_weight: NonNegative = field()
+
+    def with_options(self, config: SearchConfig) -> SearchSettings:
+        """Return these settings with the options of ``config`` that are not None.
+
+        Raises
+        ------
+        UsageError
+            An option is out of range.
+        """
+        options = {name: value for name, value in to_json(checked(config)).items() if value is not None}
+        return dataclasses.replace(self, **options)
+
+
+DENSITY_WEIGHT: Final = 0.2
+"""Weight of the density until queries with answers choose another."""
+PAPER_SEARCH: Final = SearchSettings(
+    beam=50,
+    rerank="none",
+    scores="level",
+    candidates=0,
+    router="generator",
+    shortlist=0,
+    density_weight=0.0,
+)
+"""The search of the paper: the generator decodes every level, and its probabilities order the hits."""
+USUAL_SEARCH: Final = SearchSettings(
+    beam=10,
+    rerank="codes",
+    scores="level",
+    candidates=1000,
+    router="geometry",
+    shortlist=100,
+    density_weight=DENSITY_WEIGHT,
+)
 """What default settings start from: follow the nearest codes until at most 1000 candidates are left, then
-rank them by codes. The defaults of :class:`SearchConfig` are the paper's."""
+rank them by codes."""
 SMALL_POOL: Final = 100_000
 """Up to so many items all are candidates. Queries that are unlike the items, such as words that look for
 pictures, find five to thirteen points of R@5 less if any are left out, for a third to a half less time."""
@@ -191,7 +243,7 @@ more items apart less well."""
 
 
 @lru_cache
-def usual_search(items: int) -> SearchConfig:
+def usual_search(items: int) -> SearchSettings:
     """Return the default settings of an index of so many items.
 
     All items of a small pool are candidates. Otherwise as many are, or a quarter of the items. With 256 codes
@@ -209,7 +261,7 @@ def usual_search(items: int) -> SearchConfig:
     return dataclasses.replace(USUAL_SEARCH, candidates=candidates)
 
 
-def led_by_generator(usual: SearchConfig) -> SearchConfig:
+def led_by_generator(usual: SearchSettings) -> SearchSettings:
     """Return settings of an index by which its generator finds the candidates: a tenth of as many."""
     candidates = max(usual.candidates // 10, USUAL_SEARCH.candidates)
     return dataclasses.replace(usual, router="generator", candidates=candidates)

@@ -6,14 +6,13 @@ right answer among the first k.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from genius_search.config import SearchConfig, led_by_generator
+from genius_search.config import SearchConfig
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, need_packages
 from genius_search.index.index import Index
@@ -171,13 +170,13 @@ def evaluate_index(
         if not kept:
             continue
         progress.begin(f"evaluate {row.name}", len(kept) * len(methods))
-        for number, (method, settings) in enumerate(methods.items()):
+        for number, (method, config) in enumerate(methods.items()):
             rankings, touched = [], 0.0
             for start in range(0, len(kept), BATCH):
                 batch = [
                     query._replace(number=place) for place, query in enumerate(kept[start : start + BATCH])
                 ]
-                found = SnapshotSearcher(index.model, index.snapshot, settings).search_encoded(batch)
+                found = SnapshotSearcher(index.model, index.snapshot, config).search_encoded(batch)
                 rankings += [[hit.id for hit in one.hits] for one in found]
                 touched += sum(one.touched for one in found)
                 progress.advance(number * len(kept) + start + len(batch), {})
@@ -227,20 +226,18 @@ def evaluate_model(
 
 
 def methods_of(index: Index) -> dict[str, SearchConfig]:
-    """Return the settings of each way of searching an index."""
-    usual = index.settings
+    """Return the options of each way of searching an index."""
     has_embeddings = index.snapshot.manifest.embeddings != "none"
-    exact = dataclasses.replace(
-        usual,
+    exact = SearchConfig(
         router="geometry",
         rerank="embeddings" if has_embeddings else "codes",
         candidates=EVERYTHING,
         shortlist=0,
     )
-    found = {"search": usual, "exact": exact}
-    if index.model.has_generator and usual.router == "geometry":
-        found["generator"] = led_by_generator(usual)
-    return found
+    methods = {"search": SearchConfig(), "exact": exact}
+    if index.model.has_generator:
+        methods["generator"] = SearchConfig(router="generator")
+    return methods
 
 
 def _encode(

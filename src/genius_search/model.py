@@ -13,7 +13,7 @@ from jaxtyping import Float32, Integer
 from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import FileFact, Manifest, fingerprint_of, first_problem, open_artifact, read_json
-from genius_search.config import SearchConfig
+from genius_search.config import SearchSettings
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import StoredQuantizer
@@ -301,15 +301,15 @@ class Genius:
         tables = [torch.from_numpy(table).to(self.device) for table in self.codebooks.tables()]
         return GeometricDecoder(tables, self.ranker.spread, self.ranker.norm_weight)
 
-    def uses_generator(self, config: SearchConfig) -> bool:
+    def uses_generator(self, config: SearchSettings) -> bool:
         """Return whether a search with these settings asks the generator."""
         return self.has_generator and (config.router == "generator" or config.rerank == "none")
 
-    def decoder_for(self, config: SearchConfig) -> Decoder:
+    def decoder_for(self, config: SearchSettings) -> Decoder:
         """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""
         return self.decoder if self.uses_generator(config) else self.router
 
-    def fast_for(self, config: SearchConfig) -> CompiledSearch | None:
+    def fast_for(self, config: SearchSettings) -> CompiledSearch | None:
         """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
         return self._fast_generator if self.uses_generator(config) else self._fast_router
 

@@ -9,6 +9,7 @@ array: ``python tests/parity/compare.py``.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.model import Genius
 from genius_search.nn.codebooks import sum_codes
 from genius_search.nn.kmeans import Coder
@@ -195,7 +196,7 @@ def measure(reference: Reference, model: Genius, quantizer: Quantizer) -> Measur
     pool = reference.golden["pool"]
     table = IdTable.build(pool, np.zeros(len(pool)))
     for width in WIDTHS:
-        config = SearchConfig(beam=width, scores="vocabulary")
+        config = dataclasses.replace(PAPER_SEARCH, beam=width, scores="vocabulary")
         beams = search(generator, [SearchSegment(table)], reference.numbers("z"), config)
         expected = reference.golden[f"score{width}"]
         different = (table.ids[beams.low[:, :, 0]] != reference.golden[f"beam{width}"]).any(axis=2)

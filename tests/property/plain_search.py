@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH, SearchSettings
 from genius_search.nn.generator import Generator
 from genius_search.recipe import GeneratorConfig
 from genius_search.search.beam import Beams, search
@@ -171,7 +171,7 @@ class Case(NamedTuple):
 
     pool: Pool
     queries: torch.Tensor
-    config: SearchConfig
+    config: SearchSettings
     level0: list[frozenset[int]] | None
     masks: list[list[np.ndarray | None] | None]
     """Of each query: what it may find, part by part."""
@@ -290,7 +290,7 @@ def draw_case(seed: int, sizes: tuple[int, ...], **config) -> Case:
     settings.setdefault("scores", str(random.choice(["level", "vocabulary"])))
     queries = torch.from_numpy(random.standard_normal((QUERIES, DIM)).astype(np.float32))
     queries[:, 0] = torch.arange(QUERIES)  # their numbers, to an exact decoder
-    return Case(pool, queries, SearchConfig(**settings), level0, masks, widths)
+    return Case(pool, queries, dataclasses.replace(PAPER_SEARCH, **settings), level0, masks, widths)
 
 
 def _both(first: np.ndarray, second: np.ndarray | None) -> np.ndarray:

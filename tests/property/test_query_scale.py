@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.nn.generator import Generator
 from genius_search.nn.kmeans import Coder
 from genius_search.nn.packed import pack
@@ -69,8 +71,10 @@ class Pool:
 
     def search(self, queries, bits, decoder, fast, *, level0=frozenset(), allowed=None, **settings):
         ranks = "codes" if bits is None else "embeddings"
-        config = SearchConfig(
-            **{"beam": 5, "candidates": 60, "shortlist": 50, "density_weight": 0.3, **settings}, rerank=ranks
+        config = dataclasses.replace(
+            PAPER_SEARCH,
+            **{"beam": 5, "candidates": 60, "shortlist": 50, "density_weight": 0.3, **settings},
+            rerank=ranks,
         )
         vectors = None if bits is None else [self.stored(bits)]
         found = find(

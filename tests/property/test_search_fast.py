@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.errors import ArtifactMismatch
 from genius_search.native import build
 from genius_search.nn.generator import Generator
@@ -292,7 +292,9 @@ def test_large_pools_are_searched_alike(make):
         drawn.evidence, drawn.is_exact = Evidence(ranker), False
         drawn.queries = torch.from_numpy(random.integers(-9, 10, (16, 8)).astype(np.float32))
         drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 4]
-        drawn.case = type("Case", (), {"config": SearchConfig(rerank="codes", candidates=500)})
+        drawn.case = type(
+            "Case", (), {"config": dataclasses.replace(PAPER_SEARCH, rerank="codes", candidates=500)}
+        )
         assert_same(drawn, drawn.find(make(drawn.network, ranker)), drawn.find(), num_segments)
 
 
@@ -300,7 +302,7 @@ def test_damaged_tables_are_refused(compiled):
     random = np.random.default_rng(1)
     tables = [torch.from_numpy(random.standard_normal((size, 3)).astype(np.float32)) for size in (3, 8, 8)]
     fast = CompiledSearch(CodeRanker(tables), compiled)
-    config = SearchConfig(rerank="codes", candidates=4)
+    config = dataclasses.replace(PAPER_SEARCH, rerank="codes", candidates=4)
     refused = 0
     for seed in range(200):
         random = np.random.default_rng(seed)
@@ -348,8 +350,8 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
     queries = random.standard_normal((8, dim)).astype(np.float32)
     queries[3] = 0
     others = queries if bits < 16 else random.standard_normal((8, dim)).astype(np.float32)
-    config = SearchConfig(
-        rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
+    config = dataclasses.replace(
+        PAPER_SEARCH, rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
     )
     for is_raw, known in ((False, densities), (False, None), (True, densities)):
         evidence = Evidence(ranker, stored, is_raw, known)
@@ -391,7 +393,7 @@ def test_stored_embeddings_of_other_widths_and_counts_are_refused(compiled):
     random = np.random.default_rng(0)
     table = IdTable.build(np.zeros((9, 1), dtype=np.int64), np.zeros(9))
     fast = CompiledSearch(CodeRanker([torch.zeros(1, 8)]), compiled)
-    config, query = SearchConfig(rerank="embeddings"), np.zeros((1, 8), dtype=np.float32)
+    config, query = dataclasses.replace(PAPER_SEARCH, rerank="embeddings"), np.zeros((1, 8), dtype=np.float32)
 
     def search(bits: int, shape: tuple[int, int]) -> None:
         stored = [drawn_vectors(random, bits, shape)]

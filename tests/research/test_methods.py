@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.data.features import Features
 from genius_search.index.writer import ItemArrays
 from research.methods import BEAM_METHODS, MethodHits, PoolCandidates, RowQueries, find
@@ -35,7 +37,7 @@ def queries(model) -> RowQueries:
 
 
 def asked(model, pool, queries, methods=tuple(BEAM_METHODS), **settings) -> dict[str, MethodHits]:
-    (found,) = find(model, [queries], pool, methods, SearchConfig(**settings))
+    (found,) = find(model, [queries], pool, methods, dataclasses.replace(PAPER_SEARCH, **settings))
     return {one.method: one for one in found}
 
 

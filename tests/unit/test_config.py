@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from genius_search.cli.options import read_toml, to_toml
 from genius_search.config import (
+    PAPER_SEARCH,
     FusionConfig,
     SearchConfig,
+    SearchSettings,
     SmallEncoderConfig,
     checked,
     from_json,
@@ -117,6 +119,7 @@ def test_the_settings_of_the_released_code_can_be_read():
         (TrainingConfig, {"batch_size": 1.5}, "batch_size = 1.5"),
         (GeneratorConfig, {"dropout": 1.0}, "dropout = 1.0"),
         (SearchConfig, {"k": 3}, "k = 3"),
+        (SearchSettings, {**to_json(PAPER_SEARCH), "beam": None}, "beam = None"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_and_named(kind, value, named):

@@ -179,12 +179,12 @@ def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig
         raise UsageError(f"{file}: {error}; `genius fit --print-config` shows all settings") from None
 
 
-def read_search_toml(file: Path, usual: SearchConfig) -> SearchConfig:
-    """Read settings of a search from a TOML file, which may say some of them; or :class:`UsageError`."""
-    from genius_search.config import from_json
+def read_search_toml(file: Path) -> SearchConfig:
+    """Read the options of a search from a TOML file; or :class:`UsageError`."""
+    from genius_search.config import SearchConfig, from_json
 
     try:
-        return from_json(type(usual), {**dataclasses.asdict(usual), **_read_toml(file)})
+        return from_json(SearchConfig, _read_toml(file))
     except UsageError as error:
         raise UsageError(f"{file} cannot be read as settings of a search: {error}") from None
 

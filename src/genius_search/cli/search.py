@@ -161,6 +161,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Print why the search finds the item of this id, or does not: its way through the codes."""
 
     def run(self) -> int:
+        from genius_search.config import SearchConfig
         from genius_search.index.query import adjust_settings
 
         if self.json and self.files_only:
@@ -190,7 +191,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             "offset": self.offset,
         }
         if is_cluster(self.index):
-            if self.config or any(value is not None for value in self._given().values()):
+            if self.config or self._options():
                 raise UsageError(
                     f"{self.index} is a cluster; its shards have their own settings, so give none"
                 )
@@ -200,8 +201,9 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             index = open_folder(self.index, device=self.device, download=self.download)
         else:
             index = self.open_index(with_encoder=not is_listing)
-        usual = index.settings if self.config is None else read_search_toml(self.config, index.settings)
-        config = adjust_settings(usual, index.model, **self._given())
+        of_file = SearchConfig() if self.config is None else read_search_toml(self.config)
+        changed = dataclasses.replace(of_file, **self._options())
+        config = adjust_settings(index.settings, index.model, changed)
         if self.explain is not None:
             print_explanation(index.explain(self.explain, **options, config=config), index, as_json=self.json)
             return 0
@@ -240,8 +242,10 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             print(f"for more: --offset {self.offset + self.k}", file=sys.stderr)
         return 0 if hits else 3
 
-    def _given(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
+    def _options(self) -> dict[str, Any]:
+        """Return the options of the search that flags name."""
+        options = {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:

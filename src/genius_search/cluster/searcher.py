@@ -207,7 +207,8 @@ class Searcher:
     ) -> list[Hits]:
         """Search for several requests with one call to each shard; return the hits of each.
 
-        Without ``config``, each shard searches with its own settings, by its number of items.
+        Each shard searches with its own settings, by its number of items, or with these after the options of
+        ``config`` have changed them.
 
         Raises
         ------

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped
 
-from genius_search.config import SearchConfig
+from genius_search.config import DENSITY_WEIGHT
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
@@ -45,7 +45,7 @@ WHAT_PAIRS_ARE: Final = (
     "the items' ids"
 )
 TRAINING: Final = "train"
-USUAL: Final = SearchConfig.density_weight
+USUAL: Final = DENSITY_WEIGHT
 WEIGHTS: Final = (0.0, USUAL, 0.2, 0.3, 0.5)
 """Weights of densities that are compared."""
 FIRST: Final = 5

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import CodebookConfig, SearchConfig, checked
+from genius_search.config import CodebookConfig, SearchSettings, checked
 from genius_search.data.features import Features, Pairs
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
@@ -378,7 +378,7 @@ def _find_right(
     pairs: Sequence[Pair],
     model: Genius,
     snapshot: Snapshot,
-    config: SearchConfig,
+    config: SearchSettings,
 ) -> Bool[np.ndarray, "queries hits"]:
     """Return for each query that was held out which of its first :data:`FIRST` hits are right."""
     features = queries.gather(rows)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Shaped
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchConfig, SearchSettings
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import Hits, SearchHit, SearchRequest
@@ -572,7 +572,8 @@ class Index:
         text
             What is searched for, alone or with the picture ``image``.
         config
-            Search settings; by default :attr:`settings`.
+            Options that this search changes in :attr:`settings`; or all settings, such as
+            :data:`genius_search.PAPER_SEARCH`.
         options
             The fields of :class:`genius_search.SearchRequest`: ``image``, ``vector``, ``parts``, ``combine``,
             ``instruction``, ``modality``, ``where``, ``match``, ``hybrid``, ``k``, ``offset`` and ``beam``.
@@ -651,8 +652,8 @@ class Index:
         return searcher.model, searcher.snapshot
 
     @property
-    def settings(self) -> SearchConfig:
-        """The default search settings, to be changed with ``dataclasses.replace``.
+    def settings(self) -> SearchSettings:
+        """The default search settings, which the ``config`` of a search changes.
 
         These are :func:`genius_search.config.usual_search`; with a model of its own, or without a generator,
         hits are ranked by fused embeddings if the index stores them.
@@ -705,7 +706,7 @@ class Index:
         self.current()
 
     def _searcher(self, config: SearchConfig | None = None) -> SnapshotSearcher:
-        """Return what searches the current state, with the index's settings or others."""
+        """Return what searches the current state, with the index's settings or options that change them."""
         opened = self._opened
         if _stamp(self.folder) != opened.stamp:
             with self._opening:  # by one thread, so that no older state takes the place of a newer one
@@ -713,9 +714,10 @@ class Index:
                     self._opened = self._open(stamp, self.model, self._opened)
                 opened = self._opened
         searcher = opened.searcher
-        if config is None or config == searcher.config:
+        if config is None:
             return searcher
-        return SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
+        adjusted = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
+        return searcher if adjusted.config == searcher.config else adjusted
 
     def _open(
         self, stamp: tuple[tuple[int, ...], ...], model: Genius, before: _Opened | None = None

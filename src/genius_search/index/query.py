@@ -12,13 +12,13 @@ from itertools import zip_longest
 from operator import attrgetter
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
-from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
+from genius_search.config import SearchConfig, SearchSettings, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.errors import UsageError
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
@@ -164,7 +164,7 @@ class SearchResult(NamedTuple):
     """Number of items under all beams."""
 
 
-def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
+def default_settings(model: Genius, snapshot: Snapshot) -> SearchSettings:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
     usual = usual_search(snapshot.num_rows)
@@ -175,30 +175,36 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchConfig:
     return usual
 
 
-def adjust_settings(usual: SearchConfig, model: Genius, **changes: Any) -> SearchConfig:
-    """Return search settings with those changes that are not None; a generator finds fewer candidates.
+def adjust_settings(usual: SearchSettings, model: Genius, config: SearchConfig) -> SearchSettings:
+    """Return an index's settings with the options of a search; a generator finds fewer candidates.
 
     Raises
     ------
     UsageError
-        The model has no generator to lead the search, or the order of the hits needs it and it may not.
+        An option is out of range, the model has no generator to lead the search or to order its hits, or
+        the order of the hits needs the generator while ``router="geometry"`` excludes it.
     """
-    router = changes.get("router")
-    if router == "generator" and not model.has_generator:
-        raise UsageError("router: this model has no generator; leave router out, or `genius fit` trains one")
-    usual = led_by_generator(usual) if router == "generator" else usual
-    given = {name: value for name, value in changes.items() if value is not None}
-    config = checked(dataclasses.replace(usual, **given)) if given else usual
-    if router == "geometry" and model.uses_generator(config):
+    settings = (led_by_generator(usual) if config.router == "generator" else usual).with_options(config)
+    for name, value in (("router", "generator"), ("rerank", "none")):
+        if getattr(settings, name) == value and not model.has_generator:
+            raise UsageError(
+                f"{name}: this model has no generator, which {value!r} needs; leave {name} out, or "
+                "`genius fit` trains one"
+            )
+    is_complete = isinstance(config, SearchSettings)  # in which no option is meant to exclude another
+    if config.router == "geometry" and settings.rerank == "none" and not is_complete:
         raise UsageError(
             "router: geometry does without the generator, whose log-probabilities are the scores without "
             "re-ranking (rerank none)"
         )
-    return config
+    return settings
 
 
 class SnapshotSearcher:
-    """Searches one state of an index with the same settings; what all its queries need is found out once."""
+    """Searches one state of an index with the same settings; what all its queries need is found out once.
+
+    Options in ``config`` change the settings of the index.
+    """
 
     def __init__(
         self,
@@ -210,13 +216,14 @@ class SnapshotSearcher:
         self.model = model
         self.snapshot = snapshot
         self.choices = choices
-        self.config = config or default_settings(model, snapshot)
+        usual = default_settings(model, snapshot)
+        self.config = usual if config is None else adjust_settings(usual, model, config)
         manifest = snapshot.manifest
         self._is_raw = manifest.embeddings == "raw" and self.config.rerank == "embeddings"
         calibration = manifest.calibration
         is_calibrated = calibration is not None and calibration.applies_to(self.config)
         self._calibration = calibration if is_calibrated else None
-        is_usual = score_settings(self.config) == score_settings(default_settings(model, snapshot))
+        is_usual = score_settings(self.config) == score_settings(usual)
         self._least = manifest.least if calibration is None and is_usual else {}
         self._decodes = model.uses_generator(self.config)
         self._splits = model.level0_is_exact

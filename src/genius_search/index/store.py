@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float16, Int64, UInt8
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from genius_search.artifact import FileFact, check_files, fingerprint_of, first_problem, read_json
-from genius_search.config import SearchConfig
+from genius_search.config import SearchSettings
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.search.table import Allowed, IdTable, expand_ranges
@@ -236,7 +236,7 @@ class Calibration:
     less likely than one below it."""
     threshold: float | None
     """Probability from which the first hit is a good match; None if no threshold reaches the precision."""
-    search: SearchConfig
+    search: SearchSettings
     """Search settings of the scores."""
     queries: int
     """Queries that were measured; each counts with its right answers, and without them (:data:`ABSENT`)."""
@@ -251,12 +251,12 @@ class Calibration:
     refused: float
     """Share of the queries without right answers that have no good match."""
 
-    def applies_to(self, config: SearchConfig) -> bool:
+    def applies_to(self, config: SearchSettings) -> bool:
         """Return whether searches with these settings have such scores."""
         return score_settings(config) == score_settings(self.search)
 
 
-def score_settings(config: SearchConfig) -> tuple[object, ...]:
+def score_settings(config: SearchSettings) -> tuple[object, ...]:
     """Return the settings that the scores of hits depend on."""
     is_generated = config.rerank == "none"
     return (

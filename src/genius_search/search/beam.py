@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchSettings
 from genius_search.errors import UsageError
 from genius_search.nn.codebooks import AnyArray, as_floats
 from genius_search.nn.generator import DecoderStep, Generator, GeneratorState
@@ -262,7 +262,7 @@ def search(
     decoder: Decoder,
     segments: Sequence[SearchSegment],
     queries: Float[Tensor, "queries dim"],
-    config: SearchConfig,
+    config: SearchSettings,
     *,
     level0: Sequence[frozenset[int]] | None = None,
     restrictions: Sequence[Restriction | None] | None = None,
@@ -454,7 +454,7 @@ def rank_items(
     query: int,
     embedding: AnyArray,
     *,
-    config: SearchConfig,
+    config: SearchSettings,
     evidence: Evidence,
     k: int,
     restriction: Restriction | None = None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchSettings
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
@@ -58,7 +58,7 @@ def find(
     segments: Sequence[SearchSegment],
     queries: Float32[np.ndarray, "queries dim"],
     wanted: Sequence[Wanted],
-    config: SearchConfig,
+    config: SearchSettings,
     *,
     evidence: Evidence,
     embeddings: Sequence[Float32[np.ndarray, " dim"]],
@@ -232,7 +232,7 @@ class CompiledSearch:
     def covers(
         self,
         segments: Sequence[SearchSegment],
-        config: SearchConfig,
+        config: SearchSettings,
         vectors: Sequence[Vectors] | None = None,
     ) -> bool:
         """Return whether this search knows such settings, tables and stored embeddings."""
@@ -248,7 +248,7 @@ class CompiledSearch:
         segments: Sequence[SearchSegment],
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
-        config: SearchConfig,
+        config: SearchSettings,
         evidence: Evidence,
         embeddings: Sequence[Float32[np.ndarray, " dim"]],
     ) -> list[Ranking]:
@@ -278,7 +278,7 @@ class CompiledSearch:
         segments: Sequence[SearchSegment],
         queries: Float32[np.ndarray, "queries dim"],
         wanted: Sequence[Wanted],
-        config: SearchConfig,
+        config: SearchSettings,
         evidence: Evidence,
         embeddings: Sequence[Float32[np.ndarray, " dim"]],
     ) -> list[Ranking]:

@@ -10,7 +10,7 @@ from urllib.parse import quote_plus
 import numpy as np
 from pydantic_core import PydanticSerializationError, to_json
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchSettings
 from genius_search.encoders.base import reads_images
 from genius_search.index.filters import spell_fields
 from genius_search.index.index import Index
@@ -18,7 +18,7 @@ from genius_search.index.items import Item
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
-from genius_search.serve.schemas import THUMBNAIL, IndexInfo, SearchSettings
+from genius_search.serve import schemas
 
 MAX_FIELDS: Final = 100
 NUM_EXAMPLES: Final = 16
@@ -29,7 +29,7 @@ def address_of(item: SearchHit | Item, index: str) -> str | None:
     """Return the address of the picture of an item, or None if it has none."""
     if item.image is None:
         return None
-    return f"/v1/items/picture?index={quote_plus(index)}&id={quote_plus(item.id)}&size={THUMBNAIL}"
+    return f"/v1/items/picture?index={quote_plus(index)}&id={quote_plus(item.id)}&size={schemas.THUMBNAIL}"
 
 
 def show(item: Item, index: str) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def written(value: Any) -> bytes:
         return to_json(json.loads(valid), inf_nan_mode="null")
 
 
-def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
+def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexInfo:
     """Describe an index to a client."""
     snapshot, model = index.snapshot, index.model
     fields = spell_fields(key for segment in snapshot.segments for key in segment.items.field_names)
     counts = snapshot.count_by_modality()
-    return IndexInfo(
+    return schemas.IndexInfo(
         name=name,
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
@@ -78,10 +78,10 @@ def describe_index(name: str, index: Index, *, writable: bool) -> IndexInfo:
 
 
 def describe_settings(
-    index: Index, config: SearchConfig, beam: int | None = None, k: int = 1
-) -> SearchSettings:
+    index: Index, config: SearchSettings, beam: int | None = None, k: int = 1
+) -> schemas.SearchSettings:
     """Return the effective search settings; the beam is at least as wide as ``k``."""
-    return SearchSettings(
+    return schemas.SearchSettings(
         beam=max(beam or config.beam, k),
         candidates=config.candidates,
         rerank=config.rerank,

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from genius_search.config import Rerank, Router
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import UnknownItem
@@ -57,8 +58,6 @@ Picture = Annotated[
     ),
 ]
 Condition = Annotated[str, Field(max_length=2_000)]
-Rerank = Literal["none", "codes", "embeddings"]
-Router = Literal["generator", "geometry"]
 
 
 class RequestBody(BaseModel):

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 import anyio
 from PIL import Image, PngImagePlugin
 
-from genius_search.config import SearchConfig
+from genius_search.config import SearchConfig, SearchSettings
 from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.build import Added
@@ -183,10 +183,10 @@ class Service:
         return result
 
 
-def search_config(index: Index, body: schemas.SearchBody) -> SearchConfig:
+def search_config(index: Index, body: schemas.SearchBody) -> SearchSettings:
     """Return the settings of an index, overridden by those of a request."""
-    given = {name: getattr(body, name) for name in ("rerank", "router", "candidates")}
-    return adjust_settings(index.settings, index.model, **given)
+    config = SearchConfig(rerank=body.rerank, router=body.router, candidates=body.candidates)
+    return adjust_settings(index.settings, index.model, config)
 
 
 def search_request(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.data.mbeir import MBeir
 from genius_search.index.index import Index
 from genius_search.model import Genius
@@ -41,7 +41,7 @@ def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, rout
     assert printed["rank"] == 1
     assert printed["score"] == pytest.approx(hit.score, abs=1e-5)
     assert tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
-    whole = index.search("a red square", k=1002, modality=hit.modality, config=SearchConfig())
+    whole = index.search("a red square", k=1002, modality=hit.modality, config=PAPER_SEARCH)
     (generated,) = [one.log_probabilities for one in whole if one.id == hit.id]
     for level in printed["levels"]:
         assert 1 <= level["rank"] <= level["num_siblings"]

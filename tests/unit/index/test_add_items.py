@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import shutil
@@ -11,14 +12,14 @@ import pytest
 from PIL import Image
 
 from genius_search import NewItem, SearchPart
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index import build
 from genius_search.index.index import Index
 from genius_search.index.snapshot import UnknownItem
 from genius_search.records import Modality
 
-WIDE = SearchConfig(beam=500, rerank="codes")
+WIDE = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="codes")
 
 
 def picture(colour: str) -> bytes:
@@ -151,7 +152,7 @@ def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_p
     pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=embeddings)
     for rerank in ("codes",) if embeddings == "none" else ("codes", "embeddings"):
-        config = SearchConfig(beam=500, rerank=rerank, density_weight=0.0)
+        config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank=rerank, density_weight=0.0)
         alike = index.search(parts=[SearchPart(id="1:4")], modality="text", k=9, config=config)
         assert "1:4" in [hit.id for hit in alike[:2]]
         away = index.search(parts=[SearchPart(id="1:4", weight=-1.0)], modality="text", k=9, config=config)
@@ -193,7 +194,7 @@ def files(tmp_path):
 def contents(index: Index) -> dict[str, tuple[tuple[int, ...], float]]:
     """ID and score of each item."""
     ranked = "codes" if index.info().embeddings == "none" else "embeddings"
-    hits = index.search("a kite", k=100, config=SearchConfig(beam=500, rerank=ranked))
+    hits = index.search("a kite", k=100, config=dataclasses.replace(PAPER_SEARCH, beam=500, rerank=ranked))
     return {hit.id: (hit.codes, pytest.approx(hit.score, abs=2e-3)) for hit in hits}
 
 

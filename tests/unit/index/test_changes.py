@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.errors import ArtifactMismatch
 from genius_search.index import build, source
 from genius_search.index.build import Added
@@ -22,7 +23,7 @@ from genius_search.index.store import read_manifest
 from genius_search.index.writer import Deleted, write_manifest
 from genius_search.training.features import encode_shard
 
-WIDE = SearchConfig(beam=500)
+WIDE = dataclasses.replace(PAPER_SEARCH, beam=500)
 COLOURS = ("red", "green", "blue", "white", "black", "yellow")
 
 
@@ -62,7 +63,9 @@ def test_a_deleted_item_is_not_found_any_more_and_ids_that_are_not_there_are_ret
     assert index.delete(["red.txt", "nobody", "red square.png", "red.txt"]) == Deleted(2, ["nobody"])
     assert everything(index) == ALL - {"red.txt", "red square.png"}
     for rerank in ("codes", "embeddings"):
-        hits = index.search("a red kite", k=100, config=SearchConfig(beam=500, rerank=rerank))
+        hits = index.search(
+            "a red kite", k=100, config=dataclasses.replace(PAPER_SEARCH, beam=500, rerank=rerank)
+        )
         assert {hit.id for hit in hits} == ALL - {"red.txt", "red square.png"}
     info = index.info()
     assert (info.items, info.by_modality) == (6, {"text": 5, "image": 1})
@@ -111,7 +114,7 @@ def test_compaction_gives_back_room_and_changes_no_answer(index, pool):
         (pool / f"{number}.txt").write_text(f"kite number {number}")
         index.add(pool)
     index.delete(["red.txt", "1.txt"])
-    asked = {"k": 100, "config": SearchConfig(beam=500, rerank="embeddings")}
+    asked = {"k": 100, "config": dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings")}
     before = index.search("a kite", **asked)
     index.compact(min_deleted=0)
     info = index.info()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.data.mbeir import read_candidates
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, BadRecord, UsageError
 from genius_search.index.index import Index
@@ -64,7 +65,7 @@ def text_row(did: str, text: str) -> dict[str, Any]:
     return {"did": did, "modality": "text", "txt": text, "img_path": None}
 
 
-WIDE = SearchConfig(beam=500)
+WIDE = dataclasses.replace(PAPER_SEARCH, beam=500)
 
 
 def test_the_numbers_of_info_are_counted_right(shared):
@@ -84,7 +85,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
 
 def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(shared, candidates):
     by_id = {candidate.did: candidate for candidate in candidates}
-    hits = shared.search("a red star", instruction="Find it.", k=20, config=SearchConfig())
+    hits = shared.search("a red star", instruction="Find it.", k=20, config=PAPER_SEARCH)
     assert [hit.rank for hit in hits] == list(range(1, 21))
     assert all(before.score >= after.score for before, after in itertools.pairwise(hits))
     for hit in hits:
@@ -93,7 +94,7 @@ def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item
         assert (hit.image is None) == (candidate.image is None)
         assert hit.image is None or Path(hit.image).is_file()
         assert len(hit.codes) == len(hit.log_probabilities) == len(shared.model.codebooks.sizes)
-    stopped = SearchConfig(rerank="codes", candidates=36)
+    stopped = dataclasses.replace(PAPER_SEARCH, rerank="codes", candidates=36)
     for hit in shared.search("a red star", instruction="Find it.", k=20, config=stopped):
         assert len(hit.log_probabilities) < len(hit.codes)
         assert all(probability <= 0 for probability in hit.log_probabilities)
@@ -226,7 +227,7 @@ def test_an_index_of_another_model_does_not_open(trained, tmp_path):
 
 def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool, tmp_path):
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
-    config = SearchConfig(beam=500, rerank="embeddings")
+    config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings")
     asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
     hits = index.search("a red star", instruction=asked, k=100, config=config)
     text = as_floats(model.encoder.text_features([instructed(asked, "a red star")]))

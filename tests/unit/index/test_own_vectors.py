@@ -7,13 +7,16 @@ import json
 import math
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
 from genius_search.cli import main
+from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchPart
 
 DIM, ITEMS = 12, 90
@@ -54,6 +57,34 @@ def test_the_nearest_vectors_are_found(made):
     ]
     assert np.mean(shares) > 0.9
     assert {hit.modality for hits in found for hit in hits} == {"image"}
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 20}, {"candidates": 20, "rerank": "codes"}])
+def test_options_change_only_the_settings_they_name_and_need_no_torch(index, options, monkeypatch):
+    if index.model.fast_for(index.settings) is not None:  # the compiled library is there
+        monkeypatch.setitem(sys.modules, "torch", None)  # importing it is an error
+    asked = {"vector": draw(1, seed=1)[0], "k": 9}
+    settings = dataclasses.replace(index.settings, **options)
+    hits = index.search(**asked, config=SearchConfig(**options))
+    assert hits
+    assert hits == index.search(**asked, config=settings)
+    assert (hits == index.search(**asked)) == ("rerank" not in options)
+    searcher = SnapshotSearcher(index.model, index.snapshot, SearchConfig(**options))
+    assert searcher.config == settings
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (SearchConfig(beam=0), "SearchConfig: setting beam = 0"),
+        (SearchConfig(router="generator"), "router: this model has no generator"),
+        (SearchConfig(rerank="none"), "rerank: this model has no generator"),
+        (PAPER_SEARCH, "no generator"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_and_named(made, config, named):
+    with pytest.raises(UsageError, match=named):
+        made.search(vector=draw(1)[0], config=config)
 
 
 def test_a_vector_finds_itself_whatever_its_length(made):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
@@ -84,7 +84,7 @@ CONDITIONS: list[tuple[dict[str, Any], Any]] = [
 def test_a_filtered_search_finds_what_satisfies_it_in_the_order_of_the_whole(
     index, pool, asked, satisfies, rerank
 ):
-    config = SearchConfig(beam=500, rerank=rerank)
+    config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank=rerank)
     fields = {
         row["did"].replace("1:", prefix): json.loads(row.get("src_content") or "{}")
         for row in map(json.loads, pool.read_text().splitlines())
@@ -104,7 +104,7 @@ def test_a_filtered_search_finds_what_satisfies_it_in_the_order_of_the_whole(
 
 
 def test_a_narrow_beam_loses_nothing_of_what_a_filter_leaves(index):
-    config = SearchConfig(beam=4)
+    config = dataclasses.replace(PAPER_SEARCH, beam=4)
     found = index.search("a black star", where=["price>=10", "price<14"], k=4, config=config)
     assert sorted(ids(found)) == ["1:11", "1:12", "1:13", "1:14"]
 
@@ -138,11 +138,11 @@ REQUESTS = [
 @pytest.mark.parametrize(
     "config",
     [
-        SearchConfig(beam=8),
-        SearchConfig(beam=8, scores="vocabulary"),
-        SearchConfig(beam=8, rerank="codes", candidates=16),
-        SearchConfig(beam=8, rerank="embeddings"),
-        SearchConfig(beam=8, rerank="embeddings", candidates=16, shortlist=12),
+        dataclasses.replace(PAPER_SEARCH, beam=8),
+        dataclasses.replace(PAPER_SEARCH, beam=8, scores="vocabulary"),
+        dataclasses.replace(PAPER_SEARCH, beam=8, rerank="codes", candidates=16),
+        dataclasses.replace(PAPER_SEARCH, beam=8, rerank="embeddings"),
+        dataclasses.replace(PAPER_SEARCH, beam=8, rerank="embeddings", candidates=16, shortlist=12),
     ],
 )
 def test_many_requests_together_are_answered_as_one_by_one(index, pool, config):
@@ -157,7 +157,7 @@ def test_many_requests_together_are_answered_as_one_by_one(index, pool, config):
 
 
 def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
-    usual = SearchConfig(beam=2, rerank="codes")
+    usual = dataclasses.replace(PAPER_SEARCH, beam=2, rerank="codes")
     geometric = dataclasses.replace(usual, router="geometry")
     for config, is_asked in (
         (usual, True),
@@ -170,8 +170,17 @@ def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
         assert any(hit.log_probabilities != () for hit in hits) == is_asked
 
 
+def test_options_in_python_do_what_the_flags_do(index):
+    led = index.search("a red kite", config=SearchConfig(router="generator"))
+    assert led == index.search(
+        "a red kite", config=dataclasses.replace(index.settings, router="generator", candidates=1000)
+    )
+    with pytest.raises(UsageError, match="does without the generator"):
+        index.search("a red kite", config=SearchConfig(router="geometry", rerank="none"))
+
+
 def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_path):
-    config = SearchConfig(beam=500, rerank="embeddings")
+    config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings")
     found = []
     for bits in (16, 8, 4, 1):
         made, _ = Index.create(
@@ -206,7 +215,9 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
                 for hit in made.search(
                     "a red kite",
                     k=20,
-                    config=SearchConfig(beam=500, rerank=rerank, density_weight=density_weight),
+                    config=dataclasses.replace(
+                        PAPER_SEARCH, beam=500, rerank=rerank, density_weight=density_weight
+                    ),
                 )
             }
             for density_weight in (0.0, 0.25)
@@ -227,7 +238,9 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
 def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):
     asked = {"text": "a red kite", "k": 20}
     short, long = (
-        index.search(**asked, config=SearchConfig(beam=500, rerank="embeddings", shortlist=length))
+        index.search(
+            **asked, config=dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings", shortlist=length)
+        )
         for length in (1, 20)
     )
     assert short == long

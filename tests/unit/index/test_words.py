@@ -97,10 +97,10 @@ def test_filters_and_deleted_items_count(index, tmp_path):
     assert "note 105.txt" not in ids(changed.search("part ax-1054", k=45))
 
 
-def test_a_generators_order_is_searched_too(index):
-    assert (
-        index.search("kerlin", modality="text", config=SearchConfig(rerank="codes"))[0].id == "note 100.txt"
-    )
+def test_a_generators_order_is_searched_too(folder, model, tmp_path):
+    index, _ = Index.create(tmp_path / "index", model=model, pool=folder)
+    config = SearchConfig(router="generator")
+    assert index.search("kerlin", modality="text", config=config)[0].id == "note 100.txt"
 
 
 def test_codes_put_items_first_and_counts_do_not(index):

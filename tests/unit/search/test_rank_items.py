@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH
 from genius_search.search.beam import Beams, rank_items
 from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import IdTable, SearchSegment
@@ -34,7 +34,7 @@ def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
 
 
 def ranked(segments: list[SearchSegment], beams: Beams) -> Ranking:
-    return rank_items(segments, beams, 0, torch.zeros(DIM), config=SearchConfig(), evidence=Evidence(), k=10)
+    return rank_items(segments, beams, 0, torch.zeros(DIM), config=PAPER_SEARCH, evidence=Evidence(), k=10)
 
 
 BEAMS = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -2.0, -3.0])

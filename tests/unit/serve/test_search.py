@@ -114,7 +114,7 @@ def test_parts_are_composed_with_their_weights(client, index):
         ],
         modality="text",
         k=9,
-        config=SearchConfig(beam=100, rerank="codes", candidates=1000),
+        config=SearchConfig(beam=100),
     )
     assert [hit["id"] for hit in found] == [hit.id for hit in expected]
     is_problem(post(client, parts=[{"id": "nobody"}]), 404)
