@@ -77,7 +77,7 @@ class Snapshot:
         self.needs_check = True
         """Whether :meth:`check` has something to do or to say."""
         self.frequent_words: set[str] = set()
-        """Some words that are not rare (:func:`genius_search.index.query.find_rare_words`)."""
+        """Some words that many items contain (:func:`genius_search.index.words.find_words`)."""
         self._unchecked = [segment.unchecked for segment in segments]
         self._checking = threading.Lock()
         self._restrictions: dict[Filter, Restriction] = {}
