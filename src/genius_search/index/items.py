@@ -257,9 +257,9 @@ class ItemStore:
             lists = [rows for (rows,) in (listed[number], *listed[first_name : first_name + 3])]
             if None in lists:
                 found.append(None)
-            else:
-                rows = np.fromstring(",".join(filter(None, lists)), dtype=np.int64, sep=",")
-                found.append(np.unique(rows))
+                continue
+            rows = np.fromstring(",".join(filter(None, lists)), dtype=np.int64, sep=",")
+            found.append(rows if len(lists) == 1 or not len(rows) else np.unique(rows))
         return found
 
     def _connect(self) -> Connection:

@@ -95,12 +95,6 @@ class EncodedQuery(NamedTuple):
     is_compared: bool = False
     """Whether scores of hits are compared with those of other queries' first hits."""
 
-    @property
-    def raised(self) -> Int64[np.ndarray, " items"]:
-        """Places of the items with words of the query, and of those that were chosen for similar ones."""
-        chosen = np.array([place_of(*place) for place in self.shares], dtype=np.int64)
-        return chosen if self.words is None else np.concatenate([chosen, self.words.places])
-
 
 class Bulk(NamedTuple):
     """The vectors of the IDs of a modality, as far as scores are compared with them."""
@@ -415,7 +409,7 @@ class SnapshotSearcher:
             queries = [query._replace(shares=own) for query, own in zip(queries, shares, strict=True)]
         with diagnose_corruption(self.snapshot):
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
-            if any(len(query.raised) for query in queries):
+            if any(query.words is not None or query.shares for query in queries):
                 queries = self._measure_ranges(queries, found)
                 found = self._add_raised(queries, found)
             of_requests: dict[int, list[tuple[EncodedQuery, Ranking]]] = {}
@@ -490,9 +484,28 @@ class SnapshotSearcher:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
-            others = np.setdiff1d(query.raised, self._places(own))
+            others = self._raised(query, own)
+            if len(own.items):
+                known = np.sort(self._places(own))
+                others = others[known.take(known.searchsorted(others), mode="clip") != others]
             added.append(self._join(query, own, others) if len(others) else own)
         return added
+
+    def _raised(self, query: EncodedQuery, own: Ranking) -> Int64[np.ndarray, " items"]:
+        """Return the places of items that may be raised to the first ``k``, in ascending order.
+
+        An item that was not found scores less than those found, so that many words of the query or a rare
+        code have to raise it. What distances did not lead to may score more.
+        """
+        words = NO_WORDS if query.words is None else query.words
+        raised = words.places
+        if len(own.scores) >= query.k and not self._decodes:
+            missing = float(own.scores[query.k - 1] - own.scores[-1])
+            raised = raised[(words.shares * query.score_range >= missing) | words.has_code]
+        if not query.shares:
+            return raised
+        chosen = [place_of(*place) for place in query.shares]
+        return np.union1d(raised, np.array(chosen, dtype=np.int64))
 
     def _join(self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]) -> Ranking:
         """Add the items at these places that the query allows; they are searched for among themselves."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -36,6 +37,11 @@ MIN_ITEMS_PER_MATCH: Final = 10
 :data:`MAX_RARE_ITEMS`."""
 MAX_RAISED_ITEMS: Final = 1_000
 """Of more items with words of the query, those with the largest shares are raised."""
+MAX_SHARE_RATIO: Final = 3
+"""Items whose share is less than a third of the largest are not raised, which would change little
+and take time, unless they have a rare word."""
+MIN_SHARE: Final = 1e-9
+"""Smaller shares are not scaled: all items contain the words."""
 MAX_QUERY_WORDS: Final = 32
 """Only the rare words of a longer query count: it describes what it looks for, and each word takes
 time."""
@@ -45,8 +51,8 @@ MIN_ITEMS_PER_RARE_MATCH: Final = 100
 """Nor is a word without a code that more than one in a hundred items contain, unless only one does."""
 MAX_NAME_WORDS: Final = 2
 """Maximum number of words in a query that is a name, if one of them is rare."""
-MAX_FREQUENT_WORDS: Final = 10_000
-"""Frequent words that are remembered, since finding that a word is frequent takes most of the time."""
+MAX_CACHED_WORDS: Final = 2_000
+"""Words whose places a snapshot remembers, at up to 8 kB each; the look-ups take most of the time."""
 CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
 """A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
 SEGMENT_SHIFT: Final = 32
@@ -98,8 +104,10 @@ class WordMatches(NamedTuple):
         return bool(self.rare_shares.any())
 
 
-_EMPTY: Final = np.zeros(0)
-NO_WORDS: Final = WordMatches(_EMPTY.astype(np.int64), _EMPTY, _EMPTY, _EMPTY > 0, _EMPTY > 0)
+_NO_PLACES: Final = np.zeros(0, dtype=np.int64)
+_NO_SHARES: Final = np.zeros(0)
+NO_WORDS: Final = WordMatches(_NO_PLACES, _NO_SHARES, _NO_SHARES, _NO_SHARES > 0, _NO_SHARES > 0)
+"""No item contains a word of the query."""
 
 
 def places_of(
@@ -133,59 +141,85 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     words = split_words(text)
     num_items = max(2, snapshot.num_alive)
     is_short = len(words) <= MAX_QUERY_WORDS
-    max_items = MAX_RARE_ITEMS
-    if is_short:
-        max_items = min(MAX_WORD_ITEMS, max(MAX_RARE_ITEMS, num_items // MIN_ITEMS_PER_MATCH))
-    places_of_words = _look_up(snapshot, words, max_items, remember=is_short)
-    weights, counts, rare_weights, codes = [], [], [], []
-    for word, places in places_of_words.items():
-        is_code = CODE.match(word) is not None
-        max_rare = MAX_RARE_ITEMS
-        if not is_code:
-            max_rare = min(max_rare, max(1, num_items // MIN_ITEMS_PER_RARE_MATCH))
-        weight = math.log(max(num_items / max(1, len(places)), 1)) / math.log(num_items)
-        is_rare = len(places) <= max_rare
-        counts.append(len(places))
-        weights.append(WORD_WEIGHT * weight)
-        rare_weights.append(WORD_WEIGHT * weight * is_rare)
-        if is_code and is_rare:
-            codes.append(places)
-    listed = np.concatenate([np.zeros(0, dtype=np.int64), *places_of_words.values()])
-    places, positions = np.unique(listed, return_inverse=True)
-    shares = np.bincount(positions, np.repeat(weights, counts), minlength=len(places))
-    largest = shares.max(initial=0.0)
+    max_items = count_frequent(snapshot) if is_short else MAX_RARE_ITEMS
+    places_of_words = _look_up(snapshot, words, max_items)
+    if not any(map(len, places_of_words.values())):
+        return NO_WORDS._replace(is_frequent=bool(words) and is_short and not places_of_words)
+    counts = np.array([*map(len, places_of_words.values())])
+    weights = WORD_WEIGHT * np.log((num_items / counts.clip(min=1)).clip(min=1)) / math.log(num_items)
+    is_code = np.array([CODE.match(word) is not None for word in places_of_words])
+    max_rare = np.where(is_code, MAX_RARE_ITEMS, max(1, num_items // MIN_ITEMS_PER_RARE_MATCH))
+    is_rare = counts <= max_rare.clip(max=MAX_RARE_ITEMS)
+    # One row for each word of each item, those of an item together.
+    listed = np.concatenate([*places_of_words.values()])
+    order = np.argsort(listed, kind="stable")  # merges the words' lists, which are sorted
+    word_of = np.repeat(np.arange(len(counts)), counts)[order]
+    starts = np.flatnonzero(np.diff(listed[order], prepend=-1))
+    shares = np.add.reduceat(weights[word_of], starts)
     matches = WordMatches(
-        places=places,
-        shares=shares * (WORD_WEIGHT / largest) if 0 < largest < WORD_WEIGHT else shares,
-        rare_shares=np.bincount(positions, np.repeat(rare_weights, counts), minlength=len(places)),
-        has_code=np.isin(places, np.concatenate([places[:0], *codes])),
-        has_all=(np.bincount(positions, minlength=len(places)) == len(counts)) & is_short,
-        is_frequent=bool(words) and is_short and not counts,
+        places=listed[order][starts],
+        shares=shares * max(1.0, WORD_WEIGHT / max(shares.max(), MIN_SHARE)),
+        rare_shares=np.add.reduceat((weights * is_rare)[word_of], starts),
+        has_code=np.logical_or.reduceat((is_code & is_rare)[word_of], starts),
+        has_all=(np.diff(starts, append=len(listed)) == len(counts)) & is_short,
     )
-    if len(places) <= max_raised:
-        return matches
-    return matches.at(np.sort(places[np.argsort(-shares, kind="stable")[:max_raised]]))
+    is_raised = (shares * MAX_SHARE_RATIO >= shares.max()) | (matches.rare_shares > 0)
+    raised = np.flatnonzero(is_raised)
+    raised = np.sort(raised[np.argsort(-shares[raised], kind="stable")[:max_raised]])
+    return matches._replace(
+        places=matches.places[raised],
+        shares=matches.shares[raised],
+        rare_shares=matches.rare_shares[raised],
+        has_code=matches.has_code[raised],
+        has_all=matches.has_all[raised],
+    )
 
 
 def _look_up(
-    snapshot: Snapshot, words: list[str], max_items: int, *, remember: bool
+    snapshot: Snapshot, words: Sequence[str], max_items: int
 ) -> dict[str, Int64[np.ndarray, " items"]]:
-    """Return the places of the items that contain each word, without words that are frequent."""
-    frequent = snapshot.frequent_words
-    listed: dict[str, list[Int64[np.ndarray, " items"]]] = {
-        word: [np.zeros(0, dtype=np.int64)] for word in words if word not in frequent
+    """Return the places of the items that contain each word, without words that more items do."""
+    limit = count_frequent(snapshot)
+    cached = snapshot.places_of_words
+    places_of_words = {word: cached[word] for word in words if word in cached}
+    unknown = [word for word in words if word not in places_of_words]
+    if unknown:
+        # A long query's frequent words are not read to their limit, so that is not remembered.
+        looked_up = _read(snapshot, unknown, min(limit, max_items))
+        places_of_words |= looked_up
+        if max_items >= limit:
+            snapshot.remember_words(looked_up, MAX_CACHED_WORDS)
+    return {
+        word: places
+        for word in words
+        if (places := places_of_words[word]) is not None and len(places) <= max_items
     }
+
+
+def _read(
+    snapshot: Snapshot, words: Sequence[str], max_items: int
+) -> dict[str, Int64[np.ndarray, " items"] | None]:
+    """Return the places of the items that contain each word; None if these are more."""
+    parts: dict[str, list[Int64[np.ndarray, " items"]] | None] = {word: [] for word in words}
     for number, segment in enumerate(snapshot.segments):
-        words = [*listed]
-        rows_of_words = segment.items.rows_of_words(words, max_items)
-        for word, rows in zip(words, rows_of_words, strict=True):
-            if rows is not None:
-                listed[word].append(rows + (number << SEGMENT_SHIFT))
-            if rows is None or sum(map(len, listed[word])) > max_items:
-                del listed[word]
-                if remember and len(frequent) < MAX_FREQUENT_WORDS:
-                    frequent.add(word)
-    return {word: np.concatenate(places) for word, places in listed.items()}
+        asked = [word for word, places in parts.items() if places is not None]
+        rows_of_words = segment.items.rows_of_words(asked, max_items)
+        for word, rows in zip(asked, rows_of_words, strict=True):
+            places = parts[word]
+            if rows is None or places is None or len(rows) + sum(map(len, places)) > max_items:
+                parts[word] = None
+            else:
+                places.append(rows + place_of(number, 0))
+    return {
+        word: None if places is None else np.concatenate([_NO_PLACES, *places])
+        for word, places in parts.items()
+    }
+
+
+def count_frequent(snapshot: Snapshot) -> int:
+    """Return the largest number of items that contain a word that is not frequent."""
+    share = snapshot.num_alive // MIN_ITEMS_PER_MATCH
+    return min(MAX_WORD_ITEMS, max(MAX_RARE_ITEMS, share))
 
 
 def split_words(text: str) -> list[str]:
