@@ -28,7 +28,7 @@ from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
 from genius_search.index.learned import FIELD, read_choices
-from genius_search.index.query import SnapshotSearcher, hit_numbers
+from genius_search.index.query import SnapshotSearcher, count_words, hit_numbers, kind_of
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Calibration
@@ -229,7 +229,20 @@ def calibrate(
         good=float(np.average(is_good, weights=shares)),
         good_and_right=float(shares @ (is_good & is_right) / max(shares @ is_good, 1e-9)),
         refused=float((~is_good)[is_absent].mean()) if is_absent.any() else 0.0,
+        fewest_words=_count_fewest_words(request for request, _ in queries),
     )
+
+
+def _count_fewest_words(requests: Iterable[SearchRequest]) -> dict[str, int]:
+    """Return the number of words that nearly all requests have at least, by the kind of query."""
+    words: dict[str, list[int]] = defaultdict(list)
+    for request in requests:
+        words[kind_of(request)].append(count_words(request))
+    return {
+        kind: int(np.quantile(counts, RARE, method="lower"))
+        for kind, counts in words.items()
+        if len(counts) >= FEWEST
+    }
 
 
 def _requests(snapshot: Snapshot, pairs: Iterable[Pair]) -> Iterator[tuple[SearchRequest, frozenset[str]]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
 from genius_search.records import Modality, composed
@@ -233,32 +233,33 @@ class ItemStore:
         found[listed] = True
         return found
 
-    def rows_of_words(self, words: Sequence[str], most: int) -> list[set[int] | None]:
+    def rows_of_words(self, words: Sequence[str], max_items: int) -> list[Int64[np.ndarray, " rows"] | None]:
         """Return the rows of items whose text has a word, or whose ``name`` it is, for each of several words.
 
-        It is None for a word that more than ``most`` have.
+        Each row is listed once. It is None for a word that more than ``max_items`` have.
 
         Parameters
         ----------
         words
             Letters and digits; a word with spaces in it is several words in this order.
         """
-        name = self.field_names.get(NAME)
-        found: list[set[int] | None] = [set() for _ in words]
         if not words:
-            return found
+            return []
         phrases = [f'"{word}"' for word in words]
-        listed = self._query(ROWS_OF_WORDS, [json.dumps(phrases), most])  # one statement for all words
+        listed = self._query(ROWS_OF_WORDS, [json.dumps(phrases), max_items])  # one statement for all words
+        name = self.field_names.get(NAME)
         if name is not None:
             spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
-            listed += self._query(ROWS_OF_NAMES, [json.dumps(spelt), most, name])
-        for number, (rows,) in enumerate(listed):
-            place = number if number < len(words) else (number - len(words)) // 3
-            own = found[place]
-            if rows is None or own is None:
-                found[place] = None
-            elif rows:
-                own.update(map(int, rows.split(",")))
+            listed += self._query(ROWS_OF_NAMES, [json.dumps(spelt), max_items, name])
+        found: list[Int64[np.ndarray, " rows"] | None] = []
+        for number in range(len(words)):
+            first_name = len(words) + 3 * number
+            lists = [rows for (rows,) in (listed[number], *listed[first_name : first_name + 3])]
+            if None in lists:
+                found.append(None)
+                continue
+            rows = np.fromstring(",".join(filter(None, lists)), dtype=np.int64, sep=",")
+            found.append(rows if len(lists) == 1 or not len(rows) else np.unique(rows))
         return found
 
     def _connect(self) -> Connection:

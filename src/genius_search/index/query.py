@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from genius_search.config import SearchConfig, SearchSettings, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
@@ -24,6 +22,16 @@ from genius_search.errors import UsageError
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import Calibration, score_settings
+from genius_search.index.words import (
+    MAX_NAME_WORDS,
+    MAX_RAISED_ITEMS,
+    NO_WORDS,
+    WordMatches,
+    find_words,
+    place_of,
+    places_of,
+    rows_in,
+)
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Modality, instructed
@@ -41,23 +49,10 @@ SHORTEST_VECTOR: Final = 1e-12
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
 DEPTH: Final = 100
-"""Hits of the vectors that are ranked together with the items that have rare words."""
-FEW: Final = 10
-"""A word that more items have is not rare."""
-RARE: Final = 100
-"""Nor is a word without digits that more than one in so many items have, unless only one has it."""
-WORD_WEIGHT: Final = 0.3
-"""The weight of a word that one item has, as a share of the scores' range among the hits of the vectors.
-Chosen on names and captions: more finds more names and fewer captions."""
-NAME_WORDS: Final = 2
-"""Most words of a query that is a name, if one of them is rare."""
-CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
-"""A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
+"""Hits of the vectors whose range of scores is the unit by which words raise items."""
 ROWS_EACH: Final = 4
 """Rows that are ranked for each wanted item, if items have passages; and again so many times as many, if
 they belong to too few items."""
-KNOWN_WORDS: Final = 10_000
-"""Frequent words that are not looked up again, which takes most of the time of looking for rare ones."""
 SAMPLED: Final = 4096
 """Most IDs of a modality, in a segment, that scores are compared with before modalities are merged."""
 ENOUGH: Final = 50
@@ -69,15 +64,6 @@ KEY: Final = ItemKey("query", "")
 
 Place: TypeAlias = tuple[int, int]
 """Segment and row of an item."""
-
-
-class RareWords(NamedTuple):
-    """Items that have rare words of a query in their text, or as their name."""
-
-    weights: Mapping[Place, float]
-    """The sum of an item's words' inverse document frequencies, log(N/n) / log(N)."""
-    first: frozenset[Place]
-    """Those that have a rare code, such as IMG_2034 or a product's number."""
 
 
 class EncodedQuery(NamedTuple):
@@ -98,18 +84,16 @@ class EncodedQuery(NamedTuple):
     """Beam width instead of the configured one."""
     feature: Float32[np.ndarray, " dim"] = np.zeros(0, np.float32)
     """The query as the encoder has it, by which choices are compared; training fusion does not change it."""
-    rare: RareWords | None = None
+    words: WordMatches | None = None
+    """Items that have words of the query; None if these do not count."""
+    score_range: float = 0.0
+    """The best score of the vectors less the hundredth, of which words raise items by a share."""
     shares: Mapping[Place, float] = MappingProxyType({})
     """Items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
-    is_text: bool = False
-    """Whether the query is a text or a vector, whose first hits are compared with those of others."""
-
-    @property
-    def raised(self) -> set[Place]:
-        """Items with rare words of the query, and those that were chosen for similar ones."""
-        return {*self.shares, *(() if self.rare is None else self.rare.weights)}
+    is_compared: bool = False
+    """Whether scores of hits are compared with those of other queries' first hits."""
 
 
 class Bulk(NamedTuple):
@@ -140,6 +124,8 @@ class Scored(NamedTuple):
 
     rank: int
     score: float
+    raised_by: float
+    """The part of the score that is due to words of the query."""
     probability: float | None
     standard_score: float | None
     is_compared: bool
@@ -286,15 +272,17 @@ class SnapshotSearcher:
         if not snapshot.segments:
             return [EncodedQuery(number, one.k, unknown, unknown) for number, one in enumerate(requests)]
         queries, wanted = [], []
+        max_raised = DEPTH if self._decodes else MAX_RAISED_ITEMS  # each is decoded
         with diagnose_corruption(snapshot):
             for number, request in enumerate(requests):
                 modalities = [None if request.modality is None else Modality(request.modality)]
                 if request.modality is None and not request.instruction and self._splits:
                     modalities = [*snapshot.modalities]
-                rare = None
+                words = None
                 if request.hybrid and request.text and request.image is None and len(request.query) == 1:
-                    rare = find_rare_words(snapshot, request.text)
-                is_name = rare is not None and len((request.text or "").split()) <= NAME_WORDS
+                    words = find_words(snapshot, request.text, max_raised=max_raised)
+                is_measured = self._calibration is not None and measures(self._calibration, request)
+                is_compared = self._is_compared(request, words)
                 for modality in modalities:
                     level0, conditions = frozenset[int](), request.filter
                     if modality is not None and self._splits:
@@ -317,9 +305,9 @@ class SnapshotSearcher:
                             level0=level0,
                             restriction=restriction,
                             beam=request.beam,
-                            rare=rare,
-                            has_probability=not request.parts,
-                            is_text=not (is_name or request.parts or request.image is not None),
+                            words=words,
+                            has_probability=is_measured,
+                            is_compared=is_compared,
                         )
                     )
                     wanted.append((request, modality or snapshot.modalities[0]))
@@ -328,6 +316,14 @@ class SnapshotSearcher:
             query._replace(embedding=fused, evidence=evidence, feature=feature)
             for query, (fused, evidence, feature) in zip(queries, vectors, strict=True)
         ]
+
+    def _is_compared(self, request: SearchRequest, words: WordMatches | None) -> bool:
+        """Return whether the scores of a request's hits can be compared with the least scores of the index.
+
+        These were measured with texts or vectors as queries, and without conditions.
+        """
+        is_name = words is not None and words.has_rare and count_words(request) <= MAX_NAME_WORDS
+        return not (is_name or request.parts or request.image is not None or request.filter is not None)
 
     def _embed(self, wanted: Sequence[tuple[SearchRequest, Modality]]) -> list[Float32[np.ndarray, "3 dim"]]:
         """Return three vectors of each request: the generator's input, that for re-ranking, and the feature.
@@ -420,7 +416,8 @@ class SnapshotSearcher:
             queries = [query._replace(shares=own) for query, own in zip(queries, shares, strict=True)]
         with diagnose_corruption(self.snapshot):
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
-            if any(map(attrgetter("raised"), queries)):
+            if any(query.words is not None or query.shares for query in queries):
+                queries = self._measure_ranges(queries, found)
                 found = self._add_raised(queries, found)
             of_requests: dict[int, list[tuple[EncodedQuery, Ranking]]] = {}
             for query, own in zip(queries, found, strict=True):
@@ -441,8 +438,8 @@ class SnapshotSearcher:
         """
         wanted = []
         for query in queries:
-            k = query.k if query.rare is None else max(query.k, DEPTH)
-            width = max(query.beam or self.config.beam, k)
+            k = query.k if query.words is None else max(query.k, DEPTH)
+            width = max(query.beam or self.config.beam, query.k)
             wanted.append(Wanted(width, max(k, at_least), query.level0, query.restriction))
         most = 1 + self.snapshot.most_passages
         rows_each = min(most, ROWS_EACH)
@@ -468,62 +465,90 @@ class SnapshotSearcher:
                 return kept
             rows_each = min(most, ROWS_EACH * rows_each)
 
-    def _places(self, ranking: Ranking) -> list[Place]:
-        """Return the items of a ranking, in which they may have the rows of passages."""
-        rows = self.snapshot.items_of(ranking.segments, ranking.items)
-        return [*zip(ranking.segments.tolist(), rows.tolist(), strict=True)]
+    def _places(self, ranking: Ranking) -> Int64[np.ndarray, " hits"]:
+        """Return the places of the items of a ranking, in which they may have the rows of passages."""
+        return places_of(ranking.segments, self.snapshot.items_of(ranking.segments, ranking.items))
 
     def _keep_best(self, found: Ranking) -> Ranking:
         """Return the best row of each item."""
-        first: dict[Place, int] = {}
-        for at, place in enumerate(self._places(found)):
-            first.setdefault(place, at)
-        return found.take(np.array([*first.values()], dtype=np.int64))
+        return found.take(np.sort(np.unique(self._places(found), return_index=True)[1]))
+
+    def _measure_ranges(
+        self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]
+    ) -> list[EncodedQuery]:
+        """Return queries with the range of scores among all items, also if conditions leave few of them."""
+        limited = [query for query in queries if query.words is not None and query.restriction is not None]
+        whole = [query._replace(k=DEPTH, restriction=None) for query in limited]
+        others = iter(self.rank(whole, at_least=1) if whole else ())
+        measured = []
+        for query, own in zip(queries, found, strict=True):
+            is_limited = query.words is not None and query.restriction is not None
+            scores = (next(others) if is_limited else own).scores[:DEPTH]
+            measured.append(query._replace(score_range=float(np.ptp(scores)) if len(scores) else 0.0))
+        return measured
 
     def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]) -> list[Ranking]:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
-            known = self._places(own)
-            restriction = query.restriction or self._alive
-            others = [
-                (segment, row)
-                for segment, row in query.raised.difference(known)
-                if (allowed := restriction[segment]) is None or allowed.items[row]
-            ]
-            added.append(self._join(query, own, others) if others else own)
+            others = self._raised(query, own)
+            if len(own.items):
+                known = np.sort(self._places(own))
+                others = others[known.take(known.searchsorted(others), mode="clip") != others]
+            added.append(self._join(query, own, others) if len(others) else own)
         return added
 
-    def _join(self, query: EncodedQuery, own: Ranking, others: Sequence[Place]) -> Ranking:
-        """Add items to those found for a query; they are searched for among themselves."""
-        places, segments = np.array(others), self.snapshot.segments
-        restriction = tuple(
-            Allowed.few(one.table, one.with_passages(np.sort(places[places[:, 0] == number, 1])))
-            for number, one in enumerate(segments)
-        )
-        [more] = self.rank([query._replace(k=len(others), restriction=restriction)], at_least=1)
+    def _raised(self, query: EncodedQuery, own: Ranking) -> Int64[np.ndarray, " items"]:
+        """Return the places of items that may be raised to the first ``k``, in ascending order.
+
+        An item that was not found scores less than those found, so that many words of the query or a rare
+        code have to raise it. What distances did not lead to may score more.
+        """
+        words = NO_WORDS if query.words is None else query.words
+        raised = words.places
+        if len(own.scores) >= query.k and not self._decodes:
+            missing = float(own.scores[query.k - 1] - own.scores[-1])
+            raised = raised[(words.shares * query.score_range >= missing) | words.has_code]
+        if not query.shares:
+            return raised
+        chosen = [place_of(*place) for place in query.shares]
+        return np.union1d(raised, np.array(chosen, dtype=np.int64))
+
+    def _join(self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]) -> Ranking:
+        """Add the items at these places that the query allows; they are searched for among themselves."""
+        restriction, num_others = [], 0
+        allowed_items = query.restriction or self._alive
+        for number, (one, allowed) in enumerate(zip(self.snapshot.segments, allowed_items, strict=True)):
+            rows = rows_in(number, others)
+            if allowed is not None:
+                rows = rows[allowed.items[rows]]
+            restriction.append(Allowed.few(one.table, one.with_passages(rows)))
+            num_others += len(rows)
+        if not num_others:
+            return own
+        [more] = self.rank([query._replace(k=num_others, restriction=tuple(restriction))], at_least=1)
         columns = zip(own[:-1], more[:-1], strict=True)
         return Ranking._make([*map(np.concatenate, columns), own.touched])
 
     def _score(self, query: EncodedQuery, ranking: Ranking, *, is_part: bool) -> tuple[list[Scored], int]:
         """Return the hits of a query, best first, and how many of them come first because of their words."""
         scores, order, num_first = ranking.scores, np.arange(min(query.k, len(ranking.scores))), 0
-        by_meaning = scores
-        if query.raised:
+        by_meaning = compared = scores
+        is_compared = np.ones(len(scores), dtype=bool)
+        if query.words is not None or query.shares:
             places = self._places(ranking)
-            rare = query.rare or RareWords({}, frozenset())
-            weights = np.array([rare.weights.get(place, 0.0) for place in places])
-            best = np.sort(scores)[::-1][: max(query.k, DEPTH)]
-            extent = float(best[0] - best[-1]) if len(best) else 0.0
+            words = (query.words or NO_WORDS).at(places)
+            is_compared = ~(words.has_all | words.has_code)
             if query.shares:
                 bulk = self._bulk(query.level0)
                 variance = float(query.embedding @ bulk.covariance @ query.embedding)
-                shares = np.array([query.shares.get(place, 0.0) for place in places], dtype=np.float32)
+                chosen = {place_of(*place): share for place, share in query.shares.items()}
+                shares = np.array([chosen.get(place, 0.0) for place in places.tolist()], dtype=np.float32)
                 by_meaning = lift(scores, shares, math.sqrt(max(0.0, variance)))
-            scores = by_meaning + WORD_WEIGHT * extent * weights
-            is_first = np.array([place in rare.first for place in places], dtype=bool)
-            order = np.lexsort((-weights, -scores, ~is_first))[: query.k]
-            num_first = int(is_first[order].sum())
+            scores = by_meaning + query.score_range * words.shares
+            compared = by_meaning + query.score_range * words.rare_shares
+            order = np.lexsort((-words.shares, -scores, ~words.has_code))[: query.k]
+            num_first = int(words.has_code[order].sum())
         count = len(order)
         probabilities: list[float | None] = [None] * count
         if self._calibration is not None and query.has_probability:  # it knows no words
@@ -540,9 +565,10 @@ class SnapshotSearcher:
             Scored,
             range(1, count + 1),
             scores[order].tolist(),
+            (scores - by_meaning)[order].tolist(),
             probabilities,
-            self._standardize(query, scores[order]) if is_part else [None] * count,
-            [False] * num_first + [query.is_text] * (count - num_first),
+            self._standardize(query, compared[order]) if is_part else [None] * count,
+            (is_compared & query.is_compared)[order].tolist(),
             ranking.segments[order].tolist(),
             ranking.items[order].tolist(),
             ranking.rows[order].tolist(),
@@ -577,11 +603,16 @@ class SnapshotSearcher:
                     log_probabilities=decoded,
                     probability=hit.probability,
                     passage=passage,
-                    least_score=self._least.get(item.modality) if hit.is_compared else None,
+                    least_score=self._least_score(hit, item.modality),
                     standard_score=hit.standard_score,
                 )
             )
         return read
+
+    def _least_score(self, hit: Scored, modality: Modality) -> float | None:
+        """Return the least score that a hit is compared with, raised as the hit is."""
+        least = self._least.get(modality)
+        return None if least is None or not hit.is_compared else least + hit.raised_by
 
     def _standardize(self, query: EncodedQuery, scores: Float[np.ndarray, " hits"]) -> Sequence[float | None]:
         """Return by how many standard deviations scores exceed those of a sample of the query's modality.
@@ -684,6 +715,30 @@ def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hi
     return numbers
 
 
+def kind_of(request: SearchRequest) -> str:
+    """Return the kind of a request's query: a modality, ``vector``, or ``parts`` for several parts."""
+    if len(request.query) != 1 or request.parts:
+        return "parts"
+    [part] = request.query
+    if part.vector is not None:
+        return "vector"
+    return Modality.of(has_image=part.image is not None, has_text=bool(part.text)).value
+
+
+def count_words(request: SearchRequest) -> int:
+    """Return the number of words of a request's text."""
+    return len((request.text or "").split())
+
+
+def measures(calibration: Calibration, request: SearchRequest) -> bool:
+    """Return whether a calibration was measured on queries like a request, none of which had conditions.
+
+    Shorter queries have more right answers, and conditions leave out wrong ones.
+    """
+    fewest = calibration.fewest_words.get(kind_of(request))
+    return request.filter is None and fewest is not None and count_words(request) >= fewest
+
+
 def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
     """Return the items that the conditions of a request without a query allow, what was added last first."""
     from genius_search.index.filters import Filter  # noqa: PLC0415  only here
@@ -746,49 +801,6 @@ def _weighted_sum(
     return normalize(totals)
 
 
-def find_rare_words(snapshot: Snapshot, text: str) -> RareWords | None:
-    """Look up the items that have a rare word of a text; None if there are none."""
-    num_items = max(2, snapshot.num_alive)
-    frequent = snapshot.frequent_words
-    places: dict[str, list[Place]] = {word: [] for word in split_words(text) if word not in frequent}
-    for number, segment in enumerate(snapshot.segments):
-        words = list(places)
-        for word, rows in zip(words, segment.items.rows_of_words(words, FEW), strict=True):
-            if rows is None:
-                del places[word]
-                if len(frequent) < KNOWN_WORDS:
-                    frequent.add(word)
-            else:
-                places[word] += [(number, row) for row in rows]
-    weights: dict[Place, float] = defaultdict(float)
-    first: set[Place] = set()
-    for word, own in places.items():
-        is_code = CODE.match(word) is not None
-        most = FEW if is_code else min(FEW, max(1, num_items // RARE))
-        if 0 < len(own) <= most:
-            for place in own:
-                weights[place] += math.log(max(num_items / len(own), 1)) / math.log(num_items)
-            if is_code:
-                first.update(own)
-    return RareWords(weights, frozenset(first)) if weights else None
-
-
-def split_words(text: str) -> list[str]:
-    """Return the letters and digits of each word, once, without folders and a file's ending.
-
-    >>> split_words("trips/IMG_2034.png of a red kite, 24/7")
-    ['IMG 2034', 'of', 'a', 'red', 'kite', '24 7']
-    """
-    words: dict[str, str] = {}
-    for word in text.split():
-        if not word.isalnum():
-            stem = re.sub(r".*/(?!\d+$)|.*[^\d/]/|\.[^\W\d]\w{1,4}$", "", word)
-            word = " ".join(re.findall(r"[^\W_]+", stem))  # noqa: PLW2901
-        if word:
-            words.setdefault(word.lower(), word)
-    return [*words.values()]
-
-
 def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
     """Merge the hits of several modalities into one list of ``k``; they keep their ranks.
 
@@ -808,9 +820,13 @@ def merge(parts: Sequence[tuple[list[AnyHit], int]], k: int) -> list[AnyHit]:
     for name in ("standard_score", "probability"):
         if None not in map(attrgetter(name), hits):
             known = name
+    values: dict[int, float] = {}
+    for own, _ in parts:  # words have moved hits within their modality, and not its hits as a whole
+        best_first = sorted(map(attrgetter(known), own), reverse=True) if known else [0.0] * len(own)
+        values.update(zip(map(id, own), best_first, strict=True))
 
     def order(hit: AnyHit) -> tuple[bool, float, int, float]:
-        return id(hit) not in first, -getattr(hit, known) if known else 0.0, hit.rank, -hit.score
+        return id(hit) not in first, -values[id(hit)], hit.rank, -hit.score
 
     return sorted(hits, key=order)[:k]
 

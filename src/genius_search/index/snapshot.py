@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -76,8 +76,8 @@ class Snapshot:
         """Which file is known to be damaged, and what to do; searches then raise an error."""
         self.needs_check = True
         """Whether :meth:`check` has something to do or to say."""
-        self.frequent_words: set[str] = set()
-        """Some words that are not rare (:func:`genius_search.index.query.find_rare_words`)."""
+        self.places_of_words: dict[str, Int64[np.ndarray, " items"] | None] = {}
+        """Items that contain some words, or None if these are many (:mod:`genius_search.index.words`)."""
         self._unchecked = [segment.unchecked for segment in segments]
         self._checking = threading.Lock()
         self._restrictions: dict[Filter, Restriction] = {}
@@ -258,6 +258,15 @@ class Snapshot:
                     self._restrictions.pop(next(iter(self._restrictions)))
                 self._restrictions[wanted] = known
         return known
+
+    def remember_words(
+        self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None], max_words: int
+    ) -> None:
+        """Remember the items that contain words; the first words make room for later ones."""
+        with self._caching:
+            self.places_of_words |= places_of_words
+            while len(self.places_of_words) > max_words:
+                self.places_of_words.pop(next(iter(self.places_of_words)))
 
     def restrict(self, masks: Sequence[Bool[np.ndarray, " _"]]) -> Restriction:
         """Return the items of each segment's mask that are not deleted, which are taken out of it."""

@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -250,6 +250,9 @@ class Calibration:
     """Share of the good matches that are right."""
     refused: float
     """Share of the queries without right answers that have no good match."""
+    fewest_words: dict[str, int] = field(default_factory=dict)
+    """The number of words that nearly all measured queries have at least, by the kind of query: a
+    modality, or ``vector``. Queries of another kind, or with fewer words, have no probabilities."""
 
     def applies_to(self, config: SearchSettings) -> bool:
         """Return whether searches with these settings have such scores."""

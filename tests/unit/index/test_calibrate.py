@@ -42,6 +42,7 @@ CALIBRATION = Calibration(
     good=0.6,
     good_and_right=0.85,
     refused=0.6,
+    fewest_words={"text": 2},
 )
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.query import CODE, find_rare_words
+from genius_search.index.words import CODE, find_words, split_places
 from genius_search.index.snapshot import Location
 
 NUMBERS = range(100, 140)
@@ -74,17 +74,19 @@ def test_an_item_is_found_by_a_name_that_the_encoder_does_not_know(index, name, 
 
 def test_what_many_items_contain_changes_nothing(index):
     for text in ("red anchor 2021", "red anchor 77777", "a red anchor", "red"):
-        assert index.search(text, k=8) == index.search(text, k=8, hybrid=False)
+        raised, others = index.search(text, k=8), index.search(text, k=8, hybrid=False)
+        assert [(hit.id, hit.score) for hit in raised] == [(hit.id, hit.score) for hit in others]
 
 
 def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
-    words = find_rare_words(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
+    words = find_words(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
 
     def named(places):
-        return {index.snapshot.item_at(Location(*place)).id for place in places}
+        rows = zip(*split_places(places), strict=True)
+        return {index.snapshot.item_at(Location(*place)).id for place in rows}
 
-    assert named(words.weights) == {"note 100.txt", "note 105.txt", "more/late.txt", "IMG_2031.png"}
-    assert named(words.first) == {"note 105.txt", "IMG_2031.png"}
+    assert named(words.places) == {"note 100.txt", "note 105.txt", "more/late.txt", "IMG_2031.png"}
+    assert named(words.places[words.has_code]) == {"note 105.txt", "IMG_2031.png"}
 
 
 def test_filters_and_deleted_items_count(index, tmp_path):
@@ -107,8 +109,7 @@ def test_codes_put_items_first_and_counts_do_not(index):
     words = ("IMG 2034", "ax 7", "b2", "2024", "rtx3090", "2", "2nd", "3D", "80s", "12 5", "2 000", "kite")
     assert [word for word in words if CODE.match(word)] == ["IMG 2034", "ax 7", "b2", "2024", "rtx3090"]
     for text in ("104 anchors", "the 104th anchor"):
-        found = find_rare_words(index.snapshot, text)
-        assert found is None or not found.first
+        assert not find_words(index.snapshot, text).has_code.any()
 
 
 def test_the_command(index, capsys):
