@@ -176,8 +176,8 @@ class SearchConfig:
     # Deviation 27: the paper has no such correction.
     density_weight: NonNegative | None = None
     """Weight of the density around an item, which is subtracted from scores by codes and by fused
-    embeddings, because items in dense regions are near every query (:mod:`genius_search.nn.density`). It is in
-    cosines: with 0.2, a density of 0.1 costs 0.02. Has no effect on raw embeddings."""
+    embeddings, because items in dense regions are near every query (:mod:`genius_search.nn.density`). With 0.2,
+    a density of 0.1 costs a cosine of 0.02. Has no effect on raw embeddings."""
 
 
 @settings

@@ -35,7 +35,7 @@ from genius_search.index.pool import (
     picture_bytes,
     read_new_item,
 )
-from genius_search.index.query import interleave, merge, numbered
+from genius_search.index.query import COMPARABLE, Part, interleave, merge, numbered
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
 from genius_search.index.store import CLUSTER, Roots, refuse_links
@@ -285,7 +285,7 @@ class Searcher:
             request,
             image=_read(request.image),
             parts=tuple(map(self._read_part, request.parts)),
-            k=request.k + request.offset,
+            k=max(request.k + request.offset, COMPARABLE),
             offset=0,
             where=dataclasses.replace(request.filter, may_be_elsewhere=True) if request.filter else (),
             deadline=math.inf,  # the clock of another machine tells other times
@@ -315,7 +315,9 @@ class Searcher:
         parts = []
         for scored in groups.values():
             scored.sort(key=lambda one: (-one[0], one[1].rank))
-            parts.append((numbered([hit for _, hit in scored[: request.k]]), 0))
+            best_hits = numbered([hit for _, hit in scored[: request.k]])
+            scores = [score for score, _ in scored[: request.k]]
+            parts.append(Part(best_hits, 0, scores[:COMPARABLE], scores))
         return merge(parts, request.k)
 
 

@@ -197,9 +197,10 @@ class SearchHit:
     """The passage of a long text that was found; None if it is the beginning, or the text is short."""
     least_score: float | None = None
     """What first hits usually score at least, if the index knows it and has no calibration."""
-    standard_score: float | None = None
-    """By how many standard deviations the score exceeds the mean of the items of its modality, which is how
-    modalities are merged; None if one was searched, or it has too few items to tell."""
+    excess: float | None = None
+    """How far the score stands out among the best of its modality
+    (:func:`genius_search.index.query.find_excess`); None if one modality was searched, or it has too few items
+    to tell."""
 
 
 class Hits(list[SearchHit]):

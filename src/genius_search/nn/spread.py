@@ -37,7 +37,7 @@ LARGEST: Final = 255
 HALF_NORM_STEPS: Final = 160
 """Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
 DENSITY_STEPS: Final = LARGEST
-"""Steps from 0 to 1, with an error of at most 1/510. Densities differ by hundredths, hence the short steps."""
+"""Steps from 0 to 1, with an error of at most 1/510. Densities differ by hundredths."""
 ZERO_DENSITY: Final = 128
 """The byte of a density of 0; those below -.5 and above .5 are clipped."""
 FADE: Final = 0.3
@@ -115,7 +115,7 @@ class Spread:
     usage
         number of items, by the first code of their ID and by that of the first semantic level.
     spreads
-        by the first code of their ID, the standard deviation of :class:`SpreadOf`; and mean and reliability of
+        by the first code of their ID, the standard deviation of :class:`SpreadOf`, and mean and reliability of
         the items' densities, which are stored relative to these.
     residuals
         None if they were not measured.

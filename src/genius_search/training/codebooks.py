@@ -297,9 +297,7 @@ def measure_spread(
     return usage.astype(np.float32), spreads.astype(np.float32)
 
 
-def measure_reliability(
-    first: Float[np.ndarray, " items"], second: Float[np.ndarray, " items"]
-) -> float:
+def measure_reliability(first: Float[np.ndarray, " items"], second: Float[np.ndarray, " items"]) -> float:
     """Return the reliability of the mean of two estimates, 0 to 1: 2c / (1 + c), c their correlation.
 
     Spearman (1910), Brown (1910). It is 0 if the estimates do not differ between items.
