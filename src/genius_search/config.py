@@ -176,8 +176,8 @@ class SearchConfig:
     # Deviation 27: the paper has no such correction.
     density_weight: NonNegative | None = None
     """Weight of the density around an item, which is subtracted from scores by codes and by fused
-    embeddings, because items in dense regions are near every query (:mod:`genius_search.nn.density`). With 0.2,
-    a density of 0.1 costs a cosine of 0.02. Has no effect on raw embeddings."""
+    embeddings, because items in dense regions are near every query (:mod:`genius_search.nn.density`). With
+    0.2, a density of 0.1 costs a cosine of 0.02. Has no effect on raw embeddings."""
 
 
 @settings
@@ -205,8 +205,12 @@ class SearchSettings(SearchConfig):
         return dataclasses.replace(self, **options)
 
 
-DENSITY_WEIGHT: Final = 0.2
-"""Weight of the density until queries with answers choose another."""
+DENSITY_WEIGHT: Final = 0.25
+"""Weight of the density in small pools, until queries with answers choose another."""
+WEIGHT_PER_DECADE: Final = 0.03
+"""It grows with the pool, in which there are more hubs: .27 for 32,368 captions, .32 for a million texts."""
+COMPARED_POOL: Final = 8192
+"""Up to this many items all are compared by their embeddings, since codes may say little of them."""
 PAPER_SEARCH: Final = SearchSettings(
     beam=50,
     rerank="none",
@@ -246,19 +250,24 @@ more items apart less well."""
 def usual_search(items: int) -> SearchSettings:
     """Return the default settings of an index of so many items.
 
-    All items of a small pool are candidates. Otherwise as many are, or a quarter of the items. With 256 codes
-    at a level, these are the items under the best 64 first semantic codes. They lie side by side, so ranking
-    them takes little longer than decoding another code to leave most of them out. In large indexes the first
-    two codes are decoded, with wide beams, since a query unlike the items has its answers under many first
-    codes; 96 times the square root of the number of items are candidates then. What this finds of a million
-    texts, and costs, is in ``docs/lab/log.md``.
+    All items of a small pool are candidates, and are compared if there are few. Otherwise as many are
+    candidates as of a small pool, or a quarter of the items. With 256 codes at a level, these are the items
+    under the best 64 first semantic codes. They lie side by side, so ranking them takes little longer than
+    decoding another code to leave most of them out. In large indexes the first two codes are decoded, with
+    wide beams, since a query unlike the items has its answers under many first codes; 96 times the square root
+    of the number of items are candidates then. What this finds of a million texts, and costs, is in
+    ``docs/lab/log.md``.
     """
+    decades = max(0.0, math.log10(max(items, 1) / COMPARED_POOL))
+    weight = round(DENSITY_WEIGHT + WEIGHT_PER_DECADE * decades, 2)
+    usual = dataclasses.replace(USUAL_SEARCH, density_weight=weight)
     if items > LARGE:
         candidates = round(CANDIDATES_PER_ROOT * math.sqrt(items))
         shortlist = round(candidates / CANDIDATES_PER_SHORTLISTED)
-        return dataclasses.replace(USUAL_SEARCH, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist)
+        return dataclasses.replace(usual, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist)
     candidates = max(min(items, SMALL_POOL), items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates)
-    return dataclasses.replace(USUAL_SEARCH, candidates=candidates)
+    shortlist = 0 if items <= COMPARED_POOL else USUAL_SEARCH.shortlist
+    return dataclasses.replace(usual, candidates=candidates, shortlist=shortlist)
 
 
 def led_by_generator(usual: SearchSettings) -> SearchSettings:

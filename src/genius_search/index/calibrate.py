@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped
 
-from genius_search.config import DENSITY_WEIGHT
+from genius_search.config import usual_search
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
@@ -45,9 +45,8 @@ WHAT_PAIRS_ARE: Final = (
     "the items' ids"
 )
 TRAINING: Final = "train"
-USUAL: Final = DENSITY_WEIGHT
-WEIGHTS: Final = (0.0, USUAL, 0.2, 0.3, 0.5)
-"""Weights of densities that are compared."""
+WEIGHT_FACTORS: Final = (0.0, 0.5, 1.0, 1.5, 2.0)
+"""Weights of densities that are compared, as multiples of the default."""
 FIRST: Final = 5
 """Hits of a query that are looked at to compare them."""
 FEWEST_QUERIES: Final = 40
@@ -125,16 +124,21 @@ def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
     return Pair(Item("", modality, text, place), tuple(answers))
 
 
-def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]]) -> float:
+def weights_around(usual: float) -> list[float]:
+    """Return the weights of densities that are compared, the default first."""
+    return [usual, *(factor * usual for factor in WEIGHT_FACTORS if factor != 1)]
+
+
+def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]], usual: float) -> float:
     """Choose a weight: the default, unless another finds more by over a standard error of the difference.
 
     Parameters
     ----------
     is_found
         whether the first :data:`FIRST` hits of each query have a right answer, by weight; the same queries
-        for each of :data:`WEIGHTS`.
+        for each of :func:`weights_around` the default ``usual``.
     """
-    return max((USUAL, *is_found), key=lambda weight: clear_gain(is_found[weight], is_found[USUAL]))
+    return max((usual, *is_found), key=lambda weight: clear_gain(is_found[weight], is_found[usual]))
 
 
 def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"]) -> float:
@@ -184,12 +188,14 @@ def calibrate(
             f"{len(queries)} queries of {name} have a right answer in {index.folder}; "
             f"at least {FEWEST_QUERIES} are needed to fit to one half and measure the other"
         )
-    answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {weight: [] for weight in WEIGHTS}
+    usual = usual_search(snapshot.num_rows).density_weight
+    density_weights = weights_around(usual)
+    answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {weight: [] for weight in density_weights}
     progress.begin("search", len(queries))
     for start in range(0, len(queries), BATCH):
         some = queries[start : start + BATCH]
         encoded = SnapshotSearcher(model, snapshot).encode([request for request, _ in some])
-        for weight in WEIGHTS:
+        for weight in density_weights:
             searcher = SnapshotSearcher(model, snapshot, replace(index.settings, density_weight=weight))
             for result, (_, right) in zip(searcher.search_encoded(encoded), some, strict=True):
                 scores = np.array([hit.score for hit in result.hits], dtype=np.float32)
@@ -201,7 +207,7 @@ def calibrate(
         weight: np.array([is_right[:FIRST].any() for _, is_right in found])
         for weight, found in answers.items()
     }
-    density_weight = choose_weight(is_found)
+    density_weight = choose_weight(is_found, usual)
     rows = []
     for number, (scores, is_right) in enumerate(answers[density_weight]):
         for kept, weight in ((np.ones_like(is_right), 1 - ABSENT), (~is_right, ABSENT)):

@@ -26,12 +26,12 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items
 from genius_search.index.calibrate import (
     FIRST,
-    WEIGHTS,
     WHAT_PAIRS_ARE,
     Pair,
     choose_weight,
     clear_gain,
     read_pairs,
+    weights_around,
 )
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
@@ -168,10 +168,10 @@ def fit_index(
     if kept:
         _commit_replacement(writer, trained, written.manifest)
         is_found = {}
-        for weight in WEIGHTS:
+        for weight in weights_around(settings.density_weight):
             found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
             is_found[weight] = np.asarray(found.any(axis=1))
-        writer.note(density_weight=choose_weight(is_found))
+        writer.note(density_weight=choose_weight(is_found, settings.density_weight))
         remove_work(writer.folder)
     else:
         remove_leftovers(writer.folder, manifest.segments)

@@ -199,8 +199,8 @@ class SearchHit:
     """What first hits usually score at least, if the index knows it and has no calibration."""
     excess: float | None = None
     """How far the score stands out among the best of its modality
-    (:func:`genius_search.index.query.find_excess`); None if one modality was searched, or it has too few items
-    to tell."""
+    (:func:`genius_search.index.query.find_excess`); None if one modality was searched, or it has too few
+    items to tell."""
 
 
 class Hits(list[SearchHit]):

@@ -23,6 +23,7 @@
 
 enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 8, SOME = 32, TOGETHER = 128 };
 enum { DAMAGED = -1, NO_MEMORY = -2 };
+enum { FEW_DIMENSIONS = 64 };
 enum { ZERO_DENSITY = 128 }; /* the byte of a density of 0 */
 #define FADE .3f /* as in nn/spread.py */
 
@@ -939,8 +940,15 @@ static inline float find_costs(const Request *request, const uint8_t *costs) {
   return request->half_norm_step * costs[0] + request->density_step * (costs[1] - ZERO_DENSITY);
 }
 
-/* Compute the products of the query and the code vectors of the last levels, both rounded to 16 bits. */
+/* Compute the products of the query and the code vectors of the last levels, both rounded to 16 bits. Of few dimensions
+   they are not rounded: that takes little time, and there may be many items within a millionth. */
 static void multiply_codes(const Model *m, Work *w, int64_t first_level, const float *query) {
+  if (m->dim <= FEW_DIMENSIONS) {
+    const float *vectors = m->vectors;
+    for (int64_t l = 0; l < m->levels; vectors += m->sizes[l++] * m->dim)
+      if (l >= first_level) multiply_rows(vectors, m->sizes[l], m->dim, query, (float *)w->products.at + l * CODES);
+    return;
+  }
   int64_t dim = m->dim, groups = (dim + GROUP - 1) / GROUP, code = 0;
   float step = shorten(query, dim, 128, w->short_query.at);
   Packed packed = pack_query(w->short_query.at, dim, 8, w->packed_query.at);

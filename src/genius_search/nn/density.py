@@ -36,7 +36,7 @@ from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
 from genius_search.nn.codebooks import normalize, sum_codes
 from genius_search.nn.spread import HALF_NORM_STEPS, LARGEST, encode_densities
 
-NEIGHBOURS: Final = 4
+NEIGHBOURS: Final = 1
 """Number of nearest vectors whose mean cosine is the density."""
 SPARE: Final = 1
 """Vectors beyond the nearest whose cosines are computed, in case a matrix product confuses near ones."""

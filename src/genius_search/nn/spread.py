@@ -115,8 +115,8 @@ class Spread:
     usage
         number of items, by the first code of their ID and by that of the first semantic level.
     spreads
-        by the first code of their ID, the standard deviation of :class:`SpreadOf`, and mean and reliability of
-        the items' densities, which are stored relative to these.
+        by the first code of their ID, the standard deviation of :class:`SpreadOf`, and mean and reliability
+        of the items' densities, which are stored relative to these.
     residuals
         None if they were not measured.
     """

@@ -65,7 +65,7 @@ SWEEPS: Final = 2
 """How often the code vectors of every level are moved to fit the items' codes."""
 NORM_WEIGHT: Final = 0.5
 """Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries."""
-SAMPLED_IDS: Final = 512
+SAMPLED_IDS: Final = 2048
 """Most items of a modality whose IDs are sampled. More find no more, and take longer with every item."""
 MEASURED: Final = 8192
 """Most items that spreads are measured of."""
