@@ -207,8 +207,8 @@ class SearchSettings(SearchConfig):
 
 DENSITY_WEIGHT: Final = 0.25
 """Weight of the density in small pools, until queries with answers choose another."""
-WEIGHT_PER_DECADE: Final = 0.03
-"""It grows with the pool, in which there are more hubs: .27 for 32,368 captions, .32 for a million texts."""
+WEIGHT_PER_DECADE: Final = 0.05
+"""It grows with the pool, in which there are more hubs: .28 for 32,368 captions, .35 for a million texts."""
 COMPARED_POOL: Final = 8192
 """Up to this many items all are compared by their embeddings, since codes may say little of them."""
 PAPER_SEARCH: Final = SearchSettings(
@@ -254,8 +254,8 @@ def usual_search(items: int) -> SearchSettings:
     candidates as of a small pool, or a quarter of the items. With 256 codes at a level, these are the items
     under the best 64 first semantic codes. They lie side by side, so ranking them takes little longer than
     decoding another code to leave most of them out. In large indexes the first two codes are decoded, with
-    wide beams, since a query unlike the items has its answers under many first codes; 96 times the square root
-    of the number of items are candidates then. What this finds of a million texts, and costs, is in
+    wide beams, since a query unlike the items has its answers under many first codes; 96 times the square
+    root of the number of items are candidates then. What this finds of a million texts, and costs, is in
     ``docs/lab/log.md``.
     """
     decades = max(0.0, math.log10(max(items, 1) / COMPARED_POOL))

@@ -25,7 +25,7 @@ enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 8, SO
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 enum { FEW_DIMENSIONS = 64 };
 enum { ZERO_DENSITY = 128 }; /* the byte of a density of 0 */
-#define FADE .3f /* as in nn/spread.py */
+#define FADE .25f /* as in nn/spread.py */
 
 #ifdef __AVX512F__
 enum { LANES = 16 };
@@ -1258,7 +1258,7 @@ static inline float find_density_cost(const Request *request, const Part *part, 
   if (!part->densities) return 0;
   float share = (1 - product) * (1 / FADE);
   share = share < 0 ? 0 : share > 1 ? 1 : share;
-  return request->compared_density_step * share * (float)(part->densities[item] - ZERO_DENSITY);
+  return request->compared_density_step * share * share * share * (float)(part->densities[item] - ZERO_DENSITY);
 }
 
 /* Replace the hits of a query, which begin at ``first``, by the best of them by their embeddings. Residuals are compared
