@@ -114,7 +114,7 @@ def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
         It is not on this machine, and downloading is not allowed or not possible.
     """
     name, given = str(name), str(name).removeprefix(DATASETS)
-    folder = Path(name).expanduser()
+    folder = as_path(name)
     if name and folder.is_dir():
         return folder
     if not is_name(given):

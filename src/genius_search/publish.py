@@ -140,7 +140,7 @@ def _copy_model(source: Path, folder: Path) -> tuple[bool, dict[str, str]]:
     parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
     for part in parts:
         copy_artifact(source / part, folder / part)
-    encoder = Path(place).expanduser()
+    encoder = as_path(place)
     if (encoder / MANIFEST).exists():
         copy_artifact(encoder, folder / "encoder")
     elif encoder.is_dir():

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
+from genius_search.border import SHORTEST_VECTOR
 from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.errors import UsageError
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from genius_search.index.learned import Choices
 
-SHORTEST_VECTOR: Final = 1e-12
-"""A vector that is not longer has no direction."""
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
 DEPTH: Final = 100
@@ -375,17 +374,18 @@ class SnapshotSearcher:
         feature = normalize(image + text)
         return np.stack([fused, feature if self._is_raw else fused, feature], axis=1)
 
-    def _given(self, vector: object) -> Float32[np.ndarray, "3 dim"]:
+    def _given(self, vector: np.ndarray) -> Float32[np.ndarray, "3 dim"]:
         """Return the three vectors of a vector as a query, which is read as the feature of a text."""
-        array, dim = np.asarray(vector), self.model.encoder.dim
-        if array.shape != (dim,) or array.dtype.kind not in "fiu":
+        dim = self.model.encoder.dim
+        if vector.shape != (dim,):
             raise UsageError(
-                f"the query's vector is {array.dtype} of shape {array.shape}; expected {dim} numbers"
+                f"the query's vector is {vector.dtype} of shape {vector.shape}; expected {dim} numbers"
             )
-        length = np.linalg.norm(array.astype(np.float64))
-        if not np.isfinite(length) or length <= SHORTEST_VECTOR:
+        wide = vector.astype(np.float64)  # in which large squares are finite
+        length = math.sqrt(wide.dot(wide))
+        if not SHORTEST_VECTOR < length < math.inf:  # NaN is not between them either
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
-        feature = np.asarray(array / length, dtype=np.float32)[None]
+        feature = (wide / length).astype(np.float32)[None]
         fused = self.model.fuse(np.zeros_like(feature), feature)
         return np.concatenate([fused, feature if self._is_raw else fused, feature])
 

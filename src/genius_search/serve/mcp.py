@@ -109,7 +109,7 @@ def _explain_errors() -> Iterator[None]:
 
 def _read(picture: str | None) -> Path | bytes | None:
     if picture is None or not picture.startswith("data:"):
-        return None if picture is None else Path(picture).expanduser()
+        return None if picture is None else as_path(picture)
     try:
         return base64.b64decode(picture.partition(",")[2], validate=True)
     except ValueError as error:
