@@ -1,7 +1,7 @@
 """The border: what ids, texts, vectors and paths become that come from outside.
 
-Every public entry passes them through here, so that an item has one id whatever table, file or library names it, and
-nothing that is no id, text or number becomes one in silence.
+Every public entry passes them through here, so that an item has one id whatever table, file or
+library names it, and nothing that is no id, text or number becomes one in silence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from genius_search.records import check_unicode, composed
 SHORTEST_VECTOR: Final = 1e-12
 """A vector that is not longer has no direction."""
 ROWS_AT_ONCE: Final = 4096
-"""Vectors that are checked together; others of a memory-mapped file stay on the disk."""
+"""Vectors that are checked together, and so read from a memory-mapped file."""
 SHOWN: Final = 60
 """Characters of a value that an error shows."""
 NUMBERS: Final = "fiu"
@@ -30,9 +30,9 @@ NUMBERS: Final = "fiu"
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path whose leading ``~`` or ``~user`` is replaced by the home folder, as a shell does.
+    """Return a path with the home folder in place of a leading ``~`` or ``~user``, as shells do.
 
-    As there, the name of no user stays as it is.
+    As there, ``~`` before anything that names no user stays as it is.
     """
     try:
         return Path(path).expanduser()
@@ -50,21 +50,21 @@ def as_text(text: object, name: str) -> str:
     """
     if not isinstance(text, str):
         raise UsageError(f"{name} is {_show(text)}, expected a text")
-    return check_unicode(str.__str__(text))  # texts of NumPy and of enumerations become plain ones
+    return check_unicode(str.__str__(text))  # those of NumPy and of enumerations become plain ones
 
 
 def is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, pandas' NA or NaT, or masked."""
-    if isinstance(value, float | np.floating):
-        return bool(math.isnan(value))
+    if isinstance(value, float | np.floating | Decimal):
+        return math.isnan(value)
     return value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType")
 
 
-def as_id(value: object, name: str = "the id") -> str:
+def as_id(value: Any, name: str = "the id") -> str:
     """Return an id as a text: a text in composed form (NFC), or a whole number in digits.
 
-    Floats that are whole count as whole numbers: a table turns a column of integers into floats as soon as it
-    has a gap.
+    Floats that are whole count as whole numbers: a table turns a column of integers into floats
+    as soon as it has a gap.
 
     >>> as_id("7"), as_id(7), as_id(np.float64(7))
     ('7', '7', '7')
@@ -76,8 +76,8 @@ def as_id(value: object, name: str = "the id") -> str:
     """
     if isinstance(value, str):
         return composed(str.__str__(value))
-    if getattr(value, "shape", None) == () and not isinstance(value, np.generic) and hasattr(value, "tolist"):
-        value = value.tolist()  # of an array or a tensor without dimensions
+    if not isinstance(value, np.generic) and getattr(value, "shape", None) == ():
+        value = value.tolist()  # an array or a tensor without dimensions; None if it is masked
     match value:
         case bool():
             remedy = "give the ids themselves"
@@ -86,15 +86,13 @@ def as_id(value: object, name: str = "the id") -> str:
         case float() | np.floating() | Decimal() if math.isfinite(value) and value == int(value):
             if isinstance(value, Decimal) or abs(value) < 2 ** (np.finfo(type(value)).nmant + 1):
                 return str(int(value))
-            remedy = "floats of this size stand for several whole numbers, so give integers or texts"
-        case float() | np.floating() | Decimal() if not is_missing(value):
-            remedy = "give the column as texts, as in [str(one) for one in ids]"
+            remedy = "such a large float may stand for another number, so give integers or texts"
         case bytes():
             remedy = "decode it, as in value.decode()"
         case _ if is_missing(value):
             remedy = "leave out what has no id, or give it one"
         case _:
-            remedy = "make a text of it, such as str(value)"
+            remedy = "make a text of it, as in str(value)"
     raise UsageError(f"{name} is {_show(value)}, expected a text or a whole number; {remedy}")
 
 
@@ -118,13 +116,13 @@ def as_ids(values: object, name: str = "ids") -> list[str]:
 
 
 def one_or_more_ids(given: object) -> list[str]:
-    """Return one id, or each of several, as texts."""
+    """Return one id, or each of several, as texts; raises like :func:`as_ids`."""
     is_one = isinstance(given, str | bytes) or not isinstance(given, Iterable)
     return [as_id(given)] if is_one else as_ids(given)
 
 
 def as_column(values: Any, name: str) -> list[Any]:
-    """Return the values of a list, an array, a tensor, a column of a data frame or any other iterable.
+    """Return the values of a list, an array, a tensor, a column of a table or any other iterable.
 
     Raises
     ------
@@ -134,17 +132,19 @@ def as_column(values: Any, name: str) -> list[Any]:
     is_single = isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable)
     if is_single or len(getattr(values, "shape", (0,))) != 1:
         kind = f"{type(values).__module__}.{type(values).__qualname__}".removeprefix("builtins.")
-        raise UsageError(f"{name} are given as a {kind}; expected a list or a column, a value for each row")
+        raise UsageError(f"{name} are given as a {kind}; expected a list, or one column of a table")
     if hasattr(values, "detach"):
         values = _read_tensor(values, name)
-    return list(values.to_pylist() if hasattr(values, "to_pylist") else values)  # of Arrow
+    if hasattr(values, "to_pylist"):  # of Arrow
+        values = values.to_pylist()
+    return list(values)
 
 
 def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
-    """Return an array, a tensor, a data frame or nested lists of real numbers as an array of NumPy.
+    """Return an array, a tensor, a table or nested lists of real numbers as an array of NumPy.
 
-    Tensors are detached and copied from other devices; bfloat16 and smaller types become float32. A
-    memory-mapped array is not read.
+    Tensors are detached and copied from other devices; bfloat16 and smaller types become float32.
+    A memory-mapped array is not read.
 
     Raises
     ------
@@ -156,10 +156,10 @@ def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
     if type(values) is np.ndarray and values.dtype.kind in NUMBERS:
         return values
     if isinstance(values, np.ma.MaskedArray):
-        is_masked = np.ma.getmaskarray(values)
-        rows = np.flatnonzero(is_masked.reshape(len(values), -1).any(axis=1) if values.ndim else is_masked)
-        if len(rows):
-            raise BadData(f"row {rows[0]} of {name} is masked; leave such rows out, or fill them")
+        is_masked = np.atleast_1d(np.ma.getmaskarray(values))
+        if is_masked.any():
+            row = is_masked.reshape(len(is_masked), -1).any(axis=1).argmax()
+            raise BadData(f"row {row} of {name} is masked; leave such rows out, or fill them")
         values = values.data
     if hasattr(values, "detach"):
         array = _read_tensor(values, name)
@@ -170,78 +170,82 @@ def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
             array = np.asarray(values)
         except Exception as error:  # noqa: BLE001  whatever another library raises
             raise UsageError(f"{name} cannot be read as an array: {error}") from None
-    if array.dtype.kind == "O" and array.ndim:  # rows that are lists or arrays, as in a column of a data frame
+    if array.dtype.kind == "O" and array.ndim:  # rows are lists or arrays, as in a column of pandas
         array = _join(array.tolist(), name)
     if array.dtype.kind == "V" and array.dtype.type is not np.void:  # bfloat16, as of jax
         array = array.astype(np.float32)
     if array.dtype.kind not in NUMBERS:
         kind = array.dtype if array.ndim else type(values).__qualname__
         raise UsageError(
-            f"{name} are {kind} of shape {array.shape}; expected real numbers, as in array.astype('float32')"
+            f"{name} are {kind} of shape {array.shape}; expected real numbers, such as those of "
+            "array.astype('float32')"
         )
     return array
 
 
 def as_matrix(values: Any, name: str) -> Shaped[np.ndarray, "rows dim"]:
-    """Return vectors as a matrix with a row for each, none of which lacks a direction; see :func:`as_numbers`.
+    """Return vectors as a matrix with a row for each (:func:`as_numbers`); each has a direction.
 
     Raises
     ------
     BadData
-        A vector has only zeros, or a number that is masked, is not finite or is too large; the message names its row.
+        A vector has only zeros, or a number that is masked, not finite or too large; the message
+        names its row.
     UsageError
         It is not a matrix of real numbers.
     """
     array = as_numbers(values, name)
     if array.ndim != 2 or not array.size:
         raise UsageError(
-            f"{name} are {array.dtype} of shape {array.shape}; expected numbers of shape (rows, dim), a row for "
-            "each vector"
+            f"{name} are {array.dtype} of shape {array.shape}; expected numbers of shape "
+            "(rows, dim), a row for each vector"
         )
     for start in range(0, len(array), ROWS_AT_ONCE):
         with np.errstate(over="ignore"):  # such a length is not finite
             rows = np.asarray(array[start : start + ROWS_AT_ONCE], dtype=np.float64)
             lengths = np.linalg.norm(rows, axis=1)
-        bad = start + np.flatnonzero(~(np.isfinite(lengths) & (lengths > SHORTEST_VECTOR)))
+        bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > SHORTEST_VECTOR)))
         if len(bad):
-            first = rows[bad[0] - start]
-            problem = "only zeros" if not first.any() else "a number that is not finite"
-            if first.any() and np.isfinite(first).all():
-                problem = "numbers too small or too large to have a length"
+            first, end = rows[bad[0]], start + len(rows) - 1
+            problem = "numbers too small or too large to have a direction"
+            if not first.any():
+                problem = "only zeros"
+            elif not np.isfinite(first).all():
+                problem = "a number that is not finite"
             raise BadData(
-                f"row {bad[0]} of {name} has {problem}; leave such rows out ({len(bad)} of rows {start} to "
-                f"{start + len(rows) - 1})"
+                f"row {start + bad[0]} of {name} has {problem}; leave such rows out "
+                f"({len(bad)} of rows {start} to {end})"
             )
     return array
 
 
 def _join(rows: Sequence[Any], name: str) -> Shaped[np.ndarray, ...]:
-    """Return the array whose rows, which may be arrays, lists or numbers, are these."""
-    read = [
-        as_numbers(row, f"row {number} of {name}")
-        if hasattr(row, "__array__") and not isinstance(row, np.generic)
-        else row
+    """Return the array whose rows are these: arrays, lists or numbers."""
+    rows = [
+        as_numbers(row, f"row {number} of {name}") if hasattr(row, "__array__") else row
         for number, row in enumerate(rows)
     ]
-    first = np.shape(read[0]) if read else ()
-    try:
-        array = np.asarray(read)
-    except (ValueError, OverflowError):  # of different lengths, or a whole number beyond 64 bits
-        array = np.zeros((), dtype=object)
+    array = _plain_array(rows)
     if array.dtype.kind in NUMBERS:
         return array
-    for number, row in enumerate(read):
-        try:
-            one = np.asarray(row)
-        except (ValueError, OverflowError):
-            one = np.zeros((), dtype=object)
+    for number, row in enumerate(rows):
+        one = _plain_array(row)
         if one.dtype.kind not in NUMBERS:
             raise UsageError(f"row {number} of {name} is {_show(row)}, expected real numbers")
-        if one.shape != first:
+        if one.shape != np.shape(rows[0]):
             raise UsageError(
-                f"row {number} of {name} has the shape {one.shape}, and row 0 has {first}; give rows of one length"
+                f"row {number} of {name} has the shape {one.shape}, and row 0 has "
+                f"{np.shape(rows[0])}; give rows of one length"
             )
     return array
+
+
+def _plain_array(values: object) -> Shaped[np.ndarray, ...]:
+    """Return numbers or lists as an array; of objects if they have none."""
+    try:
+        return np.asarray(values)
+    except (ValueError, OverflowError):  # different lengths, or a whole number beyond 64 bits
+        return np.asarray(None)
 
 
 def _read_tensor(tensor: Any, name: str) -> Shaped[np.ndarray, ...]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.artifact import file_fingerprint, read_json
-from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.border import as_path
+from genius_search.errors import ArtifactMissing, BadData, NetworkNeeded, UsageError
+from genius_search.writing import make_folder, write_file
 
 DATASETS: Final = "datasets/"
 """Prefix of the name of an index, which is a data set on the hub, as in the hub's own addresses."""
@@ -25,6 +27,8 @@ ENCODER_FILES: Final = (
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
 """Files that are fetched: never pickles, never programs."""
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""The name of a commit. Any other, such as /home/x, would lead huggingface_hub to write to /home/x.json."""
 
 
 def is_name(text: str) -> bool:
@@ -72,31 +76,63 @@ def pull(name: str, *, out: Path | None = None) -> Path:
         There is no such repository, or it needs a token.
     NetworkNeeded
         The hub cannot be reached, or the connection broke.
+    BadData
+        The hub does not name a commit of the repository; nothing is written.
     """
     from huggingface_hub import snapshot_download
 
+    out = None if out is None else as_path(out)
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
         raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
+    try:
+        commit = _newest_commit(name)
+    except NetworkNeeded:
+        if out is None and (cached := find(name)) is not None:
+            return cached
+        raise
     with translate_errors(name):
-        return Path(
-            snapshot_download(
-                name.removeprefix(DATASETS),
-                repo_type=_type_of(name),
-                local_dir=out,
-                allow_patterns=list(FILES),
-            )
+        folder = snapshot_download(
+            name.removeprefix(DATASETS),
+            repo_type=_type_of(name),
+            revision=commit,
+            local_dir=out,
+            allow_patterns=list(FILES),
         )
+    if out is None:
+        branch = _cached_branch(name)
+        make_folder(branch.parent)
+        write_file(branch, commit.encode())
+    return Path(folder)
+
+
+def _newest_commit(name: str) -> str:
+    """Return the commit of a repository's main branch; raises like :func:`pull`."""
+    from huggingface_hub import HfApi
+
+    with translate_errors(name):
+        commit = HfApi().repo_info(name.removeprefix(DATASETS), repo_type=_type_of(name)).sha
+    if _COMMIT.fullmatch(str(commit)) is None:
+        raise BadData(
+            f"the hub names {str(commit)[:80]!r} as the commit of {name}, expected 40 hexadecimal digits; "
+            "nothing was written. Check the address of the hub (HF_ENDPOINT)"
+        )
+    return str(commit)
+
+
+def _cached_branch(name: str) -> Path:
+    """Return the file of the library's cache that names the commit of a repository's main branch."""
+    from huggingface_hub import constants  # importing what downloads takes as long as a search
+
+    repository = name.removeprefix(DATASETS).replace("/", "--")
+    return Path(constants.HF_HUB_CACHE, f"{_type_of(name)}s--{repository}", "refs", "main")
 
 
 def find(name: str) -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
-    from huggingface_hub import constants  # importing what downloads takes as long as a search
-
-    repository = name.removeprefix(DATASETS).replace("/", "--")
-    cached = Path(constants.HF_HUB_CACHE, f"{_type_of(name)}s--{repository}")
-    if not (branch := cached / "refs" / "main").is_file():
+    branch = _cached_branch(name)
+    commit, cached = branch.read_text(encoding="utf-8") if branch.is_file() else "", branch.parents[1]
+    if _COMMIT.fullmatch(commit) is None:
         return None
-    commit = branch.read_text(encoding="utf-8")
     folder, listing = cached / "snapshots" / commit, cached / "trees" / f"{commit}.json"
     names = read_json(listing)["files"] if listing.is_file() else {}
     wanted = {file for pattern in FILES for file in fnmatch.filter(names, pattern)}

@@ -20,7 +20,6 @@ import numpy as np
 from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
-from genius_search.border import as_numbers
 from genius_search.config import CodebookConfig, checked
 from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.data.values import fields_to_json
@@ -393,8 +392,6 @@ def create_index(
     check_bits(embedding_bits, embeddings)
     if model is not None and not (levels is None and query_vectors is None):
         raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
-    if query_vectors is not None:
-        query_vectors = as_numbers(query_vectors, "the query vectors")
     levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
     reads: Encoder
     if model is not None and encoder is None:

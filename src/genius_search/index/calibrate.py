@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped
 
-from genius_search.border import as_path, as_text, one_or_more_ids
+from genius_search.border import as_numbers, as_path, as_text, one_or_more_ids
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
@@ -332,7 +332,9 @@ def measure_least_scores(
     random = np.random.default_rng(0)
     rows = random.permutation(snapshot.segments[0].num_items)[:DRAWN]
     items = [] if query_vectors is not None else snapshot.items(np.zeros_like(rows), rows)
-    vectors = () if query_vectors is None else tuple(random.permutation(query_vectors)[:DRAWN])
+    vectors: Iterable[np.ndarray] = ()
+    if query_vectors is not None:
+        vectors = random.permutation(as_numbers(query_vectors, "the query vectors"))[:DRAWN]
     least = {}
     for modality in snapshot.modalities:
         ask = partial(SearchRequest, modality=modality, hybrid=False, k=2)

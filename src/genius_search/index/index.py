@@ -392,7 +392,9 @@ class Index:
         with self._one_writer(wait_seconds) as writer:
             return writer.delete(ids)
 
-    def learn(self, chosen: str | int, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any) -> None:
+    def learn(
+        self, chosen: str | int, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any
+    ) -> None:
         """Remember that an item was chosen for a query, so that it is found earlier for similar queries.
 
         In effect at once, also for other processes. Nothing is learned unless this is called. How far an item

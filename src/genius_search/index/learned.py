@@ -253,8 +253,7 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
         ids = [
             item.id
             for item, _ in writer.snapshot.alive()
-            if (chosen is None or item.fields[FIELD] == chosen)
-            and (text is None or item.text == text)
+            if (chosen is None or item.fields[FIELD] == chosen) and (text is None or item.text == text)
         ]
         return writer.delete(ids).deleted
 

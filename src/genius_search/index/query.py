@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 
-from genius_search.border import SHORTEST_VECTOR
+from genius_search.border import SHORTEST_VECTOR, as_numbers
 from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
-from genius_search.errors import UsageError
+from genius_search.errors import BadData, UsageError
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import Calibration, score_settings
@@ -389,7 +389,7 @@ class SnapshotSearcher:
         fused = self.model.fuse(np.zeros_like(feature), feature)
         return np.concatenate([fused, feature if self._is_raw else fused, feature])
 
-    def _item_vectors(self, item_id: str) -> Float32[np.ndarray, "3 dim"]:
+    def _item_vectors(self, item_id: str | int) -> Float32[np.ndarray, "3 dim"]:
         """Return the three vectors of an item as a query: its stored embedding, or the vector of its ID."""
         with diagnose_corruption(self.snapshot):
             place = self.snapshot.locate(item_id)
@@ -715,17 +715,25 @@ def features_of(
             texts.append(row)
     if hasattr(encoder, "joint_features"):
         pictures, words = zip(*contents, strict=True)
-        features[1] = as_floats(encoder.joint_features(pictures, words, [KEY] * len(contents)))
+        features[1] = _read_features(encoder.joint_features(pictures, words, [KEY] * len(contents)))
         return features
     if images:
         opened = [image for rows in images.values() if (image := contents[rows[0]][0]) is not None]
         given = encoder.image_features(opened, [KEY] * len(opened))
-        for rows, vector in zip(images.values(), as_floats(given), strict=True):
+        for rows, vector in zip(images.values(), _read_features(given), strict=True):
             features[0, rows] = vector
     if texts:
         given = encoder.text_features([contents[row][1] for row in texts], [KEY] * len(texts))
-        features[1, texts] = given if isinstance(given, np.ndarray) else as_floats(given)
+        features[1, texts] = _read_features(given)
     return features
+
+
+def _read_features(features: object) -> Float[np.ndarray, "contents dim"]:
+    """Return the features of queries that an encoder gave; refuse those that are not finite."""
+    array = as_numbers(features, "the features of the query")
+    if not np.isfinite(array).all():
+        raise BadData("the encoder gave features that are not finite for this query; try another one")
+    return array
 
 
 def _weighted_sum(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Float16, Float32, Int8, Int64, Integer, Shaped
+from jaxtyping import Float, Float16, Float32, Int8, Int64, Integer
 from safetensors.numpy import save
 
 from genius_search.border import as_matrix, as_numbers

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from genius_search.border import as_path
 from genius_search.config import checked
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
