@@ -35,8 +35,8 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     As there, ``~`` before anything that names no user stays as it is.
     """
     try:
-        return Path(path).expanduser()
-    except (RuntimeError, ValueError):  # no such user, or no text that could name one
+        return Path(os.path.expanduser(path))  # noqa: PTH111  of a Path, ./~ would be the home folder
+    except ValueError:  # a character that no user's name has
         return Path(path)
 
 
@@ -74,12 +74,12 @@ def as_id(value: Any, name: str = "the id") -> str:
     UsageError
         It is anything else: a missing value, a fraction, bytes, a truth value or a tuple.
     """
+    if not isinstance(value, str | np.generic) and getattr(value, "shape", None) == ():
+        value = value.tolist()  # an array or a tensor without dimensions; None if it is masked
     if isinstance(value, str):
         return composed(str.__str__(value))
-    if not isinstance(value, np.generic) and getattr(value, "shape", None) == ():
-        value = value.tolist()  # an array or a tensor without dimensions; None if it is masked
     match value:
-        case bool():
+        case bool() | np.bool_():
             remedy = "give the ids themselves"
         case int() | np.integer():
             return str(int(value))
@@ -117,8 +117,8 @@ def as_ids(values: object, name: str = "ids") -> list[str]:
 
 def one_or_more_ids(given: object) -> list[str]:
     """Return one id, or each of several, as texts; raises like :func:`as_ids`."""
-    is_one = isinstance(given, str | bytes) or not isinstance(given, Iterable)
-    return [as_id(given)] if is_one else as_ids(given)
+    is_several = isinstance(given, Iterable) and getattr(given, "shape", None) != ()
+    return as_ids(given) if is_several and not isinstance(given, str | bytes) else [as_id(given)]
 
 
 def as_column(values: Any, name: str) -> list[Any]:
@@ -159,7 +159,8 @@ def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
         is_masked = np.atleast_1d(np.ma.getmaskarray(values))
         if is_masked.any():
             row = is_masked.reshape(len(is_masked), -1).any(axis=1).argmax()
-            raise BadData(f"row {row} of {name} is masked; leave such rows out, or fill them")
+            part = "row" if values.ndim > 1 else "number"
+            raise BadData(f"{part} {row} of {name} is masked; leave it out, or fill it")
         values = values.data
     if hasattr(values, "detach"):
         array = _read_tensor(values, name)
@@ -175,7 +176,8 @@ def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
     if array.dtype.kind == "V" and array.dtype.type is not np.void:  # bfloat16, as of jax
         array = array.astype(np.float32)
     if array.dtype.kind not in NUMBERS:
-        kind = array.dtype if array.ndim else type(values).__qualname__
+        kind = str(array.dtype) if array.ndim else type(values).__qualname__
+        kind += " (bytes, as NumPy saves bfloat16)" if kind == "|V2" else ""
         raise UsageError(
             f"{name} are {kind} of shape {array.shape}; expected real numbers, such as those of "
             "array.astype('float32')"

@@ -330,8 +330,8 @@ def read_new_item(given: object, number: int, *, default_id: str | None = None) 
                 f"an item is of type {kind}; expected a NewItem, a dict with id, text, image and fields, a "
                 "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
             )
-    item = {name: None if is_missing(value) else value for name, value in item.items()}
-    new = NewItem(**{**item, "id": as_id(item["id"], f"the id of item {number} of the list")})
+    item["id"] = as_id(item["id"], f"the id of item {number} of the list")
+    new = NewItem(**{name: None if is_missing(value) else value for name, value in item.items()})
     parts: tuple[tuple[str, object, type], ...] = (("text", new.text, str), ("fields", new.fields, Mapping))
     for part, value, wanted in parts:
         if value is not None and not isinstance(value, wanted):
