@@ -5,17 +5,17 @@ from __future__ import annotations
 # ruff: noqa: PLC0415  huggingface_hub is slow to import
 import fnmatch
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from genius_search.artifact import file_fingerprint, read_json
 from genius_search.border import as_path
-from genius_search.errors import ArtifactMissing, BadData, NetworkNeeded, UsageError
-from genius_search.writing import make_folder, write_file
+from genius_search.errors import ArtifactMissing, BadData, GeniusError, NetworkNeeded, UsageError
 
 DATASETS: Final = "datasets/"
 """Prefix of the name of an index, which is a data set on the hub, as in the hub's own addresses."""
@@ -28,7 +28,8 @@ FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz",
 """Files that are fetched: never pickles, never programs."""
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-"""The name of a commit. Any other, such as /home/x, would lead huggingface_hub to write to /home/x.json."""
+_CONTENT: Final = re.compile(r"\w[\w.=+-]*", re.ASCII)
+"""What may stand for the contents of a file: its hash, or another text that is the name of one file."""
 
 
 def is_name(text: str) -> bool:
@@ -77,60 +78,72 @@ def pull(name: str, *, out: Path | None = None) -> Path:
     NetworkNeeded
         The hub cannot be reached, or the connection broke.
     BadData
-        The hub does not name a commit of the repository; nothing is written.
+        The hub names a commit or a file so that something else would be written to.
     """
     from huggingface_hub import snapshot_download
 
     out = None if out is None else as_path(out)
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
         raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
+    with translate_errors(name), _checked_answers():
+        return Path(
+            snapshot_download(
+                name.removeprefix(DATASETS),
+                repo_type=_type_of(name),
+                local_dir=out,
+                allow_patterns=list(FILES),
+            )
+        )
+
+
+@contextmanager
+def _checked_answers() -> Iterator[None]:
+    """Refuse answers of the hub that name a commit or contents by anything but a hash.
+
+    huggingface_hub makes paths of these names. A hub that calls a commit ``/home/x/index`` would have
+    ``/home/x/index.json`` written over.
+    """
+    from huggingface_hub.utils import get_session
+
+    hooks = get_session().event_hooks["response"]
+    hooks.append(_check_answer)
     try:
-        commit = _newest_commit(name)
-    except NetworkNeeded:
-        if out is None and (cached := find(name)) is not None:
-            return cached
-        raise
-    with translate_errors(name):
-        folder = snapshot_download(
-            name.removeprefix(DATASETS),
-            repo_type=_type_of(name),
-            revision=commit,
-            local_dir=out,
-            allow_patterns=list(FILES),
-        )
-    if out is None:
-        branch = _cached_branch(name)
-        make_folder(branch.parent)
-        write_file(branch, commit.encode())
-    return Path(folder)
+        yield
+    finally:
+        hooks.remove(_check_answer)
 
 
-def _newest_commit(name: str) -> str:
-    """Return the commit of a repository's main branch; raises like :func:`pull`."""
-    from huggingface_hub import HfApi
-
-    with translate_errors(name):
-        commit = HfApi().repo_info(name.removeprefix(DATASETS), repo_type=_type_of(name)).sha
-    if _COMMIT.fullmatch(str(commit)) is None:
-        raise BadData(
-            f"the hub names {str(commit)[:80]!r} as the commit of {name}, expected 40 hexadecimal digits; "
-            "nothing was written. Check the address of the hub (HF_ENDPOINT)"
-        )
-    return str(commit)
-
-
-def _cached_branch(name: str) -> Path:
-    """Return the file of the library's cache that names the commit of a repository's main branch."""
-    from huggingface_hub import constants  # importing what downloads takes as long as a search
-
-    repository = name.removeprefix(DATASETS).replace("/", "--")
-    return Path(constants.HF_HUB_CACHE, f"{_type_of(name)}s--{repository}", "refs", "main")
+def _check_answer(response: Any) -> None:
+    """Raise :class:`BadData` if an answer has a name that is none."""
+    commits, contents = [response.headers.get("x-repo-commit")], list[object]()
+    if response.request.method == "HEAD":
+        tags = (response.headers.get(name) for name in ("x-linked-etag", "etag"))
+        contents = [tag.removeprefix("W/").strip('"') for tag in tags if tag]
+    elif response.request.url.path.startswith("/api/") and response.is_success:
+        answer = json.loads(response.read())
+        if isinstance(answer, dict):
+            commits.append(answer.get("sha"))
+        for entry in answer if isinstance(answer, list) else ():
+            large = entry.get("lfs") if isinstance(entry, dict) else None
+            contents += [one.get("oid") for one in (entry, large) if isinstance(one, dict)]
+    for pattern, names in ((_COMMIT, commits), (_CONTENT, contents)):
+        for name in names:
+            if name is not None and pattern.fullmatch(str(name)) is None:
+                raise BadData(
+                    f"{response.request.url.host} calls a commit or a file {str(name)[:80]!r}, expected a "
+                    "hash; nothing is written there. Check the address of the hub (HF_ENDPOINT)"
+                )
 
 
 def find(name: str) -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
-    branch = _cached_branch(name)
-    commit, cached = branch.read_text(encoding="utf-8") if branch.is_file() else "", branch.parents[1]
+    from huggingface_hub import constants  # importing what downloads takes as long as a search
+
+    repository = name.removeprefix(DATASETS).replace("/", "--")
+    cached = Path(constants.HF_HUB_CACHE, f"{_type_of(name)}s--{repository}")
+    if not (branch := cached / "refs" / "main").is_file():
+        return None
+    commit = branch.read_text(encoding="utf-8")
     if _COMMIT.fullmatch(commit) is None:
         return None
     folder, listing = cached / "snapshots" / commit, cached / "trees" / f"{commit}.json"
@@ -193,3 +206,7 @@ def translate_errors(name: str) -> Iterator[None]:
             f"Connect and run the same again: what was fetched stays in {constants.HF_HUB_CACHE}. "
             f"Or give the folder of a copy, with its files called {', '.join(ENCODER_FILES)}"
         ) from error
+    except ValueError as error:
+        if isinstance(error, GeniusError):
+            raise
+        raise BadData(f"{name} cannot be fetched, because of what the hub answers: {error}") from error

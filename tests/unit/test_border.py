@@ -368,7 +368,7 @@ def test_queries_are_read_like_vectors_of_items(made):
     with pytest.raises(BadData, match="row 3 of the vectors has a number"):
         made.search_vectors(changed(np.nan))
     with pytest.raises(UsageError, match="not finite"):
-        made.search(vector=np.full(DIM, 7e4).astype(np.float16))
+        made.search(vector=np.full(DIM, np.inf, np.float16))
     with pytest.raises(UsageError, match="the text of a part is 5"):
         SearchPart(text=5)
 
