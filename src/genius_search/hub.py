@@ -144,7 +144,7 @@ def find(name: str) -> Path | None:
     if not (branch := cached / "refs" / "main").is_file():
         return None
     commit = branch.read_text(encoding="utf-8")
-    if _COMMIT.fullmatch(commit) is None:
+    if _CONTENT.fullmatch(commit) is None:
         return None
     folder, listing = cached / "snapshots" / commit, cached / "trees" / f"{commit}.json"
     names = read_json(listing)["files"] if listing.is_file() else {}
