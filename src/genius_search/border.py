@@ -74,26 +74,40 @@ def as_id(value: Any, name: str = "the id") -> str:
     UsageError
         It is anything else: a missing value, a fraction, bytes, a truth value or a tuple.
     """
+    if type(value) is str:  # as most are
+        return composed(value)
+    if type(value) is int:
+        return str(value)
     if not isinstance(value, str | np.generic) and getattr(value, "shape", None) == ():
         value = value.tolist()  # an array or a tensor without dimensions; None if it is masked
     if isinstance(value, str):
         return composed(str.__str__(value))
-    match value:
-        case bool() | np.bool_():
-            remedy = "give the ids themselves"
-        case int() | np.integer():
-            return str(int(value))
-        case float() | np.floating() | Decimal() if math.isfinite(value) and value == int(value):
-            if isinstance(value, Decimal) or abs(value) < 2 ** (np.finfo(type(value)).nmant + 1):
-                return str(int(value))
-            remedy = "such a large float may stand for another number, so give integers or texts"
-        case bytes():
-            remedy = "decode it, as in value.decode()"
-        case _ if is_missing(value):
-            remedy = "leave out what has no id, or give it one"
-        case _:
-            remedy = "make a text of it, as in str(value)"
+    number = _whole_number(value)
+    if number is not None:
+        return str(number)
+    remedy = "make a text of it, as in str(value)"
+    if is_missing(value):
+        remedy = "leave out what has no id, or give it one"
+    elif isinstance(value, bytes):
+        remedy = "decode it, as in value.decode()"
+    elif isinstance(value, float | np.floating) and value.is_integer():
+        remedy = "such a large float may stand for another number, so give integers or texts"
     raise UsageError(f"{name} is {_show(value)}, expected a text or a whole number; {remedy}")
+
+
+def _whole_number(value: Any) -> int | None:
+    """Return a number as an integer; None if it is not whole, or so large a float that it may be rounded."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if not isinstance(value, float | np.floating | Decimal) or not math.isfinite(value):
+        return None
+    if not isinstance(value, Decimal):
+        digits = 53 if isinstance(value, float) else np.finfo(type(value)).nmant + 1
+        if abs(float(value)) >= 2.0**digits:
+            return None
+    return int(value) if value == int(value) else None
 
 
 def as_ids(values: object, name: str = "ids") -> list[str]:
@@ -135,6 +149,8 @@ def as_column(values: Any, name: str) -> list[Any]:
         raise UsageError(f"{name} are given as a {kind}; expected a list, or one column of a table")
     if hasattr(values, "detach"):
         values = _read_tensor(values, name)
+    if type(values) is np.ndarray and (values.dtype.kind in "iuU" or values.dtype == np.float64):
+        values = values.tolist()  # the same values, and quicker to read
     if hasattr(values, "to_pylist"):  # of Arrow
         values = values.to_pylist()
     return list(values)

@@ -103,7 +103,7 @@ def _checked_answers() -> Iterator[None]:
     huggingface_hub makes paths of these names. A hub that calls a commit ``/home/x/index`` would have
     ``/home/x/index.json`` written over.
     """
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     hooks = get_session().event_hooks["response"]
     hooks.append(_check_answer)

@@ -331,7 +331,8 @@ def read_new_item(given: object, number: int, *, default_id: str | None = None) 
                 "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
             )
     item["id"] = as_id(item["id"], f"the id of item {number} of the list")
-    new = NewItem(**{name: None if is_missing(value) else value for name, value in item.items()})
+    present = {name: value for name, value in item.items() if not is_missing(value)}
+    new = NewItem(**present)
     parts: tuple[tuple[str, object, type], ...] = (("text", new.text, str), ("fields", new.fields, Mapping))
     for part, value, wanted in parts:
         if value is not None and not isinstance(value, wanted):
