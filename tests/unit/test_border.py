@@ -359,6 +359,7 @@ def test_queries_are_read_like_vectors_of_items(made):
         assert made.search(parts=[SearchPart(vector=vector)], k=1)[0].id == "3"
     for vectors in (X[:2].tolist(), torch.tensor(X[:2], requires_grad=True)):
         assert [hits[0].id for hits in made.search_vectors(vectors, k=1)] == IDS[:2]
+    assert made.search_vectors([]) == made.search_vectors(X[:0]) == []
     masked = np.ma.masked_greater(X[3], X[3].max() - 0.01)
     for call in (made.search, lambda vector: made.search(parts=[SearchPart(vector=vector)])):
         with pytest.raises(BadData, match="the query's vector is masked"):

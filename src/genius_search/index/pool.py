@@ -43,6 +43,7 @@ class NewItem(NamedTuple):
     """An item to add from memory: a text, an image's bytes, or both."""
 
     id: str | int
+    """A text; a whole number becomes one."""
     text: str | None = None
     image: Path | bytes | PIL.Image.Image | np.ndarray | None = None
     """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3). The last two are
