@@ -35,7 +35,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     As there, ``~`` before anything that names no user stays as it is.
     """
     try:
-        return Path(os.path.expanduser(path))  # noqa: PTH111  of a Path, ./~ would be the home folder
+        return Path(os.path.expanduser(path))  # noqa: PTH111  a Path of ./~ would become it, too
     except ValueError:  # a character that no user's name has
         return Path(path)
 
@@ -96,7 +96,7 @@ def as_id(value: Any, name: str = "the id") -> str:
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return a number as an integer; None if it is not whole, or so large a float that it may be rounded."""
+    """Return a whole number as an integer; None for others, and for floats that may be rounded."""
     if isinstance(value, bool | np.bool_):
         return None
     if isinstance(value, int | np.integer):

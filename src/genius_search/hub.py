@@ -29,7 +29,7 @@ FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz",
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _CONTENT: Final = re.compile(r"\w[\w.=+-]*", re.ASCII)
-"""What may stand for the contents of a file: its hash, or another text that is the name of one file."""
+"""What may stand for the contents of a file: a hash, or another text that is one file's name."""
 
 
 def is_name(text: str) -> bool:
@@ -100,8 +100,8 @@ def pull(name: str, *, out: Path | None = None) -> Path:
 def _checked_answers() -> Iterator[None]:
     """Refuse answers of the hub that name a commit or contents by anything but a hash.
 
-    huggingface_hub makes paths of these names. A hub that calls a commit ``/home/x/index`` would have
-    ``/home/x/index.json`` written over.
+    huggingface_hub makes paths of these names. A hub that calls a commit ``/home/x/index`` would
+    have ``/home/x/index.json`` written over.
     """
     from huggingface_hub import get_session
 
@@ -130,8 +130,9 @@ def _check_answer(response: Any) -> None:
         for name in names:
             if name is not None and pattern.fullmatch(str(name)) is None:
                 raise BadData(
-                    f"{response.request.url.host} calls a commit or a file {str(name)[:80]!r}, expected a "
-                    "hash; nothing is written there. Check the address of the hub (HF_ENDPOINT)"
+                    f"{response.request.url.host} calls a commit or a file {str(name)[:80]!r}, "
+                    "expected a hash; nothing is written there. Check the address of the hub "
+                    "(HF_ENDPOINT)"
                 )
 
 
@@ -209,4 +210,4 @@ def translate_errors(name: str) -> Iterator[None]:
     except ValueError as error:
         if isinstance(error, GeniusError):
             raise
-        raise BadData(f"{name} cannot be fetched, because of what the hub answers: {error}") from error
+        raise BadData(f"{name} cannot be fetched; the hub's answer is wrong: {error}") from error

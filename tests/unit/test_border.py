@@ -1,4 +1,4 @@
-"""Ids, texts, vectors and paths from outside: what they become, what is refused, and that every entry asks."""
+"""Ids, texts, vectors and paths from outside: what they become, and what is refused, at every entry."""
 
 from __future__ import annotations
 

@@ -103,7 +103,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def expand_paths(command: Any) -> Any:
-    """Return a command with the home folder for ``~`` in paths, which shells keep in quotes and after =."""
+    """Return a command whose paths have the home folder for ``~``.
+
+    A shell does that itself, but not in quotes or after ``=``.
+    """
     from genius_search.border import as_path
 
     changes: dict[str, Any] = {}
@@ -111,8 +114,8 @@ def expand_paths(command: Any) -> Any:
         value = getattr(command, field.name)
         if isinstance(value, Path):
             changes[field.name] = as_path(value)
-        elif isinstance(value, tuple):
-            changes[field.name] = tuple(as_path(one) if isinstance(one, Path) else one for one in value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Path):
+            changes[field.name] = tuple(map(as_path, value))
     return dataclasses.replace(command, **changes)
 
 

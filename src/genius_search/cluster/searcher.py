@@ -237,7 +237,8 @@ class Searcher:
     ) -> Added:
         """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
         if not isinstance(pool, Pool):
-            total, given = Added(), [read_new_item(item, number) for number, item in enumerate(pool)]
+            total = Added()
+            given = [read_new_item(item, number) for number, item in enumerate(pool)]
             self._add_to(total, self._ask_owners("add", given, wait_seconds=wait_seconds))
             return total
         total, items = Added(left_out=[*pool.left_out]), pool.items()

@@ -150,7 +150,7 @@ def as_image(given: object, *, shortest_side: int | None = None) -> Image.Image:
         case str():
             return open_image(as_path(given), shortest_side=shortest_side)
         case np.ma.MaskedArray() if np.ma.is_masked(given):
-            raise BadImage(_GIVEN, "is an array with masked pixels; fill them, as in array.filled(0)")
+            raise BadImage(_GIVEN, "is an array with masked pixels; fill them: array.filled(0)")
         case np.ndarray():
             channels = given.shape[2:]
             if given.dtype != np.uint8 or given.ndim not in (2, 3) or channels not in ((), (3,), (4,)):

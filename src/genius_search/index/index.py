@@ -154,8 +154,8 @@ class Index:
             Rows are scaled to unit length, so items are compared by cosine. Without model and encoder the
             index knows no encoder, and is searched by vectors.
         ids, modalities, texts, fields
-            With vectors: a name for each item, a text or a whole number, by default that of its row; its
-            modality, or one for all; its text, for ``match``; values to filter by.
+            With vectors: a name for each item, a text or a whole number, by default that of its
+            row; its modality, or one for all; its text, for ``match``; values to filter by.
         model
             A trained model, or its folder.
         encoder

@@ -366,15 +366,16 @@ def open_vectors(
     Raises
     ------
     BadData
-        A vector has no direction, an id is not one or occurs twice, or a text is not one; the message names
-        the row.
+        A vector has no direction, an id is not one or occurs twice, or a text is not one; the
+        message names the row.
     UsageError
         What is given is not a matrix of numbers, or there are not as many ids, texts or fields.
     """
     array = as_matrix(vectors, "the vectors")
     count = len(array)
     names = [*map(str, range(count))] if ids is None else as_ids(ids)
-    kinds = [modalities] * count if isinstance(modalities, str) else as_column(modalities, "modalities")
+    of_each = [modalities] * count if isinstance(modalities, str) else modalities
+    kinds = as_column(of_each, "modalities")
     said = [None] * count if texts is None else as_column(texts, "texts")
     given_fields = [None] * count if fields is None else as_column(fields, "fields")
     columns = {"ids": names, "texts": said, "fields": given_fields, "modalities": kinds}
@@ -418,7 +419,7 @@ def _fields_of_row(fields: object, row: int) -> tuple[str | None, Sequence[str]]
         return None, ()
     if not isinstance(fields, Mapping):
         kind = type(fields).__qualname__
-        raise BadData(f"row {row}: the fields are of type {kind}, expected a mapping of names to values")
+        raise BadData(f"row {row}: the fields are of type {kind}, expected a mapping")
     return fields_to_json(fields)
 
 

@@ -732,7 +732,7 @@ def _read_features(features: object) -> Float[np.ndarray, "contents dim"]:
     """Return the features of queries that an encoder gave; refuse those that are not finite."""
     array = as_numbers(features, "the features of the query")
     if not np.isfinite(array).all():
-        raise BadData("the encoder gave features that are not finite for this query; try another one")
+        raise BadData("the encoder's features of this query are not finite; try another query")
     return array
 
 

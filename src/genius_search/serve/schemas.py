@@ -49,7 +49,9 @@ THUMBNAIL: Final = 256
 
 Text = Annotated[str, Field(max_length=10_000)]
 ItemId = Annotated[
-    str, Field(min_length=1, max_length=500), BeforeValidator(as_id, json_schema_input_type=str | int)
+    str,
+    Field(min_length=1, max_length=500),
+    BeforeValidator(as_id, json_schema_input_type=str | int),
 ]
 IndexName = Annotated[str, Field(max_length=200)]
 Picture = Annotated[
