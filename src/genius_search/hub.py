@@ -5,15 +5,17 @@ from __future__ import annotations
 # ruff: noqa: PLC0415  huggingface_hub is slow to import
 import fnmatch
 import hashlib
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from genius_search.artifact import file_fingerprint, read_json
-from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.border import as_path
+from genius_search.errors import ArtifactMissing, BadData, GeniusError, NetworkNeeded, UsageError
 
 DATASETS: Final = "datasets/"
 """Prefix of the name of an index, which is a data set on the hub, as in the hub's own addresses."""
@@ -25,6 +27,9 @@ ENCODER_FILES: Final = (
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
 """Files that are fetched: never pickles, never programs."""
 _NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_CONTENT: Final = re.compile(r"\w[\w.=+-]*", re.ASCII)
+"""What may stand for the contents of a file: a hash, or another text that is one file's name."""
 
 
 def is_name(text: str) -> bool:
@@ -72,12 +77,15 @@ def pull(name: str, *, out: Path | None = None) -> Path:
         There is no such repository, or it needs a token.
     NetworkNeeded
         The hub cannot be reached, or the connection broke.
+    BadData
+        The hub names a commit or a file so that something else would be written to.
     """
     from huggingface_hub import snapshot_download
 
+    out = None if out is None else as_path(out)
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
         raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
-    with translate_errors(name):
+    with translate_errors(name), _checked_answers():
         return Path(
             snapshot_download(
                 name.removeprefix(DATASETS),
@@ -86,6 +94,46 @@ def pull(name: str, *, out: Path | None = None) -> Path:
                 allow_patterns=list(FILES),
             )
         )
+
+
+@contextmanager
+def _checked_answers() -> Iterator[None]:
+    """Refuse answers of the hub that name a commit or contents by anything but a hash.
+
+    huggingface_hub makes paths of these names. A hub that calls a commit ``/home/x/index`` would
+    have ``/home/x/index.json`` written over.
+    """
+    from huggingface_hub import get_session
+
+    hooks = get_session().event_hooks["response"]
+    hooks.append(_check_answer)
+    try:
+        yield
+    finally:
+        hooks.remove(_check_answer)
+
+
+def _check_answer(response: Any) -> None:
+    """Raise :class:`BadData` if an answer has a name that is none."""
+    commits, contents = [response.headers.get("x-repo-commit")], list[object]()
+    if response.request.method == "HEAD":
+        tags = (response.headers.get(name) for name in ("x-linked-etag", "etag"))
+        contents = [tag.removeprefix("W/").strip('"') for tag in tags if tag]
+    elif response.request.url.path.startswith("/api/") and response.is_success:
+        answer = json.loads(response.read())
+        if isinstance(answer, dict):
+            commits.append(answer.get("sha"))
+        for entry in answer if isinstance(answer, list) else ():
+            large = entry.get("lfs") if isinstance(entry, dict) else None
+            contents += [one.get("oid") for one in (entry, large) if isinstance(one, dict)]
+    for pattern, names in ((_COMMIT, commits), (_CONTENT, contents)):
+        for name in names:
+            if name is not None and pattern.fullmatch(str(name)) is None:
+                raise BadData(
+                    f"{response.request.url.host} calls a commit or a file {str(name)[:80]!r}, "
+                    "expected a hash; nothing is written there. Check the address of the hub "
+                    "(HF_ENDPOINT)"
+                )
 
 
 def find(name: str) -> Path | None:
@@ -97,6 +145,8 @@ def find(name: str) -> Path | None:
     if not (branch := cached / "refs" / "main").is_file():
         return None
     commit = branch.read_text(encoding="utf-8")
+    if _CONTENT.fullmatch(commit) is None:
+        return None
     folder, listing = cached / "snapshots" / commit, cached / "trees" / f"{commit}.json"
     names = read_json(listing)["files"] if listing.is_file() else {}
     wanted = {file for pattern in FILES for file in fnmatch.filter(names, pattern)}
@@ -114,7 +164,7 @@ def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
         It is not on this machine, and downloading is not allowed or not possible.
     """
     name, given = str(name), str(name).removeprefix(DATASETS)
-    folder = Path(name).expanduser()
+    folder = as_path(name)
     if name and folder.is_dir():
         return folder
     if not is_name(given):
@@ -157,3 +207,7 @@ def translate_errors(name: str) -> Iterator[None]:
             f"Connect and run the same again: what was fetched stays in {constants.HF_HUB_CACHE}. "
             f"Or give the folder of a copy, with its files called {', '.join(ENCODER_FILES)}"
         ) from error
+    except ValueError as error:
+        if isinstance(error, GeniusError):
+            raise
+        raise BadData(f"{name} cannot be fetched; the hub's answer is wrong: {error}") from error

@@ -13,6 +13,7 @@ from jaxtyping import Float32, Integer
 from pydantic import BaseModel, ValidationError
 
 from genius_search.artifact import FileFact, Manifest, fingerprint_of, first_problem, open_artifact, read_json
+from genius_search.border import as_path
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
@@ -180,7 +181,7 @@ class Genius:
         ArtifactMismatch
             The parts do not belong together, for example because a later training was interrupted.
         """
-        folder = Path(folder)
+        folder = as_path(folder)
         if not folder.exists():
             from genius_search.hub import find_or_pull, is_name
 

@@ -11,6 +11,7 @@ from huggingface_hub import CardData
 
 from genius_search import hub
 from genius_search.artifact import MANIFEST, open_artifact, read_json
+from genius_search.border import as_path
 from genius_search.errors import UsageError
 from genius_search.index.info import verify
 from genius_search.index.items import Item
@@ -81,6 +82,7 @@ def save(
     """
     if model is not None and not hub.is_name(model):
         raise UsageError(f"the model is {model!r}, expected its name on the hub, as owner/name")
+    source, target = as_path(source), as_path(target)
     target.mkdir()
     if (source / CURRENT).exists():
         state = _copy_index(source, target, model)
@@ -140,7 +142,7 @@ def _copy_model(source: Path, folder: Path) -> tuple[bool, dict[str, str]]:
     parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
     for part in parts:
         copy_artifact(source / part, folder / part)
-    encoder = Path(place).expanduser()
+    encoder = as_path(place)
     if (encoder / MANIFEST).exists():
         copy_artifact(encoder, folder / "encoder")
     elif encoder.is_dir():

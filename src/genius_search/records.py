@@ -31,7 +31,7 @@ class Modality(StrEnum):
     @staticmethod
     def parse(value: str) -> Modality:
         """Parse this package's spelling or M-BEIR's (``image,text`` or ``text,image``)."""
-        match value.replace(" ", ""):
+        match value.replace(" ", "") if isinstance(value, str) else value:
             case "image" | "text" | "image-text" as name:
                 return Modality(name)
             case "image,text" | "text,image":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import errno
 import importlib
@@ -11,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import tyro
@@ -97,7 +99,24 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """Parse the flags of one command and run it."""
     config = (tyro.conf.FlagCreatePairsOff,)
     parsed: Any = tyro.cli(find(name), prog=f"genius {name}", args=arguments, config=config)
-    return parsed.run() or 0
+    return expand_paths(parsed).run() or 0
+
+
+def expand_paths(command: Any) -> Any:
+    """Return a command whose paths have the home folder for ``~``.
+
+    A shell does that itself, but not in quotes or after ``=``.
+    """
+    from genius_search.border import as_path
+
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        if isinstance(value, Path):
+            changes[field.name] = as_path(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Path):
+            changes[field.name] = tuple(map(as_path, value))
+    return dataclasses.replace(command, **changes)
 
 
 def report(error: BaseException) -> int:

@@ -320,12 +320,13 @@ class Learn(WaitOption, OpenIndexOptions):
 
 
 def _read_choices(log: Path) -> list[dict[str, Any]]:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, BeforeValidator
 
+    from genius_search.border import as_id, as_path
     from genius_search.data.mbeir import read_json_lines
 
-    class Line(BaseModel, extra="forbid", strict=True):
-        chosen: str
+    class Line(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
+        chosen: Annotated[str, BeforeValidator(as_id)]
         text: str | None = None
         image: str | None = None
         vector: list[float] | None = None
@@ -335,7 +336,7 @@ def _read_choices(log: Path) -> list[dict[str, Any]]:
     for _, line in read_json_lines(log, Line.model_validate):
         choice = line.model_dump(exclude_none=True)
         if line.image is not None:
-            choice["image"] = log.parent / line.image
+            choice["image"] = log.parent / as_path(line.image)
         choices.append(choice)
     if not choices:
         raise BadData(f"{log} has no choices")

@@ -146,9 +146,13 @@ def read_vectors(file: Path | None) -> np.ndarray | None:
     import numpy as np
 
     try:
-        return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False))
+        vectors = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise BadData(f"{file} cannot be read as a .npy file of vectors: {error}") from None
+    if not isinstance(vectors, np.ndarray):
+        vectors.close()
+        raise BadData(f"{file} holds several arrays; save the one of the vectors with numpy.save")
+    return np.asarray(vectors)
 
 
 def read_ids(file: Path | None) -> list[str] | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from genius_search.artifact import fingerprint_of, read_json
+from genius_search.border import as_path
 from genius_search.cluster.searcher import (
     MODEL,
     WAIT_SECONDS,
@@ -78,7 +79,8 @@ def build_cluster(
     BadData
         There is nothing to index in the pool, or in a shard.
     """
-    folder = folder.resolve()
+    folder = as_path(folder).resolve()
+    settings = settings._replace(pool=str(as_path(settings.pool)))
     if (settings.model is None) is (settings.encoder is None):
         raise UsageError("give either a model, or the encoder of a cluster that needs no training")
     if not 1 <= settings.shards <= MAX_SHARDS:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from genius_search.artifact import first_problem
+from genius_search.border import as_id, as_path, one_or_more_ids
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, add_pool
@@ -94,9 +95,9 @@ def open_addition(
     BadData
         It is no pool.
     """
-    manifest, place = read_cluster(cluster), given.resolve()
+    manifest, place = read_cluster(cluster), as_path(given).resolve()
     if not place.exists() or is_list(place):
-        return open_pool(given, captions=captions, exclude=exclude)
+        return open_pool(place, captions=captions, exclude=exclude)
     roots = manifest.roots
     number = root_of(roots, place)
     if number is None:
@@ -184,7 +185,7 @@ class Searcher:
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
         """Open all shards of a cluster in this process; parameters and errors as of :meth:`Index.open`."""
-        folder = Path(folder)
+        folder = as_path(folder)
         refuse_links(folder)
         model = Genius.open(model_of(folder), device=device, download=download)
         shards = range(read_cluster(folder).shards)
@@ -237,7 +238,8 @@ class Searcher:
     ) -> Added:
         """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
         if not isinstance(pool, Pool):
-            total, given = Added(), [read_new_item(item) for item in pool]
+            total = Added()
+            given = [read_new_item(item, number) for number, item in enumerate(pool)]
             self._add_to(total, self._ask_owners("add", given, wait_seconds=wait_seconds))
             return total
         total, items = Added(left_out=[*pool.left_out]), pool.items()
@@ -253,9 +255,11 @@ class Searcher:
             total.unchanged += done.unchanged
             total.left_out += done.left_out
 
-    def delete(self, item_ids: str | Iterable[str], *, wait_seconds: float = WAIT_SECONDS) -> Deleted:
+    def delete(
+        self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = WAIT_SECONDS
+    ) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
-        ids = [item_ids] if isinstance(item_ids, str) else list(item_ids)
+        ids = one_or_more_ids(item_ids)
         done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
         return Deleted(sum(one.deleted for one in done), [name for one in done for name in one.missing])
 
@@ -270,7 +274,7 @@ class Searcher:
         divided: dict[int, list[Any]] = defaultdict(list)
         for one in things:
             item_id = one if isinstance(one, str) else one.id
-            divided[shard_of(item_id, len(self._shards))].append(one)
+            divided[shard_of(as_id(item_id), len(self._shards))].append(one)
         waiting = {number: self._shards[number](method, own, **options) for number, own in divided.items()}
         return {number: answer() for number, answer in waiting.items()}
 
@@ -295,7 +299,7 @@ class Searcher:
     def _read_part(self, part: SearchPart) -> SearchPart:
         """Return a part with the bytes of its picture; an item becomes its text and picture."""
         if part.id is not None:
-            number = shard_of(part.id, len(self._shards))
+            number = shard_of(as_id(part.id), len(self._shards))
             item: Item = self._shards[number]("get", part.id)()
             part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
         return dataclasses.replace(part, image=_read(part.image))

@@ -21,6 +21,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError, features
 from PIL.JpegImagePlugin import JpegImageFile
 
+from genius_search.border import as_path
 from genius_search.errors import BadImage
 
 SHORTEST_SIDE: Final = 256
@@ -140,12 +141,16 @@ def as_image(given: object, *, shortest_side: int | None = None) -> Image.Image:
     match given:
         case Image.Image():
             return open_image(given)
-        case bytes() | Path():
+        case bytes():
             return open_image(given, shortest_side=shortest_side)
+        case Path():
+            return open_image(as_path(given), shortest_side=shortest_side)
         case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
             raise BadImage(_GIVEN, f"is a URL, {given[:80]}; download it, and give its bytes or its path")
         case str():
-            return open_image(Path(given), shortest_side=shortest_side)
+            return open_image(as_path(given), shortest_side=shortest_side)
+        case np.ma.MaskedArray() if np.ma.is_masked(given):
+            raise BadImage(_GIVEN, "is an array with masked pixels; fill them: array.filled(0)")
         case np.ndarray():
             channels = given.shape[2:]
             if given.dtype != np.uint8 or given.ndim not in (2, 3) or channels not in ((), (3,), (4,)):

@@ -22,9 +22,19 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from genius_search.artifact import first_problem
+from genius_search.border import as_path
 from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.errors import BadData, BadRecord, UsageError
-from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, parse_id, query_number
+from genius_search.records import (
+    TASKS,
+    Candidate,
+    Modality,
+    Query,
+    candidate_number,
+    composed,
+    parse_id,
+    query_number,
+)
 
 Record = TypeVar("Record")
 OnBad = Callable[[BadRecord], None]
@@ -195,6 +205,7 @@ def _content(declared: str, text: str | None, image: str | None) -> tuple[Modali
     """Return modality, text and image path; blank ones are absent, and the others must be the modality's."""
     modality = Modality.parse(declared)
     text, image = (part if part and part.strip() else None for part in (text, image))
+    text = None if text is None else composed(text)
     has_image, has_text = image is not None, text is not None
     if (has_image, has_text) != (modality is not Modality.TEXT, modality is not Modality.IMAGE):
         found = " and ".join(name for name, has in (("image", has_image), ("text", has_text)) if has)
@@ -221,7 +232,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     """
     qrels: dict[str, dict[str, int]] = {}
     for line, raw in numbered_lines(path):
-        columns = raw.decode(errors="replace").split()
+        columns = composed(raw.decode(errors="replace")).split()  # as the ids of items
         if len(columns) not in {4, 5}:
             expected = "4 (TREC) or 5 (M-BEIR): qid 0 did relevance [task]"
             raise BadRecord(path, line, f"has {len(columns)} columns, expected {expected}")
@@ -331,7 +342,7 @@ class MBeir(Layout):
     """
 
     def __init__(self, root: str | Path) -> None:
-        root = Path(root)
+        root = as_path(root)
         if not root.is_dir():
             raise BadData(f"{root}: there is no such folder")
         absent = [name for name in ("query", "cand_pool") if not (root / name).is_dir()]

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from genius_search.border import as_id, is_missing
 from genius_search.records import composed
 
 Value: TypeAlias = str | int | float | bytes | None
@@ -78,7 +79,7 @@ def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a kind of value each
                 raise TypeError(f"{value!r} is no number, text or date")
             return plain(inner)
         case Mapping():
-            return {plain(str(name)): plain(inner) for name, inner in value.items()}
+            return {as_id(name, "a name"): plain(inner) for name, inner in value.items()}
         case list() | tuple() | set() | frozenset():
             return [plain(inner) for inner in value]
         case PurePath():
@@ -87,12 +88,6 @@ def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a kind of value each
         return None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(f"a {kind} is no number, text, date, true or false, nor a list or mapping of them")
-
-
-def is_missing(value: object) -> bool:
-    """Return whether a value is None, NaN or pandas' NA."""
-    is_nan = isinstance(value, float) and math.isnan(value)
-    return value is None or is_nan or type(value).__name__ == "NAType"
 
 
 def table_values(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Value]]:

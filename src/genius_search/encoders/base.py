@@ -19,6 +19,7 @@ from typing import (
     runtime_checkable,
 )
 
+from genius_search.border import as_path
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.nn.codebooks import AnyArray
 
@@ -138,10 +139,10 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
     ArtifactMissing, ArtifactMismatch, MissingExtra, NetworkNeeded, BadData
         The encoder cannot be opened.
     """
-    if ":" not in spec and Path(spec).expanduser().is_dir():
+    if ":" not in spec and as_path(spec).is_dir():
         spec = f"onnx:{spec}"
     kind, _, place = spec.partition(":")
-    folder = Path(place).expanduser()
+    folder = as_path(place)
     if kind in _IN_PYTORCH:
         need_packages(f"the encoder {spec} needs", "torch")
     match kind if place else "":
@@ -185,9 +186,9 @@ def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> E
 def absolute_spec(spec: str) -> str:
     """Return an encoder's spec such that it can be opened from any working directory."""
     kind, colon, place = spec.partition(":")
-    if not colon and Path(spec).expanduser().is_dir():
+    if not colon and as_path(spec).is_dir():
         kind, place = "onnx", spec
-    path = Path(place).expanduser()
+    path = as_path(place)
     return f"{kind}:{path.resolve()}" if place and path.exists() else spec
 
 
@@ -196,7 +197,7 @@ def _load_pretrained(kind: str, name: str, *, download: bool, device: str) -> En
 
     if kind == "text" and name == WORDLLAMA:
         return StaticEncoder(name)
-    folder = Path(name).expanduser()
+    folder = as_path(name)
     if not folder.is_dir():
         from genius_search.hub import find_or_pull  # noqa: PLC0415  searching by a folder needs none of it
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped
 
+from genius_search.border import as_numbers, as_path, as_text, one_or_more_ids
 from genius_search.config import usual_search
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
@@ -92,6 +93,7 @@ def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING) -> li
     """
     if source is None:
         return [_from_choice(choice) for choice in read_choices(index)]
+    source = as_path(source)
     if source.is_file():
         return [pair for _, pair in read_json_lines(source, lambda row: _parse_pair(row, source))]
     data = MBeir(source)
@@ -112,16 +114,17 @@ def _from_choice(choice: dict[str, Any]) -> Pair:
 def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
     """Read a line: ``text``, ``image`` or both, and ``id``, one or a list; or ``chosen``."""
     text, image, answers = row.get("text"), row.get("image"), row.get("id", row.get("chosen"))
-    answers = [answers] if isinstance(answers, str) else answers
-    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) for one in answers):
+    if answers is None or answers == []:
         raise BadData("needs an id, the right item's, or a list of several")
+    ids = one_or_more_ids(answers)
     if not all(part is None or (isinstance(part, str) and part.strip()) for part in (text, image)) or (
         text is None and image is None
     ):
         raise BadData("needs a text, an image (a file's name), or both")
     modality = Modality.of(has_image=image is not None, has_text=text is not None)
-    place = None if image is None else str(source.parent / image)
-    return Pair(Item("", modality, text, place), tuple(answers))
+    place = None if image is None else str(source.parent / as_path(image))
+    text = None if text is None else as_text(text, "the text")
+    return Pair(Item("", modality, text, place), tuple(ids))
 
 
 def weights_around(usual: float) -> list[float]:
@@ -348,7 +351,9 @@ def measure_least_scores(
     random = np.random.default_rng(0)
     rows = random.permutation(snapshot.segments[0].num_items)[:DRAWN]
     items = [] if query_vectors is not None else snapshot.items(np.zeros_like(rows), rows)
-    vectors = () if query_vectors is None else tuple(random.permutation(query_vectors)[:DRAWN])
+    vectors: Iterable[np.ndarray] = ()
+    if query_vectors is not None:
+        vectors = random.permutation(as_numbers(query_vectors, "the query vectors"))[:DRAWN]
     least = {}
     for modality in snapshot.modalities:
         ask = partial(SearchRequest, modality=modality, hybrid=False, k=2)

@@ -72,7 +72,7 @@ class Explanation:
     """Similar queries for which the item was chosen, most similar first."""
 
 
-def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str) -> Explanation:
+def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | int) -> Explanation:
     """Follow an item's ID through the levels of a search.
 
     If the request has alternatives, the one that ranks the item best is explained.

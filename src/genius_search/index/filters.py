@@ -22,6 +22,7 @@ from typing import Final, Literal, TypeAlias, TypeGuard, cast, get_args
 import numpy as np
 from jaxtyping import Bool
 
+from genius_search.border import as_id, as_text, is_missing
 from genius_search.data.values import FALSE, TRUE, YEAR_DIGITS, Span, Value, number_of, plain, times_of
 from genius_search.errors import UsageError
 from genius_search.index.items import ItemStore, spell_path
@@ -185,7 +186,8 @@ class Filter:
             A condition cannot be parsed. The message contains the grammar.
         """
         if isinstance(where, Mapping):
-            conditions = [one for name, wanted in where.items() for one in _parse_mapping(str(name), wanted)]
+            named = [(as_id(name, "the name of a field"), wanted) for name, wanted in where.items()]
+            conditions = [one for name, wanted in named for one in _parse_mapping(name, wanted)]
         else:
             given = [where] if isinstance(where, str) else [*where]
             texts = [one for one in given if isinstance(one, str)]
@@ -204,7 +206,7 @@ class Filter:
         UsageError
             The text contains no words.
         """
-        match = check_unicode(self.match or "")
+        match = as_text(self.match or "", "match")
         found: dict[str, None] = {}  # the same word again would be looked up again
         for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
             words = phrase or word.rstrip("*")
@@ -316,6 +318,8 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
         values = [value]
         if how == "in" and _is_several(value):
             values = list(value)
+        if name == "id":  # as ids are stored: 5.0 is 5
+            values = [one if is_missing(one) else as_id(one) for one in values]
         given = [_given(shown, how, one) for one in values]
         conditions.append(_condition(shown, name, cast("Operator", how), given))
     return conditions

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Shaped
 
+from genius_search.border import as_id, as_matrix, as_path, one_or_more_ids
 from genius_search.config import SearchConfig, SearchSettings
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.index.query import SnapshotSearcher
@@ -105,12 +106,12 @@ class Index:
 
     def __contains__(self, item_id: str | int) -> bool:
         """Return whether there is an item with this id."""
-        return bool(self.snapshot.known([str(item_id)]))
+        return bool(self.snapshot.known([as_id(item_id)]))
 
     def get(self, item_id: str | int) -> Item:
         """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
         snapshot = self.snapshot
-        return snapshot.item_at(snapshot.locate(str(item_id)))
+        return snapshot.item_at(snapshot.locate(item_id))
 
     @staticmethod
     def create(
@@ -118,7 +119,7 @@ class Index:
         *,
         pool: GivenPool | None = None,
         vectors: Vectors | None = None,
-        ids: Sequence[str] | None = None,
+        ids: Iterable[str | int] | None = None,
         modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
         texts: Sequence[str | None] | None = None,
         fields: Sequence[Mapping[str, object] | None] | None = None,
@@ -153,8 +154,8 @@ class Index:
             Rows are scaled to unit length, so items are compared by cosine. Without model and encoder the
             index knows no encoder, and is searched by vectors.
         ids, modalities, texts, fields
-            With vectors: a name for each item, by default the number of its row; its modality, or one for
-            all; its text, for ``match``; values to filter by.
+            With vectors: a name for each item, a text or a whole number, by default that of its
+            row; its modality, or one for all; its text, for ``match``; values to filter by.
         model
             A trained model, or its folder.
         encoder
@@ -199,7 +200,7 @@ class Index:
         if given is None:
             given = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
         elif isinstance(given, str | Path):
-            given = open_pool(Path(given), captions=captions, exclude=exclude)
+            given = open_pool(as_path(given), captions=captions, exclude=exclude)
         folder = Path(folder)
         opened, added = create_index(
             folder,
@@ -271,7 +272,7 @@ class Index:
         pool: GivenPool | None = None,
         *,
         vectors: Vectors | None = None,
-        ids: Sequence[str] | None = None,
+        ids: Iterable[str | int] | None = None,
         modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
         texts: Sequence[str | None] | None = None,
         fields: Sequence[Mapping[str, object] | None] | None = None,
@@ -324,14 +325,14 @@ class Index:
         may_be_none = not isinstance(pool, str | Path | None)
         if pool is None:
             pool = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-        elif isinstance(pool, str | Path) and is_list(Path(pool)):
-            pool = open_pool(Path(pool), captions=captions)
+        elif isinstance(pool, str | Path) and is_list(as_path(pool)):
+            pool = open_pool(as_path(pool), captions=captions)
         with self._one_writer(wait_seconds) as writer:
             if isinstance(pool, str | Path):
                 return follow(
                     writer,
                     self.model,
-                    Path(pool),
+                    as_path(pool),
                     captions=captions,
                     exclude=exclude,
                     deletes=False,
@@ -378,7 +379,7 @@ class Index:
             return follow(
                 writer,
                 self.model,
-                None if path is None else Path(path),
+                None if path is None else as_path(path),
                 deletes=True,
                 delete_missing=delete_missing,
                 dry_run=dry_run,
@@ -387,10 +388,13 @@ class Index:
 
     def delete(self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
+        ids = one_or_more_ids(item_ids)
         with self._one_writer(wait_seconds) as writer:
-            return writer.delete([str(item_ids)] if isinstance(item_ids, str | int) else map(str, item_ids))
+            return writer.delete(ids)
 
-    def learn(self, chosen: str, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any) -> None:
+    def learn(
+        self, chosen: str | int, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any
+    ) -> None:
         """Remember that an item was chosen for a query, so that it is found earlier for similar queries.
 
         In effect at once, also for other processes. Nothing is learned unless this is called. How far an item
@@ -425,7 +429,9 @@ class Index:
         self.current()
         return unknown
 
-    def forget(self, *, chosen: str | None = None, text: str | None = None, wait_seconds: float = 0.0) -> int:
+    def forget(
+        self, *, chosen: str | int | None = None, text: str | None = None, wait_seconds: float = 0.0
+    ) -> int:
         """Forget choices: of an item, of a query's text, of both together, or all; return their number."""
         from genius_search.index.learned import forget
 
@@ -532,7 +538,7 @@ class Index:
             return fit_index(
                 writer,
                 self.model,
-                None if pairs is None else Path(pairs),
+                None if pairs is None else as_path(pairs),
                 config or preset("small"),
                 force=force,
                 device=device,
@@ -595,11 +601,12 @@ class Index:
         self, vectors: Vectors, *, config: SearchConfig | None = None, **options: Any
     ) -> list[Hits]:
         """Search for several vectors, of shape (queries, dim), in one batch; options as in :meth:`search`."""
-        return self.search_many([SearchRequest(vector=one, **options) for one in vectors], config=config)
+        rows = as_matrix(vectors, "the vectors") if len(vectors) else ()
+        return self.search_many([SearchRequest(vector=one, **options) for one in rows], config=config)
 
     def explain(
         self,
-        item_id: str,
+        item_id: str | int,
         text: str | SearchRequest | None = None,
         *,
         config: SearchConfig | None = None,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jaxtyping import Float32
 
+from genius_search.border import as_id, as_text
 from genius_search.config import USUAL_SEARCH
 from genius_search.errors import UsageError
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
@@ -30,7 +31,7 @@ from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, LEARNED
 from genius_search.model import Genius
-from genius_search.records import Modality, composed
+from genius_search.records import Modality
 from genius_search.search.rank import Ranking
 
 if TYPE_CHECKING:
@@ -163,8 +164,6 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
             raise UsageError(
                 f"a choice has the keys {sorted(choice)}; expected {FIELD} and some of {sorted(QUERY)}"
             )
-        if query.get("vector") is not None:
-            query["vector"] = np.asarray(query["vector"], dtype=np.float32)
         request = SearchRequest(**query, modality=kind)
         requests.append(request)
         kinds.append(kind)
@@ -193,13 +192,12 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
 
 def chosen_id(choice: Mapping[str, Any]) -> str:
     """Return the id of a choice's item; raise :class:`UsageError` if it names none."""
-    item_id = choice.get(FIELD)
-    if not isinstance(item_id, str):
+    if choice.get(FIELD) is None:
         raise UsageError(
             f'a choice names the id of the chosen item, as in {{"text": "a red kite", "{FIELD}": "7"}}; '
             f"this one has the keys {sorted(choice)}"
         )
-    return composed(item_id)
+    return as_id(choice[FIELD], "the id of a chosen item")
 
 
 def _add(
@@ -243,18 +241,19 @@ def _add(
         log.refit(wait_seconds=wait_seconds)
 
 
-def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: float) -> int:
+def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_seconds: float) -> int:
     """Delete choices of an index: of an item, of a text, of both, or all; return their number."""
     from genius_search.index.writer import one_writer  # noqa: PLC0415  not to search
 
+    chosen = None if chosen is None else as_id(chosen)
+    text = None if text is None else as_text(text, "the text of a query")
     if not (folder / LEARNED / CURRENT).exists():
         return 0
     with one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
         ids = [
             item.id
             for item, _ in writer.snapshot.alive()
-            if (chosen is None or item.fields[FIELD] == composed(chosen))
-            and (text is None or item.text == text)
+            if (chosen is None or item.fields[FIELD] == chosen) and (text is None or item.text == text)
         ]
         return writer.delete(ids).deleted
 

@@ -16,15 +16,15 @@ import numpy as np
 import PIL.Image
 from jaxtyping import Shaped
 
+from genius_search.border import as_column, as_id, as_ids, as_matrix, as_path, as_text, is_missing
 from genius_search.data.captions import Caption, Problem, read_photo
 from genius_search.data.features import LeftOut
 from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
-from genius_search.data.values import fields_to_json, is_missing
+from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
-from genius_search.index.query import SHORTEST_VECTOR
 from genius_search.index.roots import id_in, new_root, root_of
 from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
@@ -36,15 +36,14 @@ MAX_ID_LENGTH: Final = 500
 MAX_JPEG_SIDE: Final = 65_500
 JPEG_QUALITY: Final = 95
 """Quality at which pictures from memory are stored."""
-ROWS_AT_ONCE: Final = 4096
-"""Vectors that are checked together."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class NewItem(NamedTuple):
     """An item to add from memory: a text, an image's bytes, or both."""
 
-    id: str
+    id: str | int
+    """A text; a whole number becomes one."""
     text: str | None = None
     image: Path | bytes | PIL.Image.Image | np.ndarray | None = None
     """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3). The last two are
@@ -231,22 +230,23 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool, has_id
     left_out: list[LeftOut] = []
     for number, one in enumerate(given):
         if isinstance(one, Path):
-            scan = read_file(one, captions=captions)
+            file = as_path(one)
+            scan = read_file(file, captions=captions)
             for candidate in scan.candidates:
                 item = to_item(candidate, scan.root.resolve())
-                item = with_file_fields(item, captions=captions)._replace(id=composed(one.as_posix()))
+                item = with_file_fields(item, captions=captions)._replace(id=composed(file.as_posix()))
                 items[item.id] = item
             left_out += map(_left_out, scan.problems)
             continue
-        new = read_new_item(one, default_id=None if has_ids else str(number))
+        new = read_new_item(one, number, default_id=None if has_ids else str(number))
         try:
             item, problems = keep_item(new, folder)
             if item.id in items:
                 left_out.append(LeftOut(number, item.id, "a later item of the list has the same id"))
             items[item.id] = item
-            left_out += [LeftOut(number, new.id, problem) for problem in problems]
+            left_out += [LeftOut(number, item.id, problem) for problem in problems]
         except (BadData, BadImage) as error:
-            left_out.append(LeftOut(number, new.id, getattr(error, "reason", str(error))))
+            left_out.append(LeftOut(number, str(new.id), getattr(error, "reason", str(error))))
     return Pool(lambda: iter(items.values()), left_out)
 
 
@@ -258,14 +258,15 @@ def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:
     BadData, BadImage
         The item cannot be stored. The message has the reason.
     """
-    if not 1 <= len(new.id) <= MAX_ID_LENGTH:
-        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(new.id)}")
+    name = as_id(new.id)
+    if not 1 <= len(name) <= MAX_ID_LENGTH:
+        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(name)}")
     text = new.text if new.text and new.text.strip() else None
     if text is None and new.image is None:
         raise BadData("an item needs a text, an image, or both")
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
     source, problems = fields_to_json(new.fields)
-    item = check_item(Item(new.id, modality, text, None, source))
+    item = check_item(Item(name, modality, text, None, source))
     if new.image is not None:
         item = item._replace(image=store_picture(folder, picture_bytes(new.image)))
     return item, problems
@@ -282,8 +283,9 @@ def picture_bytes(image: object) -> bytes:
     if isinstance(image, bytes):
         return image
     if isinstance(image, Path):
-        image_type(image)
-        return image.read_bytes()
+        file = as_path(image)
+        image_type(file)
+        return file.read_bytes()
     picture = as_image(image)
     if max(picture.size) > MAX_JPEG_SIDE:
         longer = f"is {max(picture.size):,} pixels long; at most {MAX_JPEG_SIDE:,} can be stored"
@@ -291,11 +293,13 @@ def picture_bytes(image: object) -> bytes:
     return encode_jpeg(picture, quality=JPEG_QUALITY)
 
 
-def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
+def read_new_item(given: object, number: int, *, default_id: str | None = None) -> NewItem:
     """Return an item that was given as a :class:`NewItem`, a mapping, a text or a picture.
 
     Parameters
     ----------
+    number
+        the position of the item, which errors name.
     default_id
         the id of an item that has none.
 
@@ -327,10 +331,9 @@ def read_new_item(given: object, *, default_id: str | None = None) -> NewItem:
                 f"an item is of type {kind}; expected a NewItem, a dict with id, text, image and fields, a "
                 "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
             )
-    item = {name: None if is_missing(value) else value for name, value in item.items()}
-    if not isinstance(item["id"], str):
-        raise UsageError(f"an item has the id {item['id']!r}; give each one a text as its id")
-    new = NewItem(**item)
+    item["id"] = as_id(item["id"], f"the id of item {number} of the list")
+    present = {name: value for name, value in item.items() if not is_missing(value)}
+    new = NewItem(**present)
     parts: tuple[tuple[str, object, type], ...] = (("text", new.text, str), ("fields", new.fields, Mapping))
     for part, value, wanted in parts:
         if value is not None and not isinstance(value, wanted):
@@ -346,52 +349,48 @@ def _check_is_text(text: str) -> None:
             f"{text[:80]} is a URL, and nothing is fetched: give the picture's bytes, or {{'text': ...}} to "
             "index the address itself"
         )
-    if os.path.isfile(text):  # noqa: PTH113  False whatever the error
+    if os.path.isfile(as_path(text)):  # noqa: PTH113  False whatever the error
         raise UsageError(f"{text} is a file; give Path({text!r}), or {{'text': {text!r}}} for the words")
 
 
 def open_vectors(
     vectors: object,
-    ids: Sequence[str] | None,
+    ids: Iterable[str | int] | None,
     *,
-    modalities: str | Modality | Sequence[str | Modality],
-    texts: Sequence[str | None] | None,
-    fields: Sequence[Mapping[str, object] | None] | None,
+    modalities: str | Modality | Iterable[str | Modality],
+    texts: Iterable[str | None] | None,
+    fields: Iterable[Mapping[str, object] | None] | None,
 ) -> Pool:
     """Return a pool of items that are given as vectors; without ``ids`` they are numbered from 0.
 
     Raises
     ------
     BadData
-        A vector is zero or has a number that is not finite, or an id occurs twice; the message names the row.
+        A vector has no direction, an id is not one or occurs twice, or a text is not one; the
+        message names the row.
     UsageError
-        What is given is no matrix of numbers, or there are not as many ids, texts or fields.
+        What is given is not a matrix of numbers, or there are not as many ids, texts or fields.
     """
-    array = np.asanyarray(vectors)
-    if array.ndim != 2 or array.dtype.kind not in "fiu" or not array.size:
-        raise UsageError(
-            f"vectors are {array.dtype} of shape {array.shape}; expected numbers of shape (items, dim), "
-            "a row for each item"
-        )
+    array = as_matrix(vectors, "the vectors")
     count = len(array)
-    kinds = [modalities] * count if isinstance(modalities, str) else modalities
-    given = {"ids": ids, "texts": texts, "fields": fields, "modalities": kinds}
-    for name, values in given.items():
-        if values is not None and len(values) != count:
+    names = [*map(str, range(count))] if ids is None else as_ids(ids)
+    of_each = [modalities] * count if isinstance(modalities, str) else modalities
+    kinds = as_column(of_each, "modalities")
+    said = [None] * count if texts is None else as_column(texts, "texts")
+    given_fields = [None] * count if fields is None else as_column(fields, "fields")
+    columns = {"ids": names, "texts": said, "fields": given_fields, "modalities": kinds}
+    for name, values in columns.items():
+        if len(values) != count:
             raise UsageError(f"there are {count} vectors and {len(values)} {name}; give one for each vector")
-    names = [str(number) for number in range(count)] if ids is None else [composed(str(one)) for one in ids]
     first: dict[str, int] = {}
     for row, name in enumerate(names):
         if not 1 <= len(name) <= MAX_ID_LENGTH:
             raise BadData(f"the id of row {row} has {len(name)} characters; ids have 1 to {MAX_ID_LENGTH}")
         if first.setdefault(name, row) != row:
             raise BadData(f"rows {first[name]} and {row} have the id {name!r}; ids must be unique")
-    for start in range(0, count, ROWS_AT_ONCE):
-        _check_rows(array[start : start + ROWS_AT_ONCE], start)
     parsed = [Modality(Modality.parse(kind)) for kind in kinds]
-    said = [None] * count if texts is None else [None if is_missing(one) else one for one in texts]
-    given_fields = [None] * count if fields is None else fields
-    stored = [(None, ()) if is_missing(one) else fields_to_json(one) for one in given_fields]
+    said = [None if is_missing(one) else _text_of_row(one, row) for row, one in enumerate(said)]
+    stored = [_fields_of_row(one, row) for row, one in enumerate(given_fields)]
     left_out = [LeftOut(row, names[row], why) for row, (_, problems) in enumerate(stored) for why in problems]
 
     @cache  # an index reads them three times
@@ -407,18 +406,21 @@ def open_vectors(
     return Pool(lambda: map(item, range(count)), left_out, vectors=array)
 
 
-def _check_rows(vectors: Shaped[np.ndarray, "items dim"], start: int) -> None:
-    lengths = np.linalg.norm(np.asarray(vectors, dtype=np.float64), axis=1)
-    for bad, what in (
-        (~np.isfinite(lengths), "a number that is not finite"),
-        (lengths <= SHORTEST_VECTOR, "only zeros"),
-    ):
-        if bad.any():
-            rows = start + np.flatnonzero(bad)
-            raise BadData(
-                f"row {rows[0]} of the vectors has {what}; leave such rows out ({len(rows)} of rows {start} "
-                f"to {start + len(vectors) - 1})"
-            )
+def _text_of_row(text: object, row: int) -> str:
+    try:
+        return as_text(text, "the text")
+    except UsageError as error:
+        raise BadData(f"row {row}: {error}") from None
+
+
+def _fields_of_row(fields: object, row: int) -> tuple[str | None, Sequence[str]]:
+    """Return fields as an item stores them, and what is wrong with those that are left out."""
+    if is_missing(fields):
+        return None, ()
+    if not isinstance(fields, Mapping):
+        kind = type(fields).__qualname__
+        raise BadData(f"row {row}: the fields are of type {kind}, expected a mapping")
+    return fields_to_json(fields)
 
 
 def stamp_of(item: Item) -> str:

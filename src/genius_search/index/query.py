@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 
+from genius_search.border import SHORTEST_VECTOR, as_numbers
 from genius_search.config import SearchConfig, SearchSettings, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
-from genius_search.errors import UsageError
+from genius_search.errors import BadData, UsageError
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import Calibration, score_settings
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
     from genius_search.index.learned import Choices
 
-SHORTEST_VECTOR: Final = 1e-12
-"""A vector that is not longer has no direction."""
 MIN_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors shorter than this, times the largest weight, has no direction."""
 DEPTH: Final = 100
@@ -392,21 +391,22 @@ class SnapshotSearcher:
         feature = normalize(image + text)
         return np.stack([fused, feature if self._is_raw else fused, feature], axis=1)
 
-    def _given(self, vector: object) -> Float32[np.ndarray, "3 dim"]:
+    def _given(self, vector: np.ndarray) -> Float32[np.ndarray, "3 dim"]:
         """Return the three vectors of a vector as a query, which is read as the feature of a text."""
-        array, dim = np.asarray(vector), self.model.encoder.dim
-        if array.shape != (dim,) or array.dtype.kind not in "fiu":
+        dim = self.model.encoder.dim
+        if vector.shape != (dim,):
             raise UsageError(
-                f"the query's vector is {array.dtype} of shape {array.shape}; expected {dim} numbers"
+                f"the query's vector is {vector.dtype} of shape {vector.shape}; expected {dim} numbers"
             )
-        length = np.linalg.norm(array.astype(np.float64))
-        if not np.isfinite(length) or length <= SHORTEST_VECTOR:
+        wide = vector.astype(np.float64)  # in which large squares are finite
+        length = math.sqrt(wide.dot(wide))
+        if not SHORTEST_VECTOR < length < math.inf:  # NaN is not between them either
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
-        feature = np.asarray(array / length, dtype=np.float32)[None]
+        feature = (wide / length).astype(np.float32)[None]
         fused = self.model.fuse(np.zeros_like(feature), feature)
         return np.concatenate([fused, feature if self._is_raw else fused, feature])
 
-    def _item_vectors(self, item_id: str) -> Float32[np.ndarray, "3 dim"]:
+    def _item_vectors(self, item_id: str | int) -> Float32[np.ndarray, "3 dim"]:
         """Return the three vectors of an item as a query: its stored embedding, or the vector of its ID."""
         with diagnose_corruption(self.snapshot):
             place = self.snapshot.locate(item_id)
@@ -868,17 +868,25 @@ def features_of(
             texts.append(row)
     if hasattr(encoder, "joint_features"):
         pictures, words = zip(*contents, strict=True)
-        features[1] = as_floats(encoder.joint_features(pictures, words, [KEY] * len(contents)))
+        features[1] = _read_features(encoder.joint_features(pictures, words, [KEY] * len(contents)))
         return features
     if images:
         opened = [image for rows in images.values() if (image := contents[rows[0]][0]) is not None]
         given = encoder.image_features(opened, [KEY] * len(opened))
-        for rows, vector in zip(images.values(), as_floats(given), strict=True):
+        for rows, vector in zip(images.values(), _read_features(given), strict=True):
             features[0, rows] = vector
     if texts:
         given = encoder.text_features([contents[row][1] for row in texts], [KEY] * len(texts))
-        features[1, texts] = given if isinstance(given, np.ndarray) else as_floats(given)
+        features[1, texts] = _read_features(given)
     return features
+
+
+def _read_features(features: object) -> Float[np.ndarray, "contents dim"]:
+    """Return the features of queries that an encoder gave; refuse those that are not finite."""
+    array = as_numbers(features, "the features of the query")
+    if not np.isfinite(array).all():
+        raise BadData("the encoder's features of this query are not finite; try another query")
+    return array
 
 
 def _weighted_sum(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
+from genius_search.border import as_id, as_numbers, as_text
 from genius_search.errors import UsageError
-from genius_search.records import Modality, check_unicode
+from genius_search.records import Modality
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,12 +34,20 @@ class SearchPart:
 
     text: str | None = None
     image: Picture | None = None
-    id: str | None = None
+    id: str | int | None = None
     """An item of the index, instead of a text and an image."""
     vector: np.ndarray | None = field(default=None, compare=False)
     """A feature of the index's encoder, of shape (dim,), instead of a text and an image."""
     weight: float = 1.0
     """Negative weights search away from this part."""
+
+    def __post_init__(self) -> None:
+        if self.text:
+            object.__setattr__(self, "text", as_text(self.text, "the text of a part"))
+        if self.id is not None:
+            object.__setattr__(self, "id", as_id(self.id))
+        if self.vector is not None:
+            object.__setattr__(self, "vector", as_numbers(self.vector, "the query's vector"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,8 +113,8 @@ class SearchRequest:
         for name in ("text", "instruction"):
             if not isinstance(text := getattr(self, name), str | None):
                 raise UsageError(f"{name} is {text!r}, expected a text; pictures are image=, vectors vector=")
-            if text and not text.isascii():
-                object.__setattr__(self, name, check_unicode(text))
+            if text:
+                object.__setattr__(self, name, as_text(text, name))
         parsed = None
         if self.where or self.match is not None:
             from genius_search.index.filters import Filter  # noqa: PLC0415  most searches have no conditions
@@ -132,7 +141,7 @@ class SearchRequest:
             raise UsageError(
                 "a query needs a text, an image, or both; or a vector; or conditions alone (where)"
             )
-        for number, part in enumerate(given):
+        for part in given:
             has_content = part.image is not None or bool(part.text and not part.text.isspace())
             if has_content + (part.id is not None) + (part.vector is not None) != 1:
                 raise UsageError(
@@ -145,8 +154,6 @@ class SearchRequest:
                     f"the weight of a part is {part.weight}, but with combine='any' each part is searched "
                     "for by itself and weights have no effect; leave the weight out"
                 )
-            if part.text and not part.text.isascii():
-                given[number] = dataclasses.replace(part, text=check_unicode(part.text))
         return tuple(given)
 
     def alternatives(self) -> list[SearchRequest]:

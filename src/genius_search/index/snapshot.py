@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from genius_search.artifact import FileFact, file_fingerprint
+from genius_search.border import as_id
 from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
 from genius_search.index.items import Item
 from genius_search.index.store import (
@@ -286,17 +287,20 @@ class Snapshot:
                 found[place] = item
         return [found[place] for place in range(len(rows))]
 
-    def locate(self, item_id: str) -> Location:
+    def locate(self, item_id: str | int) -> Location:
         """Return where an item is stored.
 
         Raises
         ------
         UnknownItem
             It is not in the index.
+        UsageError
+            It is not an id.
         """
-        for found in self.known([item_id]).values():
+        name = as_id(item_id)
+        for found in self.known([name]).values():
             return found.location
-        raise UnknownItem(f"there is no item {item_id!r} in this index")
+        raise UnknownItem(f"there is no item {name!r} in this index")
 
     def item_at(self, location: Location) -> Item:
         """Return the item at a location."""

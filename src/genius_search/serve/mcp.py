@@ -12,9 +12,10 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.utilities.types import Image
 from mcp.types import ToolAnnotations
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from genius_search import __version__
+from genius_search.border import as_id, as_path
 from genius_search.data.images import encode_jpeg, open_image
 from genius_search.errors import GeniusError, UsageError, plural
 from genius_search.index.index import Index
@@ -29,6 +30,7 @@ Hits: TypeAlias = list[dict[str, Any]]
 Picture = Annotated[str | None, Field(description="A picture's path here, or data:image/jpeg;base64,…")]
 Conditions = Annotated[tuple[str, ...], Field(description="'price<20', 'taken=2024-05'; all must hold")]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]
+ItemId = Annotated[str, BeforeValidator(as_id)]
 Name = Annotated[str | None, Field(description="An index by its name; needed if there are several.")]
 
 
@@ -51,11 +53,11 @@ class Tools:
         hits = self._find(index).search(text, image=_read(image), where=where, modality=modality, k=k)
         return [*map(_describe, hits)]
 
-    def similar(self, id: str, text: str | None = None, k: Count = 10, index: Name = None) -> Hits:
+    def similar(self, id: ItemId, text: str | None = None, k: Count = 10, index: Name = None) -> Hits:
         """Find items like one of the index (and itself), or with a text, such items changed as it says."""
         return [*map(_describe, self._find(index).search(text, parts=[SearchPart(id=id)], k=k))]
 
-    def read_item(self, id: str, index: Name = None) -> list[dict[str, Any] | Image]:
+    def read_item(self, id: ItemId, index: Name = None) -> list[dict[str, Any] | Image]:
         """Return all of an item's text and fields, and its picture."""
         item = self._find(index).get(id)
         facts = {name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")}
@@ -68,7 +70,7 @@ class Tools:
 
     def add(
         self,
-        id: str,
+        id: ItemId,
         text: str | None = None,
         image: Picture = None,
         fields: dict[str, Any] | None = None,
@@ -109,7 +111,7 @@ def _explain_errors() -> Iterator[None]:
 
 def _read(picture: str | None) -> Path | bytes | None:
     if picture is None or not picture.startswith("data:"):
-        return None if picture is None else Path(picture).expanduser()
+        return None if picture is None else as_path(picture)
     try:
         return base64.b64decode(picture.partition(",")[2], validate=True)
     except ValueError as error:

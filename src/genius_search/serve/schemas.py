@@ -13,16 +13,17 @@ from http import HTTPStatus
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from genius_search.border import as_id
 from genius_search.config import Rerank, Router
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import UnknownItem
 from genius_search.index.writer import HeldByAnother, NotWritable
-from genius_search.records import Modality
+from genius_search.records import Modality, composed
 from genius_search.writing import DISK_FULL
 
 JSON_BYTES: Final = 256 << 10
@@ -48,7 +49,11 @@ THUMBNAIL: Final = 256
 
 
 Text = Annotated[str, Field(max_length=10_000)]
-ItemId = Annotated[str, Field(min_length=1, max_length=500)]
+ItemId = Annotated[
+    str,
+    Field(min_length=1, max_length=500),
+    BeforeValidator(as_id, json_schema_input_type=str | int),
+]
 IndexName = Annotated[str, Field(max_length=200)]
 Picture = Annotated[
     str,
@@ -57,7 +62,7 @@ Picture = Annotated[
         description="Name of the part of multipart/form-data that is the picture. URLs are not fetched.",
     ),
 ]
-Condition = Annotated[str, Field(max_length=2_000)]
+Condition = Annotated[str, Field(max_length=2_000), AfterValidator(composed)]
 
 
 class RequestBody(BaseModel):

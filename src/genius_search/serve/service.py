@@ -165,7 +165,7 @@ class Service:
             replaced=done.replaced,
             unchanged=done.unchanged,
             left_out=left_out,
-            ids=[item.id for item in checked],
+            ids=[str(item.id) for item in checked],
         )
 
     async def change(self, name: str, change: Callable[[Index], Result]) -> Result:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float, Float16, Float32, Int8, Int64, Integer, Shaped
+from jaxtyping import Float, Float16, Float32, Int8, Int64, Integer
 from safetensors.numpy import save
 
+from genius_search.border import as_matrix, as_numbers
 from genius_search.config import FusionConfig, to_json
 from genius_search.data.features import Features
 from genius_search.errors import UsageError
@@ -176,7 +177,7 @@ def fit_codebooks(
     return write_quantizer(writer, Codebooks(dim, config, weights))
 
 
-def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float32[np.ndarray, "dim dim"]:
+def query_metric(queries: object, dim: int) -> Float32[np.ndarray, "dim dim"]:
     """Return a matrix that makes errors of codes count by how much queries notice them.
 
     The error of a query's product with an item is q·e, and E[(q·e)²] = eᵀΣe with Σ the covariance of queries.
@@ -189,16 +190,17 @@ def query_metric(queries: Shaped[np.ndarray, ...], dim: int) -> Float32[np.ndarr
     Raises
     ------
     UsageError
-        There are fewer than :data:`FEWEST_QUERIES` queries, or not ``dim`` finite numbers in each.
+        There are fewer than :data:`FEWEST_QUERIES` queries, or not ``dim`` numbers in each.
+    BadData
+        A query has no direction, or a number that is not finite.
     """
-    if queries.ndim != 2 or queries.shape[1] != dim or len(queries) < FEWEST_QUERIES:
+    given = as_numbers(queries, "the query vectors")
+    if given.ndim != 2 or given.shape[1] != dim or len(given) < FEWEST_QUERIES:
         raise UsageError(
-            f"the query vectors are of shape {queries.shape}; expected {dim} numbers in each row, and at "
+            f"the query vectors are of shape {given.shape}; expected {dim} numbers in each row, and at "
             f"least {FEWEST_QUERIES} rows, for fewer say too little of what is asked"
         )
-    if not np.isfinite(queries).all():
-        raise UsageError("the query vectors have a number that is not finite")
-    units = normalize(queries.astype(np.float64))
+    units = normalize(as_matrix(given, "the query vectors").astype(np.float64))
     variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
     factors = (variances.clip(min=0) / max(variances.mean(), TINY) + EVENLY) ** (POWER / 2)
     return np.asarray((directions * factors) @ directions.T, dtype=np.float32)

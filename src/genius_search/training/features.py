@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
+from genius_search.border import as_numbers
 from genius_search.data.features import (
     ABSENT,
     KIND,
@@ -36,7 +37,7 @@ from genius_search.data.images import SHORTEST_SIDE, open_image
 from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.errors import BadData, BadImage
-from genius_search.nn.codebooks import AnyArray, as_array
+from genius_search.nn.codebooks import AnyArray
 from genius_search.progress import Progress
 from genius_search.records import (
     TASKS,
@@ -114,7 +115,8 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
             places.update((batch[place][0], number) for number, place in enumerate(good, len(places)))
             if good:
                 inputs = [(pictures[place], own[place].text or "", own[place].key) for place in good]
-                parts.append(as_array(run(*map(list, zip(*inputs, strict=True)))))
+                features = run(*map(list, zip(*inputs, strict=True)))
+                parts.append(as_numbers(features, f"the features of {encoder.spec}"))
         return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
 
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from genius_search.border import as_path
 from genius_search.config import checked
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
@@ -66,7 +67,7 @@ def fit(
         a setting is out of range, or the folder holds something else than a model.
     """
     data = data if isinstance(data, MBeir) else MBeir(data)
-    folder, progress = Path(folder), progress or Silent()
+    folder, progress = as_path(folder), progress or Silent()
     config = checked(preset("small") if config is None else config)
     if config.quantizer.fusion.kind == "sum":
         raise UsageError(
@@ -112,7 +113,7 @@ def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | N
         There are not two encoders, or they cannot be combined.
     """
     kind, _, place = spec.partition(":")
-    if kind != ADAPTERS or Path(place).expanduser().is_dir():
+    if kind != ADAPTERS or as_path(place).is_dir():
         return None
     parts = [absolute_spec(part) for part in place.split(",")]
     if len(parts) != 2 or not all(":" in part for part in parts):

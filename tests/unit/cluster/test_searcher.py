@@ -9,7 +9,7 @@ import pytest
 
 from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch
+from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.filters import UnknownField
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem, open_pool
@@ -113,6 +113,17 @@ def test_items_are_changed_in_the_shard_of_their_id(changing, single):
     assert (done.deleted, done.missing) == (2, ["nothing"])
     assert searcher.delete("a").missing == ["a"]
     assert len(Searcher.open(changing)) == len(searcher) == 119
+
+
+def test_ids_are_texts_or_whole_numbers(changing):
+    searcher = Searcher.open(changing)
+    searcher.add([NewItem(7, "a drum"), {"id": 8.0, "text": "a flute"}])
+    for key in (7, 7.0, "7"):
+        assert "7" in [hit.id for hit in searcher.search(parts=[SearchPart(id=key)], k=3)]
+    assert searcher.delete([7, "8"]).deleted == 2
+    for key in (7.5, None):
+        with pytest.raises(UsageError, match="expected a text or a whole number"):
+            searcher.delete(key)
 
 
 def test_a_pool_is_added_and_what_is_unchanged_is_skipped(changing, pool, texts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from genius_search import Index
 from genius_search.artifact import fingerprint_of
 from genius_search.cli import main
 from genius_search.encoders.base import load_encoder
-from genius_search.errors import ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.errors import ArtifactMissing, BadData, NetworkNeeded, UsageError
 from genius_search.hub import find, is_name, pull
 from genius_search.index.store import read_manifest
 from genius_search.model import Genius
@@ -121,6 +122,34 @@ def test_what_is_in_the_place_already_stays(hub, saved):
     hub.hold("me/model", saved)
     with pytest.raises(UsageError, match="there already"):
         pull("me/model", out=saved)
+
+
+@pytest.mark.parametrize("part", ["first commit", "second commit", "content", "large content"])
+@pytest.mark.parametrize("out", [None, "~/pulled"])
+def test_a_hub_cannot_name_other_files_than_those_that_are_pulled(
+    hub, saved, tmp_path, monkeypatch, part, out
+):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    hub.hold("me/model", saved)
+    victim, commits = tmp_path / "victim", [hub.commit("models/me/model")]
+    victim.mkdir()
+    for name in ("index", "index.json"):
+        (victim / name).write_text("precious")
+    path = str(victim / "index")
+    if "commit" in part:
+        commits = [] if part == "first commit" else commits
+        monkeypatch.setattr(hub, "commit", lambda _: commits.pop() if commits else path)
+    else:
+        changed = {"lfs": {"oid": path, "size": 1, "pointerSize": 1}} if "large" in part else {"oid": path}
+        answers = sys.modules[type(hub).__module__]
+        entry = answers.entry
+        monkeypatch.setattr(answers, "entry", lambda *file: {**entry(*file), **changed})
+    with pytest.raises(BadData, match=f"{path}', expected a hash"):
+        pull("me/model", out=None if out is None else Path(out))
+    assert {file.name: file.read_text() for file in victim.iterdir()} == dict.fromkeys(
+        ("index", "index.json"), "precious"
+    )
+    assert find("me/model") is None
 
 
 @pytest.mark.parametrize("name", ["me/nothing", "datasets/me/model"])

@@ -74,7 +74,7 @@ def test_a_query_takes_every_kind_of_picture(tmp_path, clip_folder, given):
         (__file__, "Path("),
         ("https://example.org/a.jpg", "URL"),
         ({"id": "a", "price": 3}, "price"),
-        ({"id": 7, "text": "a"}, "7"),
+        ({"id": 7.5, "text": "a"}, "7.5"),
         ({"text": 5}, "text is of type"),
         ({"text": "a", "fields": [1]}, "fields is of type"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def removed_but_open(index: Index) -> list[str]:
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     return [line for line in lines if str(index.folder) in line and line.endswith("(deleted)")]
+
+
+def test_ids_are_texts_or_whole_numbers_in_composed_form(writable, found):
+    composed, decomposed = (unicodedata.normalize(form, "Müller") for form in ("NFC", "NFD"))
+    items = [{"id": key, "text": "a drum"} for key in (7, 8.0, decomposed)]
+    assert writable.post("/v1/items", json={"items": items}).json()["ids"] == ["7", "8", composed]
+    assert {"7", "8", composed} <= found()
+    for key in (7, 7.0, "7"):
+        query = {"parts": [{"id": key}], "k": 1}
+        assert writable.post("/v1/search", json=query).json()["hits"][0]["text"] == "a drum"
+        assert writable.post("/v1/explain", json={"text": "a drum", "id": key}).json()["item"]["id"] == "7"
+        assert writable.post("/v1/feedback", json={"text": "a drum", "id": key}).status_code == 204
+    assert writable.delete("/v1/feedback", params={"id": "7", "text": "a drum"}).json() == {"forgotten": 1}
+    assert writable.delete("/v1/items", params={"id": decomposed}).json()["deleted"] == 1
+    for bad in (7.5, True, [7], ""):
+        assert is_problem(writable.post("/v1/items", json={"items": [{"id": bad, "text": "a"}]}), 422)
 
 
 def test_an_index_that_another_process_changes_is_busy_for_now(writable, monkeypatch):

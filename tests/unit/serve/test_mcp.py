@@ -65,6 +65,15 @@ def test_an_item_is_read_with_its_picture(index):
     assert shown.mime_type == "image/jpeg"
 
 
+def test_an_item_is_named_by_a_text_or_a_whole_number(model, tmp_path):
+    server = make_server({"things": make_index(tmp_path, model)}, allow_add=True)
+    assert not call(server, "add", id=7, text="a drum")[1]
+    assert ids(call(server, "read_item", id=7)) == ids(call(server, "read_item", id="7")) == ["7"]
+    content, is_error = call(server, "read_item", id=7.5)
+    assert is_error
+    assert "expected a text or a whole number" in content[0].text
+
+
 def test_a_picture_with_other_contents_is_not_shown(model, tmp_path):
     index = make_index(tmp_path, model)
     (tmp_path / "pool" / "red.png").write_bytes(picture("blue"))
