@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from genius_search.data.text import clean
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
 from genius_search.records import Modality, composed
 
@@ -265,7 +266,7 @@ class ItemStore:
         database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, database.close)
         database.create_function(
-            "contains", 2, lambda text, part: part in composed(text).casefold(), deterministic=True
+            "contains", 2, lambda text, part: part in clean(composed(text)).casefold(), deterministic=True
         )
         return Connection(database, threading.RLock())
 

@@ -21,6 +21,7 @@ from genius_search.data.features import LeftOut
 from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
+from genius_search.data.text import clean
 from genius_search.data.values import fields_to_json, is_missing
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
@@ -88,7 +89,7 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
     photo = Caption() if item.image is None else read_photo(Path(item.image))
-    text = item.text or (composed(photo.text) if captions and photo.text else None)
+    text = item.text or (clean(composed(photo.text)) if captions and photo.text else None)
     source, _ = fields_to_json({**folder, **name, **photo.fields, **item.fields})
     modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
     return item._replace(modality=modality, text=text, source=source)
@@ -215,7 +216,7 @@ def check_item(item: Item) -> Item:
                 f"item {item.id!r} contains a lone surrogate (half a character) in {str(part)[:80]!r}; "
                 "write it as UTF-8"
             ) from None
-    text = None if item.text is None else composed(item.text)
+    text = None if item.text is None else clean(composed(item.text))
     source = None if item.source is None else composed(item.source)
     return item._replace(id=composed(item.id), text=text, source=source)
 
@@ -260,7 +261,8 @@ def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:
     """
     if not 1 <= len(new.id) <= MAX_ID_LENGTH:
         raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(new.id)}")
-    text = new.text if new.text and new.text.strip() else None
+    words = clean(new.text or "")
+    text = words if words.strip() else None
     if text is None and new.image is None:
         raise BadData("an item needs a text, an image, or both")
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
