@@ -13,7 +13,7 @@ WORDS: Final = 200
 """Words of a passage; fewer if the encoder reads fewer."""
 OVERLAP: Final = 10
 """One in so many words of a passage is also in the next one."""
-MAX_QUERY_PASSAGES: Final = 100
+MAX_QUERY_PASSAGES: Final = 50
 """Maximum number of passages of a query, all of which are encoded before it is answered."""
 _WORD: Final = re.compile(r"\S{1,40}")
 """Longer words are parts: some languages put no spaces between words."""
@@ -54,16 +54,10 @@ def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> 
     if not spans:
         return [spell(text)]
     passages = [spell(text[start:end]) for start, end in spans[:MAX_QUERY_PASSAGES]]
-    ends = spans[:MAX_QUERY_PASSAGES][-1][1]
     if len(spans) > MAX_QUERY_PASSAGES:
-        _log.warning(
-            "the query has %d characters; only its first %d are searched for, since a query has at most %d "
-            "passages of what the encoder reads",
-            *(len(text), ends, MAX_QUERY_PASSAGES),
-        )
+        end = spans[MAX_QUERY_PASSAGES - 1][1]
+        limit = f"the first {end:,} of its {len(text):,} characters, {MAX_QUERY_PASSAGES} passages"
+        _log.warning("the query is longer than what is searched for: %s; give a part of it", limit)
     elif any(is_cut(encoder, passage) for passage in passages):
-        _log.warning(
-            "the encoder cannot read all of the query, even word by word with its instruction; give a shorter "
-            "instruction or text"
-        )
+        _log.warning("the encoder reads only the beginning of the query; its instruction or a word is too long")
     return passages

@@ -249,6 +249,8 @@ def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: 
 
     if not (folder / LEARNED / CURRENT).exists():
         return 0
+    if text is not None:  # the log has it as it is searched for
+        text = SearchRequest(text=text).text
     with one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
         ids = [
             item.id

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import zip_longest
 from operator import attrgetter
 from threading import Lock
@@ -333,6 +333,8 @@ class SnapshotSearcher:
         """
         images: dict[int, Image.Image] = {}  # by the identity of what was given; the same is opened once
         contents: dict[tuple[int, str], int] = {}  # what is to be encoded, and its position
+        encoder = self.model.encoder
+        read = cache(lambda way, text: query_passages(encoder, text or "", partial(instructed, way)))
         sources: list[list[list[int] | Float32[np.ndarray, "3 dim"]]] = []
         for request, modality in wanted:
             if not request.query:
@@ -354,9 +356,7 @@ class SnapshotSearcher:
                     has_text = bool(part.text and not part.text.isspace())
                     kind = Modality.of(has_image=part.image is not None, has_text=has_text)
                     instruction = self._instructions[kind, modality]
-                spell = partial(instructed, instruction)
-                texts = query_passages(self.model.encoder, part.text, spell) if part.text else [spell(None)]
-                keys = [(id(part.image), text) for text in texts]
+                keys = [(id(part.image), text) for text in read(instruction, part.text)]
                 own.append([contents.setdefault(key, len(contents)) for key in keys])
             sources.append(own)
         encoded = self._encode([(images.get(image), text) for image, text in contents])
