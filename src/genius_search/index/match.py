@@ -110,7 +110,8 @@ def split_left_out(text: str) -> tuple[str, str]:
     >>> split_left_out('a beach -people -"beach chair*" 5 -3, well-known')
     ('a beach 5 -3, well-known', '-people -"beach chair*"')
     """
-    left_out = [f'-{term}"' if term.count('"') == 1 else f"-{term}" for term in _LEFT_OUT.findall(text)]
-    if not left_out:
-        return text, ""
-    return " ".join(_LEFT_OUT.sub(" ", text).split()), " ".join(left_out)
+    left_out: list[str] = []
+    while found := _LEFT_OUT.findall(text):
+        left_out += (f'-{term}"' if term.count('"') == 1 else f"-{term}" for term in found)
+        text = " ".join(_LEFT_OUT.sub(" ", text).split())
+    return text, " ".join(left_out)
