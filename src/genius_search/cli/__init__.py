@@ -102,7 +102,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def join_match(arguments: Sequence[str]) -> list[str]:
-    """Return arguments in which ``--match -people`` is one: the parser takes ``-people`` for a flag."""
+    """Return arguments with ``--match -people`` as one: the parser takes ``-people`` for a flag."""
     joined: list[str] = []
     for word in arguments:
         if joined[-1:] == ["--match"] and re.match(r"-[^-]", word):

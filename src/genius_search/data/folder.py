@@ -183,7 +183,8 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 candidates.append(Candidate(did, modality, text, did, source))
                 problems += [BadImage(path, problem) for problem in lost]
             elif kind in (".txt", ".md") or (kind == ".pdf" and has_pypdf()):
-                text = read_pdf(path, user_cache() / "pdf", problems) if kind == ".pdf" else read_text(path)
+                is_pdf, cache = kind == ".pdf", user_cache() / "pdf"
+                text = read_pdf(path, cache, problems) if is_pdf else read_text(path)
                 candidates.append(Candidate(did, Modality.TEXT, text))
             else:
                 hint = next(hint for kinds, hint in _HINTS.items() if kind in kinds or not kinds)

@@ -1,7 +1,7 @@
 """Texts of PDF files, which are kept in a cache: pypdf needs about twenty milliseconds for a page.
 
-A small file can ask for much: pages may share their contents, and these may be compressed a thousand times.
-So reading ends at limits, and what is not read is reported.
+A small file can ask for much: pages may share their contents, and these may be compressed a thousand
+times. So reading ends at limits, and what is not read is reported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def read_pdf(path: Path, cache: Path, problems: list[BadImage | BadRecord]) -> s
     except OSError as error:
         raise BadImage(path, f"cannot be read: {error.strerror}") from None
     if not text.strip():
-        raise BadImage(path, limit or "is a PDF without text; scanned pages need text recognition first")
+        no_text = "is a PDF without text; scanned pages need text recognition first"
+        raise BadImage(path, limit or no_text)
     if limit:
         problems.append(BadImage(path, limit))
     return str(text)
@@ -103,7 +104,8 @@ def _extract(path: Path) -> tuple[str, str | None]:
         limit = f"{MAX_PAGES:,} pages"
     if limit is not None:
         of_all = "" if count is None else f" of {count:,}"
-        limit = f"only {len(pages):,}{of_all} pages are read: the limit of a PDF is {limit}; split the file"
+        are_read = f"only {len(pages):,}{of_all} pages are read"
+        limit = f"{are_read}: the limit of a PDF is {limit}; split the file"
     text = text[:MAX_CHARACTERS].encode(errors="replace").decode()  # without halves of characters
     return join_divided_words(clean(composed(text))), limit
 

@@ -1,4 +1,4 @@
-"""Division of texts that are longer than an encoder reads, of items and of queries, into passages."""
+"""Division of texts, of items and of queries, that are longer than an encoder reads into passages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def divide(encoder: Encoder, text: str, spell: Callable[[str], str]) -> list[tup
 
 
 def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> list[str]:
-    """Return what is encoded of a query's text: all of it, or its passages; a warning says what is not read.
+    """Return what is encoded of a query: its text or the passages; warn of what is not read.
 
     Parameters
     ----------
@@ -59,5 +59,5 @@ def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> 
         limit = f"the first {end:,} of its {len(text):,} characters, {MAX_QUERY_PASSAGES} passages"
         _log.warning("the query is longer than what is searched for: %s; give a part of it", limit)
     elif any(is_cut(encoder, passage) for passage in passages):
-        _log.warning("the encoder reads only the beginning of the query; its instruction or a word is too long")
+        _log.warning("the encoder reads only a part of the query: its instruction is too long")
     return passages

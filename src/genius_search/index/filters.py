@@ -40,8 +40,9 @@ COLUMNS: Final[Mapping[str, Column]] = {
 }
 """Names of the item's columns in conditions."""
 GRAMMAR: Final = (
-    "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) !~ (does not contain) in, "
-    "for example: price<20, price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', title~umbrella, 'price is missing', "
+    "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) !~ (does not) in, "
+    "for example: price<20, price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', "
+    "title~umbrella, 'price is missing', "
     'size.width>=30, \'"unit price"="a, b"\'; several conditions are given one by one (--where for each, or '
     "a list)"
 )
@@ -91,11 +92,12 @@ class UnknownField(UsageError, LookupError):
 class Condition:
     """Comparison of a field with a value, or with several values of which one must match (``in``).
 
-    ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field satisfies only
-    these. A list satisfies the other operators if one of its values does, or one of its objects' for an inner
-    field. Numbers are compared with numbers and with texts that are numbers (in a CSV file everything is
-    text), times with texts that are times, Booleans with Booleans and the texts true and false, and texts
-    with texts in the order of their characters. ``~`` searches for a substring, ignoring case.
+    ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field satisfies
+    only these. A list satisfies the other operators if one of its values does, or one of its objects'
+    for an inner field. Numbers are compared with numbers and with texts that are numbers (in a CSV file
+    everything is text), times with texts that are times, Booleans with Booleans and the texts true and
+    false, and texts with texts in the order of their characters. ``~`` searches for a substring,
+    ignoring case.
     """
 
     path: tuple[str, ...]
@@ -107,7 +109,9 @@ class Condition:
     """Set for the item's id, modality, text or image, whose values are always texts."""
 
     def to_sql(self, column: str) -> Iterator[tuple[str, list[Value]]]:
-        """Yield comparisons in SQL, of a negation those negated, and the values to bind; one must hold.
+        """Yield comparisons in SQL, of which one must hold, and the values to bind.
+
+        Of a negation they are the comparisons that it negates.
 
         Values of other kinds do not satisfy them.
         """
@@ -150,9 +154,9 @@ class Filter:
 
     conditions: tuple[Condition, ...] = ()
     match: str | None = None
-    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. A ``-`` before one
-    of these, or NOT, leaves out items that have it, and OR stands between two of which one must occur. Case
-    and accents are ignored. All characters but letters and digits separate words."""
+    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. A ``-`` before
+    one of these, or NOT, leaves out items that have it, and OR stands between two of which one must
+    occur. Case and accents are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
     may_be_elsewhere: bool = False
     """Whether a field that no item has is no error, since items of other shards may have it."""
@@ -346,9 +350,9 @@ def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, 
         folded = clean(composed(given[0][0])).casefold()
         values = [Span(folded, folded)]
     elif column:
-        spell = clean if column == "text" else str
-        texts = [(spell(typed), meanings) for typed, meanings in given]
-        values = [MISSING if MISSING in meanings else Span(typed, typed) for typed, meanings in texts]
+        spelt = [clean(typed) if column == "text" else typed for typed, _ in given]
+        pairs = zip(spelt, given, strict=True)
+        values = [MISSING if MISSING in meanings else Span(text, text) for text, (_, meanings) in pairs]
     return Condition(path, how, tuple(values), column)
 
 

@@ -266,7 +266,10 @@ class ItemStore:
         database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, database.close)
         database.create_function(
-            "contains", 2, lambda text, part: part in clean(composed(text)).casefold(), deterministic=True
+            "contains",
+            2,
+            lambda text, part: part in clean(composed(text)).casefold(),
+            deterministic=True,
         )
         return Connection(database, threading.RLock())
 

@@ -1,4 +1,4 @@
-"""Words that the texts of items must contain, or must not: ``beach OR sea -people "a red kite" umbr*``."""
+"""Words that texts must contain, or must not: ``beach OR sea -people "a red kite" umbr*``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from genius_search.errors import UsageError
 from genius_search.records import check_unicode
 
 GRAMMAR: Final = (
-    "give words that the text must have, for example: \"leather strap*\", or for a phrase '\"leather strap\"'; "
-    "a - before a word, a phrase or a prefix* leaves out, OR stands between two words of which one must occur, "
-    "and AND, OR and NOT as words are put in quotes"
+    "give words that the text must have, for example: leather strap*, or for a phrase "
+    """'"leather strap"'; a - before a word, a phrase or a prefix* leaves out, OR stands between """
+    "two words of which one must occur, and AND, OR and NOT as words are put in quotes"
 )
 _MINUS: Final = r"-\u2212\uff0d"
 """A hyphen, a minus, and the hyphen of East Asian keyboards."""
-_TERM: Final = re.compile(rf'([{_MINUS}!]?)(?:"([^"]*)"(\*?)|(?![{_MINUS}!]")([^\s"]+))|[{_MINUS}!]?"')
+_SIGN: Final = rf"[{_MINUS}!]"
+_TERM: Final = re.compile(rf'({_SIGN}?)(?:"([^"]*)"(\*?)|(?!{_SIGN}")([^\s"]+))|{_SIGN}?"')
 """A phrase or a word with the sign that leaves it out, or a quote that is not closed."""
-_LEFT_OUT: Final = re.compile(rf'(?<!\S)[{_MINUS}](?=[^\W\d_]|"[^"]*[^\W\d_])("[^"]*(?:"\*?|$)|[^\s"]+)')
+_LEFT_OUT: Final = re.compile(
+    rf'(?<!\S)[{_MINUS}](?=[^\W\d_]|"[^"]*[^\W\d_])'  # not before a number
+    r'("[^"]*(?:"\*?|$)|[^\s"]+)'
+)
 _OPERATORS: Final = {"AND": "AND", "&&": "AND", "OR": "OR", "|": "OR", "||": "OR", "NOT": "NOT"}
 _STRAIGHT_QUOTES: Final = str.maketrans("“”„«»", '"""""')
 
@@ -43,7 +47,7 @@ class _Term(NamedTuple):
 
 
 def parse_match(match: str) -> FullTextQueries:
-    """Translate words to SQLite's full-text syntax, in which all but words and their signs is quoted.
+    """Translate words to SQLite's full-text syntax, which sees nothing of them but quoted.
 
     Raises
     ------
@@ -52,7 +56,8 @@ def parse_match(match: str) -> FullTextQueries:
     """
     required: list[dict[str, None]] = []  # sets of alternatives; a word is looked up once
     left_out: dict[str, None] = {}
-    for term in _read_terms(clean(check_unicode(match)).replace("\0", " ").translate(_STRAIGHT_QUOTES)):
+    cleaned = clean(check_unicode(match)).replace("\0", " ").translate(_STRAIGHT_QUOTES)
+    for term in _read_terms(cleaned):
         if term.is_left_out:
             left_out[term.quoted] = None
         elif term.follows_or:
@@ -81,7 +86,7 @@ def _read_terms(match: str) -> Iterator[_Term]:
         words = phrase or word.rstrip("*")
         if not _has_words(words):
             if found[0] != '"' and found[0].endswith('"') and not phrase:
-                raise UsageError(f"match {match!r}: {found[0]} begins no phrase that ends; {GRAMMAR}")
+                raise UsageError(f"match {match!r}: {found[0]} begins no phrase; {GRAMMAR}")
             continue
         star = phrase_star or ("*" if word.endswith("*") else "")
         term = _Term(f'"{words}"{star}', bool(sign or negation), follows_or=operator == "OR")
@@ -96,7 +101,7 @@ def _read_terms(match: str) -> Iterator[_Term]:
     if operator or negation:
         raise UsageError(f"match {match!r}: {negation or operator} has no word after it; {GRAMMAR}")
     if has_operators and bracket:
-        raise UsageError(f"match {match!r}: brackets, as in {bracket!r}, do not group words; {GRAMMAR}")
+        raise UsageError(f"match {match!r}: the bracket of {bracket!r} groups nothing; {GRAMMAR}")
 
 
 def _has_words(text: str) -> bool:
@@ -105,7 +110,7 @@ def _has_words(text: str) -> bool:
 
 
 def split_left_out(text: str) -> tuple[str, str]:
-    """Return the text of a query without the words that it leaves out, and these as :func:`parse_match` reads.
+    """Return a query's text without the words that it leaves out, and these as a match.
 
     >>> split_left_out('a beach -people -"beach chair*" 5 -3, well-known')
     ('a beach 5 -3, well-known', '-people -"beach chair*"')

@@ -80,7 +80,7 @@ class SearchRequest:
     it returns all that they allow, what was added last first, with a score of 0."""
     match: str | None = None
     """Words that the items' texts must contain, or must not, as in ``beach OR sea -people``; see
-    :attr:`Filter.match`. Words to leave out may also be in ``text``, which becomes the text without them."""
+    :attr:`Filter.match`. Words to leave out may also be in ``text``, which loses them."""
     hybrid: bool = True
     """Raise items whose text or file name has a word of the query that few items have, such as a
     name; a code (letters with digits, or four digits: IMG_2034) puts them first."""
@@ -109,8 +109,7 @@ class SearchRequest:
                 raise UsageError(f"{name} is {text!r}, expected a text; pictures are image=, vectors vector=")
             if text and not text.isascii():
                 object.__setattr__(self, name, clean(check_unicode(text)))
-        if self.text:
-            self._leave_out_words(self.text)
+        self._leave_out_words()
         parsed = None
         if self.where or self.match is not None:
             from genius_search.index.filters import Filter  # noqa: PLC0415  most searches have no conditions
@@ -127,9 +126,9 @@ class SearchRequest:
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "query", self._checked_parts())
 
-    def _leave_out_words(self, given: str) -> None:
+    def _leave_out_words(self) -> None:
         """Move the words that the text leaves out to ``match``."""
-        text, left_out = split_left_out(given)
+        text, left_out = split_left_out(self.text or "")
         if not left_out:
             return
         match = self.match or getattr(self.where, "match", None)

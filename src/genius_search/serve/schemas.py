@@ -100,7 +100,7 @@ class SearchBody(RequestBody):
         examples=[["price<20", "colour in red,blue"]],
     )
     match: Condition | None = Field(
-        None, description="Words that the text of an item contains: beach OR sea -people \"a phrase\" begin*."
+        None, description='Words that texts contain: beach OR sea -people "a phrase" begin*.'
     )
     hybrid: bool = Field(
         True,

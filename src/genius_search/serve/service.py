@@ -144,7 +144,8 @@ class Service:
         """Return the threads for a search, so that slow ones delay no others."""
         if pictures:
             return self._pictures
-        is_long = sum(len(one.text or "") for one in (body, *body.parts)) > LONG_TEXT
+        texts = [body.text or "", *(part.text or "" for part in body.parts)]
+        is_long = sum(map(len, texts)) > LONG_TEXT
         _, left_out = split_left_out(body.text or "")
         conditions = (body.where, body.match, left_out)
         special = (is_long, *conditions, body.beam, body.rerank, body.router, body.candidates)

@@ -84,7 +84,12 @@ def test_divided_words_are_joined(papers):
     ("name", "most", "text", "said"),
     [
         ("MAX_PAGES", 2, ["one", "two"], "only 2 of 4 pages are read: the limit of a PDF is 2 pages"),
-        ("MAX_CHARACTERS", 7, ["one", "tw"], "only 3 of 4 pages are read: the limit of a PDF is 7 characters"),
+        (
+            "MAX_CHARACTERS",
+            7,
+            ["one", "tw"],
+            "only 3 of 4 pages are read: the limit of a PDF is 7 characters",
+        ),
     ],
 )
 def test_what_is_longer_than_a_limit_is_said_each_time(papers, monkeypatch, name, most, text, said):

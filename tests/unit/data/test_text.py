@@ -32,7 +32,10 @@ def test_what_nobody_types_is_removed_or_spelt_out(text, cleaned):
     [
         ("a light-\nhouse by the har\N{HYPHEN}\n bour", "a lighthouse by the harbour"),
         ("a light- \n\nhouse", "a lighthouse"),
-        ("Baden-\nBaden, 1914-\n18, x-\n- item, word -\nword", "Baden-\nBaden, 1914-\n18, x-\n- item, word -\nword"),
+        (
+            "Baden-\nBaden, 1914-\n18, x-\n- item, word -\nword",
+            "Baden-\nBaden, 1914-\n18, x-\n- item, word -\nword",
+        ),
     ],
 )
 def test_words_that_are_divided_at_line_ends_are_joined(text, joined):

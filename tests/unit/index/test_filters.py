@@ -213,8 +213,8 @@ def test_words_are_looked_for_in_the_texts(store, match, rows):
         ("NOT -red", "NOT -red negates twice"),
         ("red OR -bag", "OR has a word to leave out beside it"),
         ("-red OR bag", "OR has a word to leave out beside it"),
-        ("(red OR blue) bag", r"brackets, as in '\(red', do not group words"),
-        ('red -"leather strap', '-" begins no phrase that ends'),
+        ("(red OR blue) bag", r"the bracket of '\(red' groups nothing"),
+        ('red -"leather strap', '-" begins no phrase'),
     ],
 )
 def test_an_operator_that_means_nothing_is_refused_with_those_that_work(match, said):

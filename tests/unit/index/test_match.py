@@ -42,7 +42,8 @@ def test_a_minus_before_a_word_of_a_query_leaves_it_out(text, query, match):
 
 
 @pytest.mark.parametrize(
-    "text", ["well-known", "a - b", "-5 to -3", "5 -3..4", "tar --flag", 'the ending "-ing"', "beach-", "-!", ""]
+    "text",
+    ["well-known", "a - b", "-5 to -3", "5 -3..4", "tar --flag", 'the ending "-ing"', "beach-", "-!", ""],
 )
 def test_any_other_hyphen_is_text(text):
     assert split_left_out(text) == (text, "")
