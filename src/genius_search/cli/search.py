@@ -123,8 +123,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     'taken=2024-05', 'price is missing'. Several --where must all hold."""
 
     match: Words = None
-    """Only items whose text contains these words; "a phrase" in double quotes, prefix*; -word leaves
-    out, OR stands between two."""
+    """Only items whose text contains these words; "a phrase" in double quotes, prefix*; -word
+    leaves out, OR stands between two."""
 
     no_hybrid: bool = False
     """Do not raise items because they have rare words or codes of the query."""

@@ -1,7 +1,7 @@
 """Texts of PDF files, which are kept in a cache: pypdf needs about twenty milliseconds for a page.
 
-A small file can ask for much: pages may share their contents, and these may be compressed a thousand
-times. So reading ends at limits, and what is not read is reported.
+A small file can ask for much: pages may share their contents, and these may be compressed a
+thousand times. So reading ends at limits, and what is not read is reported.
 """
 
 from __future__ import annotations

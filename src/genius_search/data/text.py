@@ -32,7 +32,7 @@ def clean(text: str) -> str:
 
 
 def join_divided_words(text: str) -> str:
-    """Join words that are divided between two lower-case letters by a hyphen at the end of a line."""
+    """Join words that are divided between lower-case letters by a hyphen at a line end."""
 
     def join(line_end: re.Match[str]) -> str:
         before = text[max(0, line_end.start() - 1) : line_end.start()]

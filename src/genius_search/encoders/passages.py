@@ -1,4 +1,4 @@
-"""Division of texts, of items and of queries, that are longer than an encoder reads into passages."""
+"""Division of texts of items and queries that are longer than an encoder reads into passages."""
 
 from __future__ import annotations
 

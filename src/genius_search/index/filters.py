@@ -92,12 +92,12 @@ class UnknownField(UsageError, LookupError):
 class Condition:
     """Comparison of a field with a value, or with several values of which one must match (``in``).
 
-    ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field satisfies
-    only these. A list satisfies the other operators if one of its values does, or one of its objects'
-    for an inner field. Numbers are compared with numbers and with texts that are numbers (in a CSV file
-    everything is text), times with texts that are times, Booleans with Booleans and the texts true and
-    false, and texts with texts in the order of their characters. ``~`` searches for a substring,
-    ignoring case.
+    ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field
+    satisfies only these. A list satisfies the other operators if one of its values does, or one of
+    its objects' for an inner field. Numbers are compared with numbers and with texts that are numbers
+    (in a CSV file everything is text), times with texts that are times, Booleans with Booleans and the
+    texts true and false, and texts with texts in the order of their characters. ``~`` searches for a
+    substring, ignoring case.
     """
 
     path: tuple[str, ...]
@@ -154,8 +154,8 @@ class Filter:
 
     conditions: tuple[Condition, ...] = ()
     match: str | None = None
-    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. A ``-`` before
-    one of these, or NOT, leaves out items that have it, and OR stands between two of which one must
+    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. A ``-``
+    before one of these, or NOT, leaves out items that have it, and OR stands between two of which one must
     occur. Case and accents are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
     may_be_elsewhere: bool = False
@@ -352,7 +352,7 @@ def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, 
     elif column:
         spelt = [clean(typed) if column == "text" else typed for typed, _ in given]
         pairs = zip(spelt, given, strict=True)
-        values = [MISSING if MISSING in meanings else Span(text, text) for text, (_, meanings) in pairs]
+        values = [MISSING if MISSING in one[1] else Span(text, text) for text, one in pairs]
     return Condition(path, how, tuple(values), column)
 
 

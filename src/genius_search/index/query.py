@@ -334,7 +334,7 @@ class SnapshotSearcher:
         images: dict[int, Image.Image] = {}  # by the identity of what was given; the same is opened once
         contents: dict[tuple[int, str], int] = {}  # what is to be encoded, and its position
         encoder = self.model.encoder
-        divide = cache(lambda how, text: query_passages(encoder, text or "", partial(instructed, how)))
+        divide = cache(lambda way, text: query_passages(encoder, text, partial(instructed, way)))
         sources: list[list[list[int] | Float32[np.ndarray, "3 dim"]]] = []
         for request, modality in wanted:
             if not request.query:
@@ -356,7 +356,7 @@ class SnapshotSearcher:
                     has_text = bool(part.text and not part.text.isspace())
                     kind = Modality.of(has_image=part.image is not None, has_text=has_text)
                     instruction = self._instructions[kind, modality]
-                keys = [(id(part.image), text) for text in divide(instruction, part.text)]
+                keys = [(id(part.image), text) for text in divide(instruction, part.text or "")]
                 own.append([contents.setdefault(key, len(contents)) for key in keys])
             sources.append(own)
         encoded = self._encode([(images.get(image), text) for image, text in contents])

@@ -28,7 +28,7 @@ SIDE: Final = 768
 Hits: TypeAlias = list[dict[str, Any]]
 Picture = Annotated[str | None, Field(description="A picture's path here, or data:image/jpeg;base64,…")]
 Conditions = Annotated[tuple[str, ...], Field(description="'price<20', 'taken=2024-05'; all must hold")]
-Words = Annotated[str | None, Field(description='In the texts: beach OR sea -people "a phrase" begin*')]
+Words = Annotated[str | None, Field(description='In texts: beach OR sea -people "a phrase" begin*')]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]
 Name = Annotated[str | None, Field(description="An index by its name; needed if there are several.")]
 
