@@ -94,10 +94,10 @@ class Condition:
 
     ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field
     satisfies only these. A list satisfies the other operators if one of its values does, or one of
-    its objects' for an inner field. Numbers are compared with numbers and with texts that are numbers
-    (in a CSV file everything is text), times with texts that are times, Booleans with Booleans and the
-    texts true and false, and texts with texts in the order of their characters. ``~`` searches for a
-    substring, ignoring case.
+    its objects' for an inner field. Numbers are compared with numbers and with texts that are
+    numbers (in a CSV file everything is text), times with texts that are times, Booleans with
+    Booleans and the texts true and false, and texts with texts in the order of their characters.
+    ``~`` searches for a substring, ignoring case.
     """
 
     path: tuple[str, ...]
@@ -155,8 +155,8 @@ class Filter:
     conditions: tuple[Condition, ...] = ()
     match: str | None = None
     """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. A ``-``
-    before one of these, or NOT, leaves out items that have it, and OR stands between two of which one must
-    occur. Case and accents are ignored. All characters but letters and digits separate words."""
+    before one of these, or NOT, leaves out items that have it, and OR stands between two of which
+    one must occur. Case and accents are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
     may_be_elsewhere: bool = False
     """Whether a field that no item has is no error, since items of other shards may have it."""
