@@ -27,9 +27,9 @@ from PIL import ExifTags, Image, ImageFile, IptcImagePlugin
 
 from genius_search.data.images import HEIF_SUFFIXES, is_image_file, opened_image, quiet, require_file
 from genius_search.data.mbeir import read_json_lines
-from genius_search.data.text import clean
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import composed
+from genius_search.text import clean
 
 _TAG: Final = ExifTags.Base
 _FIELDS: Final[dict[str, tuple[tuple[int, ...], tuple[str, ...], int]]] = {

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from genius_search.data.text import clean, join_divided_words
 from genius_search.errors import BadImage, BadRecord
 from genius_search.records import composed
+from genius_search.text import clean, join_divided_words
 from genius_search.writing import write_atomically
 
 MAX_PAGES: Final = 5_000

@@ -21,12 +21,12 @@ from typing import Final, Literal, TypeAlias, TypeGuard, cast, get_args
 import numpy as np
 from jaxtyping import Bool
 
-from genius_search.data.text import clean
 from genius_search.data.values import FALSE, TRUE, YEAR_DIGITS, Span, Value, number_of, plain, times_of
 from genius_search.errors import UsageError
 from genius_search.index.items import ItemStore, spell_path
 from genius_search.index.match import parse_match
 from genius_search.records import Modality, check_unicode, composed
+from genius_search.text import clean
 
 Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in"]
 Mask: TypeAlias = Bool[np.ndarray, " items"]

@@ -21,9 +21,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from genius_search.data.text import clean
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
 from genius_search.records import Modality, composed
+from genius_search.text import clean
 
 ITEMS_FILE: Final = "items.sqlite"
 ITEMS: Final = (

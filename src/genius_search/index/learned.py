@@ -25,13 +25,15 @@ from jaxtyping import Float32
 
 from genius_search.config import USUAL_SEARCH
 from genius_search.errors import UsageError
+from genius_search.index.match import split_left_out
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import CURRENT, LEARNED
 from genius_search.model import Genius
-from genius_search.records import Modality, composed
+from genius_search.records import Modality, check_unicode, composed
 from genius_search.search.rank import Ranking
+from genius_search.text import clean
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
@@ -250,7 +252,7 @@ def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: 
     if not (folder / LEARNED / CURRENT).exists():
         return 0
     if text is not None:  # the log has it as it is searched for
-        text = SearchRequest(text=text).text
+        text, _ = split_left_out(clean(check_unicode(text)))
     with one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
         ids = [
             item.id

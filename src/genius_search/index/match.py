@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from genius_search.data.text import clean
 from genius_search.errors import UsageError
 from genius_search.records import check_unicode
+from genius_search.text import clean
 
 GRAMMAR: Final = (
     "give words that the text must have, for example: leather strap*, or for a phrase "

@@ -21,7 +21,6 @@ from genius_search.data.features import LeftOut
 from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
-from genius_search.data.text import clean
 from genius_search.data.values import fields_to_json, is_missing
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
@@ -30,6 +29,7 @@ from genius_search.index.roots import id_in, new_root, root_of
 from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
 from genius_search.records import Candidate, Modality, composed
+from genius_search.text import clean
 
 MAX_REASONS: Final = 5
 """Number of files that an error names."""

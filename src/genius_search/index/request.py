@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from genius_search.data.text import clean
 from genius_search.errors import UsageError
 from genius_search.index.match import split_left_out
 from genius_search.records import Modality, check_unicode
+from genius_search.text import clean
 
 if TYPE_CHECKING:
     from pandas import DataFrame

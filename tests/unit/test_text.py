@@ -6,7 +6,7 @@ import pytest
 
 from genius_search import Index, NewItem
 from genius_search.data.folder import read_folder
-from genius_search.data.text import clean, join_divided_words
+from genius_search.text import clean, join_divided_words
 
 
 @pytest.mark.parametrize(
