@@ -54,10 +54,11 @@ def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> 
     if not spans:
         return [spell(text)]
     passages = [spell(text[start:end]) for start, end in spans[:MAX_QUERY_PASSAGES]]
+    if any(is_cut(encoder, passage) for passage in passages):
+        _log.warning("the encoder reads only the beginning of the query: its instruction is too long")
+        return [spell(text)]
     if len(spans) > MAX_QUERY_PASSAGES:
         end = spans[MAX_QUERY_PASSAGES - 1][1]
         limit = f"the first {end:,} of its {len(text):,} characters, {MAX_QUERY_PASSAGES} passages"
         _log.warning("the query is longer than what is searched for: %s; give a part of it", limit)
-    elif any(is_cut(encoder, passage) for passage in passages):
-        _log.warning("the encoder reads only a part of the query: its instruction is too long")
     return passages
