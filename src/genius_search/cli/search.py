@@ -102,7 +102,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """
 
     text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
-    """Text of the query; "beach -people", in quotes, leaves out texts with people."""
+    """Text of the query; "beach -people" leaves out people."""
 
     image: OptionalFile = None
     """Image of the query; alone, or together with the text."""
@@ -123,8 +123,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     'taken=2024-05', 'price is missing'. Several --where must all hold."""
 
     match: Words = None
-    """Only items whose text contains these words; "a phrase" in double quotes, prefix*; -word
-    leaves out, OR stands between two."""
+    """Only items whose text contains these words: this OR that -without "a phrase" begin*."""
 
     no_hybrid: bool = False
     """Do not raise items because they have rare words or codes of the query."""
