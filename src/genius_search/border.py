@@ -18,6 +18,7 @@ from jaxtyping import Shaped
 
 from genius_search.errors import BadData, UsageError
 from genius_search.records import check_unicode, composed
+from genius_search.text import clean
 
 SHORTEST_VECTOR: Final = 1e-12
 """A vector that is not longer has no direction."""
@@ -41,7 +42,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
 
 
 def as_text(text: object, name: str) -> str:
-    """Return a text in Unicode's composed form (NFC); ``name`` is what an error calls it.
+    """Return a text in Unicode's composed form (NFC), cleaned; ``name`` is what an error calls it.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def as_text(text: object, name: str) -> str:
     """
     if not isinstance(text, str):
         raise UsageError(f"{name} is {_show(text)}, expected a text")
-    return check_unicode(str.__str__(text))  # those of NumPy and of enumerations become plain ones
+    return clean(check_unicode(str.__str__(text)))  # those of NumPy and of enumerations become plain ones
 
 
 def is_missing(value: object) -> bool:

@@ -47,7 +47,8 @@ SENTENCES = st.none() | st.lists(
 ITEMS = st.lists(st.tuples(st.sampled_from(Modality), SENTENCES, WORDS | st.none(), SOURCES), max_size=6).map(
     lambda rows: [Item(f"{number}:é", *row) for number, row in enumerate(rows)]
 )
-OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "~", "in"]
+OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in"]
+NEGATED = {"!=": "=", "!~": "~"}
 
 
 def rows_of(store: ItemStore, wanted: Filter, **options: float) -> list[int]:
@@ -59,7 +60,7 @@ def conditions(draw) -> tuple[tuple[str, ...], str, list[object]]:
     """A path, an operator and values that go with it."""
     path = tuple(draw(st.lists(KEYS, min_size=1, max_size=2)))
     how = draw(st.sampled_from(OPERATORS))
-    if how == "~":
+    if how in ("~", "!~"):
         return path, how, [draw(WORDS)]
     if how == "in":
         return path, how, draw(st.lists(st.booleans() | NUMBERS | WORDS, min_size=1, max_size=10))
@@ -67,8 +68,8 @@ def conditions(draw) -> tuple[tuple[str, ...], str, list[object]]:
 
 
 def satisfies(source: str | None, path: tuple[str, ...], how: str, wanted: list[object]) -> bool:
-    if how == "!=":
-        return not satisfies(source, path, "=", wanted)
+    if how in NEGATED:
+        return not satisfies(source, path, NEGATED[how], wanted)
     try:
         have = json.loads(source or "null")
     except ValueError:
@@ -166,8 +167,8 @@ def test_conditions_on_an_items_own_fields_compare_texts(tmp_path_factory, items
         expected = []
         for row, item in enumerate(items):
             have = {"id": item.id, "text": item.text, "image": item.image}[name]
-            found = have is not None and any(fits(have, "=" if how == "!=" else how, want) for want in wanted)
-            expected += [row] if found != (how == "!=") else []
+            found = have is not None and any(fits(have, NEGATED.get(how, how), want) for want in wanted)
+            expected += [row] if found != (how in NEGATED) else []
         filter_ = Filter.parse({name: {how: wanted if how == "in" else wanted[0]}})
         assert rows_of(store, filter_) == expected
 

@@ -98,7 +98,8 @@ def find(name: str) -> Any:
 def run(name: str, arguments: Sequence[str]) -> int:
     """Parse the flags of one command and run it."""
     config = (tyro.conf.FlagCreatePairsOff,)
-    parsed: Any = tyro.cli(find(name), prog=f"genius {name}", args=arguments, config=config)
+    words = join_match(arguments)
+    parsed: Any = tyro.cli(find(name), prog=f"genius {name}", args=words, config=config)
     return expand_paths(parsed).run() or 0
 
 
@@ -117,6 +118,17 @@ def expand_paths(command: Any) -> Any:
         elif isinstance(value, tuple) and value and isinstance(value[0], Path):
             changes[field.name] = tuple(map(as_path, value))
     return dataclasses.replace(command, **changes)
+
+
+def join_match(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with ``--match -people`` as one: the parser takes ``-people`` for a flag."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined[-1:] == ["--match"] and re.match(r"-[^-]", word):
+            joined[-1] = f"--match={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def report(error: BaseException) -> int:

@@ -102,7 +102,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """
 
     text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
-    """Text of the query."""
+    """Text of the query; "beach -people" leaves out people."""
 
     image: OptionalFile = None
     """Image of the query; alone, or together with the text."""
@@ -123,7 +123,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     'taken=2024-05', 'price is missing'. Several --where must all hold."""
 
     match: Words = None
-    """Only items whose text contains these words; "a phrase" in double quotes, prefix*."""
+    """Only items whose text contains these words: this OR that -without "a phrase" begin*."""
 
     no_hybrid: bool = False
     """Do not raise items because they have rare words or codes of the query."""
@@ -162,6 +162,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 
     def run(self) -> int:
         from genius_search.config import SearchConfig
+        from genius_search.index.match import split_left_out
         from genius_search.index.query import adjust_settings
 
         if self.json and self.files_only:
@@ -172,14 +173,15 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
                 "and of a cluster give a folder in its shards/"
             )
         vectors = read_vectors(self.vector)
-        is_listing = not self.text and self.image is None and vectors is None
+        text = " ".join(self.text)
+        is_listing = not split_left_out(text)[0] and self.image is None and vectors is None
         where: Any = self.where
         if is_listing:
             from genius_search.index.filters import Filter  # only here
 
             where = Filter.parse(where)  # also without conditions
         options: dict[str, Any] = {
-            "text": " ".join(self.text) or None,
+            "text": text or None,
             "image": self.image,
             "vector": None if vectors is None else vectors.squeeze(),
             "instruction": self.instruction,

@@ -29,6 +29,7 @@ from genius_search.data.images import HEIF_SUFFIXES, is_image_file, opened_image
 from genius_search.data.mbeir import read_json_lines
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import composed
+from genius_search.text import clean
 
 _TAG: Final = ExifTags.Base
 _FIELDS: Final[dict[str, tuple[tuple[int, ...], tuple[str, ...], int]]] = {
@@ -317,11 +318,11 @@ def decode_text(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return a text of at most :data:`MAX_TEXT_BYTES`; raises like :func:`decode_text`."""
+    """Return a text of at most :data:`MAX_TEXT_BYTES`, cleaned; raises like :func:`decode_text`."""
     require_file(path)
     if path.stat().st_size > MAX_TEXT_BYTES:
         raise BadImage(path, f"is a text of more than {MAX_TEXT_BYTES:,} bytes; split it")
-    if not (text := decode_text(path).strip()):
+    if not (text := clean(decode_text(path)).strip()):
         raise BadImage(path, "is a text without words")
     return text
 

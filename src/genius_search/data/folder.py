@@ -10,16 +10,12 @@ user's cache.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
-import logging
 import os
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
-from unicodedata import normalize
 
 from pathspec import GitIgnoreSpec
 
@@ -34,10 +30,10 @@ from genius_search.data.captions import (
     side_cars,
 )
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
+from genius_search.data.pdf import has_pypdf, read_pdf
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
-from genius_search.writing import write_atomically
 
 IGNORE_FILE: Final = ".geniusignore"
 """Patterns, as in ``.gitignore``, of what is left out of its folder."""
@@ -187,7 +183,8 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 candidates.append(Candidate(did, modality, text, did, source))
                 problems += [BadImage(path, problem) for problem in lost]
             elif kind in (".txt", ".md") or (kind == ".pdf" and has_pypdf()):
-                text = read_pdf(path) if kind == ".pdf" else read_text(path)
+                is_pdf, cache = kind == ".pdf", user_cache() / "pdf"
+                text = read_pdf(path, cache, problems) if is_pdf else read_text(path)
                 candidates.append(Candidate(did, Modality.TEXT, text))
             else:
                 hint = next(hint for kinds, hint in _HINTS.items() if kind in kinds or not kinds)
@@ -214,46 +211,3 @@ def _id(root: Path, path: Path) -> str:
 def user_cache() -> Path:
     """Return the folder for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius-search"
-
-
-def has_pypdf() -> bool:
-    """Return whether the extra ``pdf`` is installed."""
-    return importlib.util.find_spec("pypdf") is not None
-
-
-def read_pdf(path: Path) -> str:
-    """Return the text of all pages of a PDF file.
-
-    Raises
-    ------
-    BadImage
-        It cannot be read, or has no text, as scanned pages do.
-    """
-    try:
-        known = path.stat()
-        key = hashlib.sha256(f"{path.resolve()} {known.st_size} {known.st_mtime_ns}".encode()).hexdigest()
-        cached = user_cache() / "pdf" / f"{key[:24]}.txt"
-        if not cached.is_file():
-            text = _extract(path)
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with write_atomically(cached) as temporary:
-                temporary.write_text(text, encoding="utf-8", errors="replace")
-        text = cached.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadImage(path, f"cannot be read: {error.strerror}") from None
-    if not text.strip():
-        raise BadImage(path, "is a PDF without text; scanned pages need text recognition first")
-    return text
-
-
-def _extract(path: Path) -> str:
-    from pypdf import PdfReader  # noqa: PLC0415  an extra
-
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of each oddity of a file
-    try:
-        text = "\n\n".join(page.extract_text() for page in PdfReader(path).pages)
-        return normalize("NFKC", text)  # without ligatures
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001  damaged files raise whatever there is
-        raise BadImage(path, f"cannot be read as a PDF: {error}") from None

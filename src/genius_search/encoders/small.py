@@ -178,6 +178,7 @@ class SmallEncoder:
         self.spec = spec
         """``small:FOLDER`` once loaded, ``small`` before."""
         self.dim = config.dim
+        self.max_tokens = config.max_tokens
 
     @cached_property
     def fingerprint(self) -> str:
@@ -193,6 +194,10 @@ class SmallEncoder:
         write_weights(folder / WEIGHTS_FILE, self.network.state_dict())
         (folder / TOKENIZER_FILE).write_text(self.tokenizer.to_str())
         (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
+
+    def num_tokens(self, text: str) -> int:
+        """Return the number of tokens of a text, also of those that are not read."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
         """Return token numbers, padded to the maximum length; they can be cached between epochs."""

@@ -8,7 +8,6 @@ alone, its codebooks are fitted to the features (:func:`create_index`).
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from genius_search.encoders.base import (
     load_encoder,
     reads_images,
 )
+from genius_search.encoders.passages import divide
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index.calibrate import measure_least_scores
@@ -78,12 +78,6 @@ CHUNK: Final = 4096
 """Items whose IDs are computed together."""
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings have two bits a number by default."""
-WORDS: Final = 200
-"""Words of a passage; fewer if the encoder reads fewer."""
-OVERLAP: Final = 10
-"""One in so many words of a passage is also in the next one."""
-_WORD: Final = re.compile(r"\S{1,40}")
-"""Longer words are parts: some languages put no spaces between words."""
 LEFTOVERS: Final = frozenset(
     {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
@@ -244,16 +238,7 @@ def find_passages(encoder: Encoder, text: str) -> list[Passage]:
 
     There are none if it reads all of the text.
     """
-    if not is_cut(encoder, format_text(text)):
-        return []
-    words = [word.span() for word in _WORD.finditer(text)]
-    size = WORDS
-    while True:
-        starts = range(0, max(1, len(words) - size // OVERLAP), size - size // OVERLAP)
-        found = [Passage(words[at][0], words[min(at + size, len(words)) - 1][1]) for at in starts]
-        if size == 1 or not any(is_cut(encoder, format_text(text[start:end])) for start, end in found):
-            return found[1:]
-        size //= 2
+    return [Passage(*span) for span in divide(encoder, text, format_text)[1:]]
 
 
 def find_changes(

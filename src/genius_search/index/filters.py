@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -22,13 +21,15 @@ from typing import Final, Literal, TypeAlias, TypeGuard, cast, get_args
 import numpy as np
 from jaxtyping import Bool
 
-from genius_search.border import as_id, as_text, is_missing
+from genius_search.border import as_id, is_missing
 from genius_search.data.values import FALSE, TRUE, YEAR_DIGITS, Span, Value, number_of, plain, times_of
 from genius_search.errors import UsageError
 from genius_search.index.items import ItemStore, spell_path
+from genius_search.index.match import parse_match
 from genius_search.records import Modality, check_unicode, composed
+from genius_search.text import clean
 
-Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "in"]
+Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in"]
 Mask: TypeAlias = Bool[np.ndarray, " items"]
 Column: TypeAlias = Literal["item_id", "modality", "text", "image"]
 
@@ -40,8 +41,9 @@ COLUMNS: Final[Mapping[str, Column]] = {
 }
 """Names of the item's columns in conditions."""
 GRAMMAR: Final = (
-    "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) in, for example: price<20, "
-    "price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', title~umbrella, 'price is missing', "
+    "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) !~ (does not) in, "
+    "for example: price<20, price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', "
+    "title~umbrella, 'price is missing', "
     'size.width>=30, \'"unit price"="a, b"\'; several conditions are given one by one (--where for each, or '
     "a list)"
 )
@@ -63,13 +65,15 @@ SHOWN: Final = 200
 """Characters of a condition that an error shows."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _ORDERS: Final = ("<", "<=", ">", ">=")
+_CONTAINS: Final = ("~", "!~")
+_NEGATIONS: Final = ("!=", "!~")
 # Possessive quantifiers (*+, ++) never backtrack, so that reading a condition takes linear time.
 _QUOTED: Final = r"\"[^\"]*+\"|'[^']*+'"
 _BARE: Final = r"[^\s.=!<>~\"',]++"
 _PART: Final = rf"(?:{_QUOTED}|{_BARE})"
 _NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
 _CONDITION: Final = re.compile(
-    rf"\s*+({_NAME.pattern})\s*+(!=|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)", re.DOTALL
+    rf"\s*+({_NAME.pattern})\s*+(!=|!~|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)", re.DOTALL
 )
 _VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
 _LISTED: Final = re.compile(rf"\s*+(?:({_QUOTED})\s*+|([^\"',][^,]*+))(,|$)", re.DOTALL)
@@ -79,7 +83,6 @@ _JOINED: Final = re.compile(r"[=<>~]|&&|\|\||\b(?:and|or) \S++ (?:is|in)\b", re.
 """What shows that a value without quotes is meant as more than a value."""
 _SEPARATED: Final = re.compile(r"[-+]?[0-9][0-9.]*+[,'][0-9][0-9.,']*+")
 """A number as no JSON has it."""
-_WORDS: Final = re.compile(r'"([^"]*)"(\*?)|([^\s"]+)|"')
 
 
 class UnknownField(UsageError, LookupError):
@@ -90,11 +93,12 @@ class UnknownField(UsageError, LookupError):
 class Condition:
     """Comparison of a field with a value, or with several values of which one must match (``in``).
 
-    ``!=`` is the negation of ``=``. A missing, null or object field satisfies ``!=`` only. A list satisfies
-    the other operators if one of its values does, or one of its objects' for an inner field. Numbers are
-    compared with numbers and with texts that are numbers (in a CSV file everything is text), times with
-    texts that are times, Booleans with Booleans and the texts true and false, and texts with texts in the
-    order of their characters. ``~`` searches for a substring, ignoring case.
+    ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field
+    satisfies only these. A list satisfies the other operators if one of its values does, or one of
+    its objects' for an inner field. Numbers are compared with numbers and with texts that are
+    numbers (in a CSV file everything is text), times with texts that are times, Booleans with
+    Booleans and the texts true and false, and texts with texts in the order of their characters.
+    ``~`` searches for a substring, ignoring case.
     """
 
     path: tuple[str, ...]
@@ -106,11 +110,13 @@ class Condition:
     """Set for the item's id, modality, text or image, whose values are always texts."""
 
     def to_sql(self, column: str) -> Iterator[tuple[str, list[Value]]]:
-        """Yield comparisons in SQL, those of ``=`` for ``!=``, and the values to bind; one must hold.
+        """Yield comparisons in SQL, of which one must hold, and the values to bind.
+
+        Of a negation they are the comparisons that it negates.
 
         Values of other kinds do not satisfy them.
         """
-        if self.operator == "~":
+        if self.operator in _CONTAINS:
             texts = f"{column} >= ? AND {column} < ?"
             yield f"{texts} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, self.values[0].low]
         elif self.operator in _ORDERS:
@@ -149,8 +155,9 @@ class Filter:
 
     conditions: tuple[Condition, ...] = ()
     match: str | None = None
-    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. Case and accents
-    are ignored. All characters but letters and digits separate words."""
+    """Words that the text must contain in any order; also ``"a phrase"`` and ``prefix*``. A ``-``
+    before one of these, or NOT, leaves out items that have it, and OR stands between two of which
+    one must occur. Case and accents are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
     may_be_elsewhere: bool = False
     """Whether a field that no item has is no error, since items of other shards may have it."""
@@ -165,7 +172,7 @@ class Filter:
         if total > MAX_VALUES:
             raise UsageError(f"{total:,} values were given; give at most {MAX_VALUES:,} in all conditions")
         if self.match is not None:
-            self.full_text_query()
+            parse_match(self.match)
 
     @staticmethod
     def parse(
@@ -197,29 +204,6 @@ class Filter:
                 raise UsageError(f"the conditions have {length:,} characters; at most {MAX_CHARACTERS:,}")
             conditions = [_parse_text(text) for text in texts]
         return Filter(tuple(conditions), match)
-
-    def full_text_query(self) -> str:
-        """Translate :attr:`match` to SQLite's full-text syntax; quotes all but words and their signs.
-
-        Raises
-        ------
-        UsageError
-            The text contains no words.
-        """
-        match = as_text(self.match or "", "match")
-        found: dict[str, None] = {}  # the same word again would be looked up again
-        for phrase, phrase_star, word in _WORDS.findall(match.replace("\0", " ")):
-            words = phrase or word.rstrip("*")
-            star = phrase_star or ("*" if word.endswith("*") else "")
-            kinds = map(unicodedata.category, words)
-            if any(kind[0] in "LN" or kind == "Co" for kind in kinds):
-                found[f'"{words}"{star}'] = None
-        if not found:
-            raise UsageError(
-                f"match {match!r} has no word in it; give words that the text must have, for example "
-                '"leather strap*" or, for a phrase, \'"leather strap"\''
-            )
-        return " ".join(found)
 
 
 def _parse_text(text: str) -> Condition:
@@ -366,11 +350,13 @@ def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, 
         if how not in ("=", "!=", "in"):
             raise UsageError(f"condition {shown!r}: a modality can be compared with = != in only")
         values = [Span(kind, kind) for kind in (Modality.parse(typed).mbeir for typed, _ in given)]
-    elif how == "~":
-        folded = given[0][0].casefold()
+    elif how in _CONTAINS:
+        folded = clean(composed(given[0][0])).casefold()
         values = [Span(folded, folded)]
     elif column:
-        values = [MISSING if MISSING in meanings else Span(typed, typed) for typed, meanings in given]
+        spelt = [clean(typed) if column == "text" else typed for typed, _ in given]
+        pairs = zip(spelt, given, strict=True)
+        values = [MISSING if MISSING in one[1] else Span(text, text) for text, one in pairs]
     return Condition(path, how, tuple(values), column)
 
 
@@ -385,12 +371,16 @@ def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) ->
     mask = np.ones(store.num_rows, dtype=bool)
     look_up = partial(store.mask, deadline=deadline)
     if wanted.match is not None:
-        mask &= look_up("words WHERE words MATCH ?", [wanted.full_text_query()], row="rowid")
+        required, left_out = parse_match(wanted.match)
+        if required is not None:
+            mask &= look_up("words WHERE words MATCH ?", [required], row="rowid")
+        if left_out is not None:
+            mask &= ~look_up("words WHERE words MATCH ?", [left_out], row="rowid")
     for condition in wanted.conditions:
         if not mask.any():
             break
         holds = _holds(store, condition, look_up)
-        mask &= ~holds if condition.operator == "!=" else holds
+        mask &= ~holds if condition.operator in _NEGATIONS else holds
     if wanted.modality is None or store.count_by_modality().get(wanted.modality) == store.num_rows:
         return mask
     source, values = "items WHERE modality = ?", [wanted.modality.mbeir]
@@ -403,7 +393,7 @@ def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) ->
 
 
 def _holds(store: ItemStore, condition: Condition, look_up: Callable[..., Mask]) -> Mask:
-    """Return which items satisfy a condition, that of ``=`` for ``!=``."""
+    """Return which items satisfy a condition, or of a negation the condition that it negates."""
     holds = np.zeros(store.num_rows, dtype=bool)
     column, known = condition.column, store.field_names
     source, bound = f"items WHERE {column} IS NOT NULL", list[Value]()

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
 from genius_search.records import Modality, composed
+from genius_search.text import clean
 
 ITEMS_FILE: Final = "items.sqlite"
 ITEMS: Final = (
@@ -266,7 +267,10 @@ class ItemStore:
         database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
         weakref.finalize(self, database.close)
         database.create_function(
-            "contains", 2, lambda text, part: part in composed(text).casefold(), deterministic=True
+            "contains",
+            2,
+            lambda text, part: part in clean(composed(text)).casefold(),
+            deterministic=True,
         )
         return Connection(database, threading.RLock())
 

@@ -26,6 +26,7 @@ from jaxtyping import Float32
 from genius_search.border import as_id, as_text
 from genius_search.config import USUAL_SEARCH
 from genius_search.errors import UsageError
+from genius_search.index.match import split_left_out
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
@@ -249,6 +250,8 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
     text = None if text is None else as_text(text, "the text of a query")
     if not (folder / LEARNED / CURRENT).exists():
         return 0
+    if text is not None:  # the log has it as it is searched for
+        text, _ = split_left_out(text)
     with one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
         ids = [
             item.id

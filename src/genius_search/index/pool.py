@@ -29,6 +29,7 @@ from genius_search.index.roots import id_in, new_root, root_of
 from genius_search.index.store import Root
 from genius_search.index.writer import store_picture
 from genius_search.records import Candidate, Modality, composed
+from genius_search.text import clean
 
 MAX_REASONS: Final = 5
 """Number of files that an error names."""
@@ -87,7 +88,7 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
     photo = Caption() if item.image is None else read_photo(Path(item.image))
-    text = item.text or (composed(photo.text) if captions and photo.text else None)
+    text = item.text or (clean(composed(photo.text)) if captions and photo.text else None)
     source, _ = fields_to_json({**folder, **name, **photo.fields, **item.fields})
     modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
     return item._replace(modality=modality, text=text, source=source)
@@ -214,7 +215,7 @@ def check_item(item: Item) -> Item:
                 f"item {item.id!r} contains a lone surrogate (half a character) in {str(part)[:80]!r}; "
                 "write it as UTF-8"
             ) from None
-    text = None if item.text is None else composed(item.text)
+    text = None if item.text is None else clean(composed(item.text))
     source = None if item.source is None else composed(item.source)
     return item._replace(id=composed(item.id), text=text, source=source)
 
@@ -261,7 +262,8 @@ def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:
     name = as_id(new.id)
     if not 1 <= len(name) <= MAX_ID_LENGTH:
         raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(name)}")
-    text = new.text if new.text and new.text.strip() else None
+    words = clean(new.text or "")
+    text = words if words.strip() else None
     if text is None and new.image is None:
         raise BadData("an item needs a text, an image, or both")
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)

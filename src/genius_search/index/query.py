@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain, zip_longest
 from operator import itemgetter
 from threading import Lock
@@ -19,6 +19,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 from genius_search.border import SHORTEST_VECTOR, as_numbers
 from genius_search.config import SearchConfig, SearchSettings, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.passages import query_passages
 from genius_search.errors import BadData, UsageError
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
@@ -348,11 +349,13 @@ class SnapshotSearcher:
         """
         images: dict[int, Image.Image] = {}  # by the identity of what was given; the same is opened once
         contents: dict[tuple[int, str], int] = {}  # what is to be encoded, and its position
-        sources: list[list[int | Float32[np.ndarray, "3 dim"]]] = []
+        encoder = self.model.encoder
+        divide = cache(lambda way, text: query_passages(encoder, text, partial(instructed, way)))
+        sources: list[list[list[int] | Float32[np.ndarray, "3 dim"]]] = []
         for request, modality in wanted:
             if not request.query:
                 raise UsageError("this needs a query: a text, an image, or both; or a vector")
-            own: list[int | Float32[np.ndarray, "3 dim"]] = []
+            own: list[list[int] | Float32[np.ndarray, "3 dim"]] = []
             for part in request.query:
                 if part.vector is not None:
                     own.append(self._given(part.vector))
@@ -369,13 +372,13 @@ class SnapshotSearcher:
                     has_text = bool(part.text and not part.text.isspace())
                     kind = Modality.of(has_image=part.image is not None, has_text=has_text)
                     instruction = self._instructions[kind, modality]
-                content = (id(part.image), instructed(instruction, part.text))
-                own.append(contents.setdefault(content, len(contents)))
+                keys = [(id(part.image), text) for text in divide(instruction, part.text or "")]
+                own.append([contents.setdefault(key, len(contents)) for key in keys])
             sources.append(own)
         encoded = self._encode([(images.get(image), text) for image, text in contents])
         embedded = []
         for (request, _), own in zip(wanted, sources, strict=True):
-            vectors = [encoded[source] if isinstance(source, int) else source for source in own]
+            vectors = [_mean(encoded[one]) if isinstance(one, list) else one for one in own]
             is_sum = len(vectors) > 1 or request.query[0].weight <= 0
             embedded.append(_weighted_sum(request.query, vectors) if is_sum else vectors[0])
         return embedded
@@ -887,6 +890,11 @@ def _read_features(features: object) -> Float[np.ndarray, "contents dim"]:
     if not np.isfinite(array).all():
         raise BadData("the encoder's features of this query are not finite; try another query")
     return array
+
+
+def _mean(vectors: Float32[np.ndarray, "passages 3 dim"]) -> Float32[np.ndarray, "3 dim"]:
+    """Return the normalised mean of passages' vectors; that of one is itself."""
+    return vectors[0] if len(vectors) == 1 else normalize(vectors.mean(axis=0))
 
 
 def _weighted_sum(

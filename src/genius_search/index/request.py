@@ -13,6 +13,7 @@ import numpy as np
 
 from genius_search.border import as_id, as_numbers, as_text
 from genius_search.errors import UsageError
+from genius_search.index.match import split_left_out
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class SearchRequest:
     ``{"brand": "acme"}``; see :meth:`Filter.parse`. With conditions or a modality a search needs no query:
     it returns all that they allow, what was added last first, with a score of 0."""
     match: str | None = None
-    """Words that the items' texts must contain."""
+    """Words that the items' texts must contain, or must not, as in ``beach OR sea -people``; see
+    :attr:`Filter.match`. Words to leave out may also be in ``text``, which loses them."""
     hybrid: bool = True
     """Raise items whose text or file name has a word of the query that few items have, such as a
     name; a code (letters with digits, or four digits: IMG_2034) puts them first."""
@@ -115,6 +117,7 @@ class SearchRequest:
                 raise UsageError(f"{name} is {text!r}, expected a text; pictures are image=, vectors vector=")
             if text:
                 object.__setattr__(self, name, as_text(text, name))
+        self._leave_out_words()
         parsed = None
         if self.where or self.match is not None:
             from genius_search.index.filters import Filter  # noqa: PLC0415  most searches have no conditions
@@ -130,6 +133,15 @@ class SearchRequest:
         object.__setattr__(self, "filter", parsed)
         object.__setattr__(self, "parts", tuple(self.parts))
         object.__setattr__(self, "query", self._checked_parts())
+
+    def _leave_out_words(self) -> None:
+        """Move the words that the text leaves out to ``match``."""
+        text, left_out = split_left_out(self.text or "")
+        if not left_out:
+            return
+        match = self.match or getattr(self.where, "match", None)
+        object.__setattr__(self, "text", text or None)
+        object.__setattr__(self, "match", f"{match} {left_out}" if match else left_out)
 
     def _checked_parts(self) -> tuple[SearchPart, ...]:
         given = list(self.parts)

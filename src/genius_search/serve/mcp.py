@@ -29,6 +29,7 @@ SIDE: Final = 768
 Hits: TypeAlias = list[dict[str, Any]]
 Picture = Annotated[str | None, Field(description="A picture's path here, or data:image/jpeg;base64,…")]
 Conditions = Annotated[tuple[str, ...], Field(description="'price<20', 'taken=2024-05'; all must hold")]
+Words = Annotated[str | None, Field(description='In texts: beach OR sea -people "a phrase" begin*')]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]
 ItemId = Annotated[str, BeforeValidator(as_id)]
 Name = Annotated[str | None, Field(description="An index by its name; needed if there are several.")]
@@ -45,13 +46,14 @@ class Tools:
         text: str | None = None,
         image: Picture = None,
         where: Conditions = (),
+        match: Words = None,
         modality: Literal["image", "text", "image-text"] | None = None,
         k: Count = 10,
         index: Name = None,
     ) -> Hits:
         """Find pictures and texts by words, by a picture, or both. Conditions alone list the newest."""
-        hits = self._find(index).search(text, image=_read(image), where=where, modality=modality, k=k)
-        return [*map(_describe, hits)]
+        options: dict[str, Any] = {"where": where, "match": match, "modality": modality, "k": k}
+        return [*map(_describe, self._find(index).search(text, image=_read(image), **options))]
 
     def similar(self, id: ItemId, text: str | None = None, k: Count = 10, index: Name = None) -> Hits:
         """Find items like one of the index (and itself), or with a text, such items changed as it says."""

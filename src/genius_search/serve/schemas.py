@@ -103,7 +103,9 @@ class SearchBody(RequestBody):
         description="Conditions on fields; all must hold.",
         examples=[["price<20", "colour in red,blue"]],
     )
-    match: Condition | None = Field(None, description="Words that the text of an item contains.")
+    match: Condition | None = Field(
+        None, description='Words that texts contain: beach OR sea -people "a phrase" begin*.'
+    )
     hybrid: bool = Field(
         True,
         description="Raise items whose text or file name has rare words of the query, and put those first "

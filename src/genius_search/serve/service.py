@@ -29,6 +29,7 @@ from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.build import Added
 from genius_search.index.index import Index
 from genius_search.index.items import Item
+from genius_search.index.match import split_left_out
 from genius_search.index.pool import NewItem
 from genius_search.index.query import adjust_settings
 from genius_search.index.request import SearchPart, SearchRequest
@@ -42,6 +43,8 @@ THREADS: Final = 2
 """Of each kind; more would keep more memory."""
 MAX_WAITING: Final = 256
 """Requests that wait for the threads of a kind."""
+LONG_TEXT: Final = 1_000
+"""Characters of a query's texts from which they may have many passages to encode."""
 PATIENCE_SECONDS: Final = 10.0
 """Longest wait for another process that is changing the index."""
 # Of texts in a picture; 64 MB by default, each up to four times in memory.
@@ -141,7 +144,11 @@ class Service:
         """Return the threads for a search, so that slow ones delay no others."""
         if pictures:
             return self._pictures
-        special = (body.where, body.match, body.beam, body.rerank, body.router, body.candidates)
+        texts = [body.text or "", *(part.text or "" for part in body.parts)]
+        is_long = sum(map(len, texts)) > LONG_TEXT
+        _, left_out = split_left_out(body.text or "")
+        conditions = (body.where, body.match, left_out)
+        special = (is_long, *conditions, body.beam, body.rerank, body.router, body.candidates)
         is_plain = (body.text or body.parts) and body.combine == "sum" and not any(special)
         return self._searches if is_plain and body.k + body.offset <= schemas.QUICK_HITS else self.slow
 

@@ -48,6 +48,7 @@ def requests(single) -> list[SearchRequest]:
         SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup")), combine="any", k=6),
         SearchRequest(hybrid=False, text="a red kite or a blue cup", modality="text", k=6),
         SearchRequest(hybrid=False, text="everything", modality="text", k=100),
+        SearchRequest(hybrid=False, text="everything -red -blue", match="kite OR cup", k=100),
     ]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from genius_search.data import folder
+from genius_search import Index
+from genius_search.cli import main
+from genius_search.data import folder, pdf
 from genius_search.data.folder import read_folder
 
 
@@ -47,7 +51,7 @@ def test_the_pages_of_a_file_are_one_text(papers):
 
 def test_a_file_is_read_again_only_when_it_changes(papers, monkeypatch):
     before = read_folder(papers)
-    monkeypatch.setattr(folder, "_extract", lambda _: "read again")
+    monkeypatch.setattr(pdf, "_extract", lambda _: ("read again", None))
     assert read_folder(papers) == before
     (papers / "kites.pdf").write_bytes(make_pdf("On anchors"))
     assert read_folder(papers).candidates[0].text == "read again"
@@ -69,3 +73,56 @@ def test_without_the_extra_it_is_named(papers, monkeypatch):
     scan = read_folder(papers)
     assert not scan.candidates
     assert "genius-search[pdf]" in scan.problems[0].reason
+
+
+def test_divided_words_are_joined(papers):
+    (papers / "kites.pdf").write_bytes(make_pdf("A light-) Tj 0 -14 Td (house in the \\001eld"))
+    assert read_folder(papers).candidates[0].text.split() == ["A", "lighthouse", "in", "the", "field"]
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "text", "said"),
+    [
+        ("MAX_PAGES", 2, ["one", "two"], "only 2 of 4 pages are read: the limit of a PDF is 2 pages"),
+        (
+            "MAX_CHARACTERS",
+            7,
+            ["one", "tw"],
+            "only 3 of 4 pages are read: the limit of a PDF is 7 characters",
+        ),
+    ],
+)
+def test_what_is_longer_than_a_limit_is_said_each_time(papers, monkeypatch, name, most, text, said):
+    (papers / "kites.pdf").write_bytes(make_pdf("one", "two", "three", "four"))
+    monkeypatch.setattr(pdf, name, most)
+    for _ in range(2):
+        scan = read_folder(papers)
+        assert scan.candidates[0].text.split() == text
+        assert [one.reason for one in scan.problems] == [f"{said}; split the file"]
+
+
+def test_a_page_that_takes_too_long_is_interrupted(papers, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = " ".join(["(an anchor and a kite) Tj 0 -14 Td"] * 100_000)
+    (papers / "bomb.pdf").write_bytes(make_pdf("On anchors", f") Tj {page} (", "after it"))
+    monkeypatch.setattr(pdf, "MAX_SECONDS", 0.5)
+    began = time.monotonic()
+    assert main(["index", "create", "t.index", "--pool", str(papers), "--encoder", "text:wordllama"]) == 0
+    assert time.monotonic() - began < 60
+    said = "bomb.pdf: only 1 of 3 pages are read: the limit of a PDF is 0.5 seconds; split the file"
+    assert said in capsys.readouterr().err
+    assert Index.open("t.index").get("bomb.pdf").text == "On anchors"
+
+
+def test_a_file_of_which_no_page_can_be_read_in_time_is_left_out(papers, monkeypatch):
+    def read_for_ever() -> None:
+        while True:
+            time.sleep(0.001)
+
+    began = time.monotonic()
+    pdf._run(read_for_ever, 0.1)
+    assert time.monotonic() - began < 30
+    monkeypatch.setattr(pdf, "_run", lambda work, seconds: None)
+    scan = read_folder(papers)
+    assert not scan.candidates
+    assert scan.problems[0].reason.startswith("only 0 pages are read: the limit of a PDF is 20 seconds")

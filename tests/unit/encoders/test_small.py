@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from PIL import Image
 
 from genius_search.config import SmallEncoderConfig
+from genius_search.encoders.base import is_cut
+from genius_search.encoders.passages import query_passages
 from genius_search.encoders.small import (
     create_small,
     load_small,
@@ -63,6 +65,17 @@ def test_the_order_of_words_matters(encoder):
 @pytest.mark.parametrize("text", ["", "日本語 🦒", "zyxwv unheard-of", "x" * 5000])
 def test_any_text_has_a_finite_feature(encoder, text):
     assert np.isfinite(encoder.text_features([text])).all()
+
+
+def test_a_text_that_is_longer_than_the_encoder_reads_is_divided(encoder, caplog):
+    text = " ".join(TEXTS[:4])
+    passages = query_passages(encoder, text, "Find: {}".format)
+    assert not is_cut(encoder, TEXTS[0])
+    assert len(passages) > 1
+    assert not any(is_cut(encoder, passage) for passage in passages)
+    assert not caplog.records
+    assert query_passages(encoder, text, f"{text}: {{}}".format) == [f"{text}: {text}"]
+    assert "reads only the beginning of the query: its instruction" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

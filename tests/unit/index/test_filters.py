@@ -55,6 +55,10 @@ def store(tmp_path):
         ("modality in image,text", [1, 2]),
         ("text~ZÜRICH", [2]),
         ("text!=x", [0, 1, 2]),
+        ("text!~LEATHER", [1, 2]),
+        ("text !~ 'Caf\N{SOFT HYPHEN}é'", [0, 1]),
+        ("tags!~re", [1, 2]),
+        ("size.width!~3", [0, 1, 2]),
     ],
 )
 def test_a_typed_condition_finds_the_items_that_a_person_means(store, where, rows):
@@ -175,15 +179,50 @@ def test_reading_conditions_takes_linear_time():
         ('"strap leather"', []),
         ('"with a lea"*', [0]),
         ("cafe", [2]),
-        ("leather OR cafe", []),
+        ("leather OR cafe", [0, 2]),
         ('strap "', [0]),
+        ("-leather", [1, 2]),
+        ("red -leather", []),
+        ("red -coat", [0]),
+        ('red -"strap leather"', [0]),
+        ('red -"leather strap"', []),
+        ("-caf*", [0, 1]),
+        ("\N{MINUS SIGN}leather -Zürich", [1]),
+        ("red NOT leather", []),
+        ("red AND NOT coat", [0]),
+        ("NOT red", [1, 2]),
+        ("coat OR red OR zurich bag OR ein", [0, 2]),
+        ("coat | zurich", [2]),
+        ("red - leather", [0]),
+        ('"red" or', []),
+        ('“leather strap” "OR"', []),
+        ("le\N{SOFT HYPHEN}ather", [0]),
     ],
 )
 def test_words_are_looked_for_in_the_texts(store, match, rows):
     assert rows_of(store, Filter.parse(match=match)) == rows
 
 
-@pytest.mark.parametrize("match", ["", "!!", '"*"', "\0"])
+@pytest.mark.parametrize(
+    ("match", "said"),
+    [
+        ("OR red", "OR has no word before it"),
+        ("red OR", "OR has no word after it"),
+        ("red OR AND bag", "AND has no word before it"),
+        ("NOT", "NOT has no word after it"),
+        ("NOT -red", "NOT -red negates twice"),
+        ("red OR -bag", "OR has a word to leave out beside it"),
+        ("-red OR bag", "OR has a word to leave out beside it"),
+        ("(red OR blue) bag", r"the bracket of '\(red' groups nothing"),
+        ('red -"leather strap', '-" begins no phrase'),
+    ],
+)
+def test_an_operator_that_means_nothing_is_refused_with_those_that_work(match, said):
+    with pytest.raises(UsageError, match=rf"{said}; give words .* leaves out, OR stands between"):
+        Filter.parse(match=match)
+
+
+@pytest.mark.parametrize("match", ["", "!!", '"*"', "\0", "-", "-!"])
 def test_a_match_without_a_word_is_refused(match):
     with pytest.raises(UsageError, match="no word"):
         Filter.parse(match=match)

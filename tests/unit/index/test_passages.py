@@ -12,8 +12,12 @@ import pytest
 
 from genius_search.cli import main
 from genius_search.encoders.base import is_cut, load_encoder
+from genius_search.encoders.passages import divide, query_passages
 from genius_search.index.build import find_passages
 from genius_search.index.index import Index
+from genius_search.index.query import SnapshotSearcher
+from genius_search.index.request import SearchRequest
+from genius_search.records import format_text, instructed
 
 WORDLLAMA = "text:wordllama"
 TOPICS = {
@@ -176,3 +180,40 @@ def test_passages_cover_the_text_and_none_is_cut(text):
 
 def test_a_short_text_has_none():
     assert find_passages(load_encoder(WORDLLAMA), "a short note") == []
+
+
+def test_all_of_a_long_query_is_searched_for(index):
+    volcanoes = chapters(["volcanoes"], words=600)
+    first, second = (index.search(f"{volcanoes} {chapters([end])}", k=12) for end in ("bread", "ships"))
+    scores = [{hit.id: hit.score for hit in hits} for hits in (first, second)]
+    assert scores[0]["bread.txt"] > scores[1]["bread.txt"] + 0.05
+    assert scores[1]["ships.txt"] > scores[0]["ships.txt"] + 0.05
+    assert {first[0].id, second[0].id} <= {"volcanoes.txt", *(f"book {number}.txt" for number in range(6))}
+
+
+def test_a_long_query_is_the_normalised_mean_of_its_passages(index):
+    text = chapters(TOPICS)
+    texts = [text[start:end] for start, end in divide(index.model.encoder, text, format_text)]
+    searcher = SnapshotSearcher(*index.current())
+    long, *parts = searcher.encode([SearchRequest(text=one) for one in (text, *texts)])
+    mean = np.mean([part.feature for part in parts], axis=0)
+    assert len(parts) > 10
+    np.testing.assert_allclose(long.feature, mean / np.linalg.norm(mean), atol=1e-5)
+
+
+def test_each_passage_of_a_query_has_its_instruction(index):
+    text = chapters(TOPICS, words=100)
+    texts = query_passages(index.model.encoder, text, partial(instructed, "Find a note."))
+    assert len(texts) > 1
+    assert all(one.startswith("Find a note. ") for one in texts)
+    assert not any(is_cut(index.model.encoder, one) for one in texts)
+
+
+def test_it_is_said_once_that_a_query_is_longer_than_what_is_searched_for(index, caplog):
+    index.search("a short query")
+    index.search(chapters(TOPICS))
+    assert not caplog.records
+    index.search("word " * 10_000)
+    assert [one.getMessage().partition(",")[0] for one in caplog.records] == [
+        "the query is longer than what is searched for: the first 45"
+    ]

@@ -48,6 +48,7 @@ def test_an_agent_finds_what_a_search_finds(index, tmp_path):
         hit.id for hit in index.search("a red kite", k=3)
     ]
     assert ids(call(server, "search", where=["price<2"], modality="text")) == ["1:0", "1:1"]
+    assert sorted(ids(call(server, "search", match="kite -red"))) == ["1:3", "1:6"]
     (tmp_path / "query.png").write_bytes(picture("green"))
     wanted = [hit.id for hit in index.search(image=tmp_path / "query.png", k=2)]
     data = base64.b64encode(picture("green")).decode()

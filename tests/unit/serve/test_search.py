@@ -87,6 +87,9 @@ def test_conditions_words_and_settings_apply(client):
     assert {hit["id"] for hit in cheap} == {"1:0", "1:2"}
     named = post(client, text="a kite", match="green", k=9).json()["hits"]
     assert {hit["id"] for hit in named} == {"1:3", "1:4", "1:5"}
+    for query in ({"text": "a kite -boat -clock", "modality": "text"}, {"match": "kite -boat NOT clock"}):
+        kites = post(client, **query, k=9).json()["hits"]
+        assert {hit["id"] for hit in kites} == {"1:0", "1:3", "1:6"}
     both = [post(client, text="a kite", k=2, offset=offset).json()["hits"] for offset in (0, 2)]
     assert [hit["rank"] for page in both for hit in page] == [1, 2, 3, 4]
     assert [page[0]["id"] for page in both] == [

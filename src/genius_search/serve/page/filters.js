@@ -5,10 +5,10 @@ import { chosen, current } from "./state.js";
 
 const OWN = ["text", "id"];
 const OPERATORS = [
-  ["=", "is"], ["!=", "is not"], ["~", "contains"], ["in", "is one of"],
+  ["=", "is"], ["!=", "is not"], ["~", "contains"], ["!~", "does not contain"], ["in", "is one of"],
   ["<", "below"], ["<=", "at most"], [">=", "at least"], [">", "above"],
 ];
-const SPELT = /^\s*((?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+)(?:\.(?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+))*)\s*(!=|<=|>=|=|<|>|~|in(?=[\s"']))\s*([^]*)$/;
+const SPELT = /^\s*((?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+)(?:\.(?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+))*)\s*(!=|!~|<=|>=|=|<|>|~|in(?=[\s"']))\s*([^]*)$/;
 const TYPING_MS = 250;
 let typing = 0;
 
@@ -25,7 +25,7 @@ export function filtersPanel(panel, state, search) {
   };
   const typed = () => (clearTimeout(typing), (typing = setTimeout(apply, TYPING_MS)));
   const rows = h("ul", { class: "conditions", "aria-label": "Conditions, all of which hold" }, (state.where.length ? state.where : [null]).map((condition) => conditionRow(condition, apply, typed)));
-  const match = h("input", { id: "match", type: "text", maxlength: 500, value: state.match, placeholder: 'words, "a phrase", begin*', onchange: apply, oninput: typed });
+  const match = h("input", { id: "match", type: "text", maxlength: 500, value: state.match, placeholder: 'words, "a phrase", begin*, -without', onchange: apply, oninput: typed });
   const add = () => {
     const row = conditionRow(null, apply, typed);
     rows.append(row);
