@@ -15,14 +15,13 @@ from genius_search.errors import UsageError
 from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CURRENT, OWN_MODEL, PICTURES, SEGMENTS
+from genius_search.index.store import CURRENT, OWN_MODEL, PICTURE_NAME, SEGMENTS
 from genius_search.index.writer import Entry, Writer, alive_batches, one_writer
 from genius_search.model import read_model_file
 from genius_search.writing import copy_artifact
 
 OBSOLETE: Final = f"{SEGMENTS}/*"
 """Files of a repository that are obsolete when an index is published again."""
-_STORED: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
 _MODEL: Final = """A GENIUS model: generative multimodal search.
 Given a text, an image or both, it finds what matches.
 
@@ -105,7 +104,7 @@ def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
     def without_path(entry: Entry) -> Entry:
         if not isinstance(entry, Item):
             return entry
-        is_stored = entry.image is not None and _STORED.fullmatch(entry.image)
+        is_stored = entry.image is not None and PICTURE_NAME.fullmatch(entry.image)
         return entry._replace(image=entry.image if is_stored else None, root=None)
 
     with one_writer(source) as writer:

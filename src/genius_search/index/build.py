@@ -223,6 +223,18 @@ class Changes:
             encoded = self._encoded_entries()
             yield from encode_items(model, encoded, self.features, snapshot.manifest, progress)
 
+    def added(self, added: int, replaced: int) -> Added:
+        """Return the result of writing the batches, which added and replaced this many items."""
+        num_touched = sum(map(self.is_touched, self.reused))
+        return Added(
+            added - num_touched,
+            replaced - num_touched,
+            self.num_unchanged,
+            self.left_out,
+            reused=len(self.reused) - num_touched,
+            shortened=self.shortened,
+        )
+
     def _encoded_entries(self) -> Iterator[Entry]:
         count = len(self.stamps) + sum(map(len, self.passages.values()))
         has_features = np.isin(np.arange(count), self.features.ids)
@@ -337,15 +349,7 @@ def write_changes(
     """Add items to an index, and delete some in the same step."""
     added, replaced = writer.add(changes.batches(model, writer.snapshot, progress), delete=delete)
     remove_work(writer.folder)
-    num_touched = sum(map(changes.is_touched, changes.reused))
-    return Added(
-        added - num_touched,
-        replaced - num_touched,
-        changes.num_unchanged,
-        changes.left_out,
-        reused=len(changes.reused) - num_touched,
-        shortened=changes.shortened,
-    )
+    return changes.added(added, replaced)
 
 
 def add_pool(
@@ -387,6 +391,7 @@ def create_index(
     device: str,
     download: bool,
     progress: Progress,
+    wait_seconds: float,
 ) -> tuple[Genius, Added]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
@@ -405,13 +410,18 @@ def create_index(
     else:
         raise UsageError("give either a model, or the encoder of an index that needs no training")
     check_place(folder)
-    with one_writer(folder) as writer, saved_features(folder, reads) as work:
+    is_new = not folder.exists()
+    with (
+        one_writer(folder, wait_seconds=wait_seconds) as writer,
+        saved_features(folder, reads) as work,
+    ):
+        check_place(folder)  # again, since another process may have created it until now
         try:
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
             given = (
                 pool
                 if isinstance(pool, Pool)
-                else open_memory(pool, folder, captions=captions, has_ids=False)
+                else open_memory(pool, writer, captions=captions, has_ids=False)
             )
             changes = find_changes(folder, given, reads, None, divides=model is None)
             changes.encode(work, progress)
@@ -432,19 +442,22 @@ def create_index(
                 manifest = manifest.replace(model=OWN_MODEL)
             else:
                 manifest = first_manifest(model, embeddings, embedding_bits)
-            writer.begin(manifest.replace(roots=given.roots))
-            added = write_changes(writer, model, changes, progress)
+            manifest = manifest.replace(roots=given.roots)
+            batches = changes.batches(model, Snapshot(manifest, ()), progress)
+            written = writer.rewrite(manifest, batches)
+            has_words = given.vectors is None and not isinstance(reads, PrecomputedEncoder)
+            if manifest.has_own_model and (has_words or query_vectors is not None):
+                least = measure_least_scores(model, written, query_vectors)
+                written.manifest = written.manifest.replace(least=least)
+            writer.commit(written.manifest)
         except BaseException:
             with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
-                shutil.rmtree(folder / PICTURES, ignore_errors=True)
-                if [path.name for path in folder.iterdir()] == [LOCK]:
+                writer.settle_pictures()
+                if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
                     shutil.rmtree(folder)
             raise
-        has_words = given.vectors is None and not isinstance(reads, PrecomputedEncoder)
-        if manifest.has_own_model and (has_words or query_vectors is not None):
-            least = measure_least_scores(model, writer.snapshot, query_vectors)
-            writer.commit(writer.snapshot.manifest.replace(least=least))
-        return model, added
+        remove_work(folder)
+        return model, changes.added(written.num_alive, 0)
 
 
 def first_manifest(

@@ -133,6 +133,7 @@ class Index:
         device: str = "cpu",
         download: bool = False,
         progress: Progress | None = None,
+        wait_seconds: float = 0.0,
     ) -> tuple[Index, Added]:
         """Create an index of a folder of images and texts, a file of candidates, a list, or vectors.
 
@@ -182,6 +183,8 @@ class Index:
             ``.geniusignore``.
         device, download
             For opening the model or encoder: where it runs, and whether it may be downloaded.
+        wait_seconds
+            How long to wait while another process writes to the folder.
 
         Raises
         ------
@@ -214,6 +217,7 @@ class Index:
             device=device,
             download=download,
             progress=progress or Silent(),
+            wait_seconds=wait_seconds,
         )
         return Index(folder, opened), added
 
@@ -305,7 +309,8 @@ class Index:
             Whether texts of pictures are read, and what is left out; see :meth:`create`. A remembered folder
             is read as it was at first.
         wait_seconds
-            How long to wait while another process changes the index.
+            How long to wait while another process changes the index. Other threads of this process are
+            waited for in any case.
 
         Raises
         ------
@@ -338,7 +343,7 @@ class Index:
                     progress=progress,
                 )
             if not isinstance(pool, Pool):
-                pool = open_memory(pool, self.folder, captions=captions, has_ids=True)
+                pool = open_memory(pool, writer, captions=captions, has_ids=True)
             return add_pool(writer, self.model, pool, may_be_none=may_be_none, progress=progress)
 
     def sync(

@@ -422,6 +422,10 @@ def read_manifest(folder: Path) -> IndexManifest:
 
 PICTURES: Final = "pictures"
 """Folder inside the index for pictures that came without a file, named by their SHA-256."""
+PICTURE_NAME: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
+"""Paths of such pictures in items; another path may lead out of the index."""
+UNSETTLED: Final = f"{PICTURES}/.unsettled"
+"""Exists during a change after which pictures may be stored that no item names."""
 MOST_ATTEMPTS: Final = 10
 """Maximum number of attempts to read a whole state while writers replace it."""
 T = TypeVar("T")
