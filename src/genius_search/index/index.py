@@ -83,6 +83,8 @@ class Index:
         self._opening = Lock()
         self.damage: str | None = None
         """What :meth:`watch` has found to be damaged, and what to do."""
+        self._log_damage: str | None = None
+        """What the last warning about the log of choices said."""
         self._opened = self._open(_stamp(folder), model)
 
     def __repr__(self) -> str:
@@ -743,17 +745,24 @@ class Index:
     def _open_log(
         self, stamp: tuple[tuple[int, ...], ...], model: Genius, snapshot: Snapshot
     ) -> Choices | None:
+        """Open the log of choices; if it is damaged, searches do without it, and a warning is logged."""
         if not stamp[1]:
             return None
-        from genius_search.index.learned import Choices
+        from genius_search.index.learned import Choices, DamagedLog, reading_log
 
-        log = Index.open(self.folder / LEARNED)
-        if log.model.dim != model.dim:
-            raise ArtifactMismatch(
-                f"{log.folder} has queries of {log.model.dim} numbers, and the index has {model.dim}; it is "
-                "not the log of this index, and may be removed"
-            )
-        return Choices(log, snapshot) if len(log) else None
+        try:
+            with reading_log(self.folder):
+                logged = Index.open(self.folder / LEARNED)
+                if logged.model.dim != model.dim:
+                    raise ArtifactMismatch(
+                        f"it has queries of {logged.model.dim} numbers, and the index has {model.dim}"
+                    )
+                return Choices(logged, snapshot) if len(logged) else None
+        except DamagedLog as error:
+            if str(error) != self._log_damage:
+                log.warning("%s", error)
+            self._log_damage = str(error)
+            return None
 
 
 def _require_one(pool: GivenPool | None, vectors: Vectors | None) -> None:
