@@ -249,9 +249,9 @@ def check_locks(file: Path) -> None:
     except OSError as error:
         if error.errno in NO_LOCKS:
             raise UsageError(
-                f"the disk of {file.parent} does not support file locks ({error.strerror}), without which two "
-                "processes could destroy each other's changes; use a folder on another disk, or mount this "
-                "one with locks"
+                f"the disk of {file.parent} does not support file locks ({error.strerror}), without which "
+                "two processes could destroy each other's changes; use a folder on another disk, or mount "
+                "this one with locks"
             ) from None
     finally:
         os.close(descriptor)

@@ -62,6 +62,7 @@ from genius_search.index.writer import (
     Passage,
     Writer,
     check_bits,
+    has_lost_manifest,
     one_writer,
     read_entries,
     remove_work,
@@ -490,6 +491,11 @@ def check_place(folder: Path) -> None:
     """Raise :class:`UsageError` unless an index can be created in this folder."""
     if (folder / CURRENT).exists():
         raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
+    if has_lost_manifest(folder):
+        raise UsageError(
+            f"{folder} holds an index whose {CURRENT} is missing; restore that from a backup, or choose "
+            "another folder"
+        )
     if folder.is_dir() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
         raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
 

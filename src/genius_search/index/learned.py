@@ -19,10 +19,10 @@ import json
 import logging
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
@@ -65,6 +65,7 @@ BATCH: Final = 4096
 ENCODED: Final = 64
 """Queries that are encoded together, whose pictures are in memory."""
 log = logging.getLogger("genius_search")
+T = TypeVar("T")
 
 
 class DamagedLog(ArtifactMismatch):
@@ -157,27 +158,21 @@ class Choices:
             EncodedQuery(number, NEAREST, embedding=vector, evidence=vector)
             for number, vector in enumerate(vectors)
         ]
-        rankings: list[Ranking] = []
-        with self._reading():
-            rankings = self._searcher.rank(queries, at_least=1)
-        return rankings
+        return self._read(lambda: self._searcher.rank(queries, at_least=1))
 
     def _items(self, segments: np.ndarray, rows: np.ndarray) -> list[Item]:
-        items: list[Item] = []
-        with self._reading():
-            items = self._searcher.snapshot.items(segments, rows)
-        return items
+        return self._read(lambda: self._searcher.snapshot.items(segments, rows))
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Read the log, or do without it and say so if it is damaged."""
+    def _read(self, read: Callable[[], list[T]]) -> list[T]:
+        """Return what is read of the log; nothing if it is damaged, which is logged once."""
         try:
             with reading_log(self._folder), diagnose_corruption(self._searcher.snapshot):
-                yield
+                return read()
         except DamagedLog as error:
             if not self._is_damaged:
                 log.warning("%s", error)
             self._is_damaged = True
+            return []
 
     def _look_up(self, logged: Sequence[Place]) -> None:
         """Find the items that were chosen for queries of the log."""

@@ -48,6 +48,7 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     FORMAT,
+    LEARNED,
     LOCK,
     MIN_DELETED,
     NAME,
@@ -93,6 +94,8 @@ SETTINGS: Final = (  # the file is used only when it is complete
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
+ASIDE_SECONDS: Final = 10.0
+"""Longest wait for another process that changes an index which cannot be read."""
 MAX_LOCK_ATTEMPTS: Final = 10
 """Maximum number of attempts to lock a folder that other processes remove, since they failed to fill it."""
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
@@ -499,6 +502,45 @@ def _lock_file(folder: Path, wait_seconds: float, attempts: int = MAX_LOCK_ATTEM
     return lock
 
 
+def name_of_segment(generation: int) -> str:
+    """Return the name of the segment that a change writes."""
+    return f"{generation:06d}"
+
+
+def set_aside(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
+    """Rename the folder of a damaged index, which may hold what nothing else does; return its new name.
+
+    None if it is not damaged when other processes have finished their changes.
+    """
+    with writing_lock(folder, wait_seconds=ASIDE_SECONDS):
+        if not is_damaged():
+            return None
+        names = (folder.with_name(f"{folder.name}.damaged-{number}") for number in itertools.count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        folder.rename(aside)
+        (aside / LOCK).unlink()  # who waits for it makes a new one
+        sync(folder.parent)
+        return aside
+
+
+def stamp_of_manifest(folder: Path) -> tuple[int, int] | None:
+    """Return numbers that differ after each change of an index; None if there is none."""
+    try:
+        status = (folder / CURRENT).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def has_lost_manifest(folder: Path) -> bool:
+    """Return whether this is an index without its manifest, rather than an interrupted creation of one."""
+    if not folder.is_dir() or (folder / CURRENT).exists():
+        return False
+    names = {path.name for path in (folder / SEGMENTS).glob("*") if NAME.fullmatch(path.name)}
+    has_pictures = any((folder / PICTURES).glob("*/*")) and not (folder / UNSETTLED).exists()
+    return has_pictures or (folder / LEARNED).exists() or not names <= {name_of_segment(1)}
+
+
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
     """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
     for place in (folder / TEMPORARY, folder / f"{CURRENT}.tmp"):
@@ -754,7 +796,7 @@ class Writer:
 def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batch]) -> SegmentEntry:
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
-    place = folder / SEGMENTS / f"{manifest.generation + 1:06d}"
+    place = folder / SEGMENTS / name_of_segment(manifest.generation + 1)
     remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
     try:
         make_folder(draft)
