@@ -32,7 +32,7 @@ from genius_search.encoders.base import (
     reads_images,
 )
 from genius_search.encoders.precomputed import PrecomputedEncoder
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Item
 from genius_search.index.pool import (
@@ -399,66 +399,81 @@ def create_index(
     if model is not None and not (levels is None and query_vectors is None):
         raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
     levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
-    reads: Encoder
-    if model is not None and encoder is None:
-        if not isinstance(model, Genius):
-            model = Genius.open(model, device=device, download=download)
-        reads = model.encoder
-    elif encoder is not None and model is None:
-        reads = load_encoder(absolute_spec(encoder), download=download, device=device)
-    elif model is None and isinstance(pool, Pool) and pool.vectors is not None:
-        reads = VectorEncoder(str(pool.vectors.shape[1]))
-    else:
-        raise UsageError("give either a model, or the encoder of an index that needs no training")
+    trained, reads = _open_model(pool, model, encoder, device=device, download=download)
     check_place(folder)
     is_new = not folder.exists()
-    with (
-        one_writer(folder, wait_seconds=wait_seconds) as writer,
-        saved_features(folder, reads) as work,
-    ):
+    with one_writer(folder, wait_seconds=wait_seconds) as writer, saved_features(folder, reads) as work:
         check_place(folder)  # again, since another process may have created it until now
         try:
+            if not isinstance(pool, Pool):
+                pool = open_memory(pool, writer, captions=captions, has_ids=False)
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
-            given = (
-                pool
-                if isinstance(pool, Pool)
-                else open_memory(pool, writer, captions=captions, has_ids=False)
-            )
-            changes = find_changes(folder, given, reads, None, divides=model is None)
+            changes = find_changes(folder, pool, reads, None, divides=trained is None)
             changes.encode(work, progress)
             changes.require_any()
-            if model is None:
-                count = len(changes.features)
-                model = fit_model(
-                    folder / OWN_MODEL,
-                    reads,
-                    changes.features,
-                    items=count,
-                    fingerprint=fingerprint_of(changes.stamps),
-                    levels=levels,
-                    metric=metric,
-                    progress=progress,
-                )
-                manifest = first_manifest(model, embeddings, embedding_bits, fitted_to=count)
+            count = len(changes.features)
+            opened = trained or fit_model(
+                folder / OWN_MODEL,
+                reads,
+                changes.features,
+                items=count,
+                fingerprint=fingerprint_of(changes.stamps),
+                levels=levels,
+                metric=metric,
+                progress=progress,
+            )
+            fitted_to = count if trained is None else None
+            manifest = first_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
+            if trained is None:
                 manifest = manifest.replace(model=OWN_MODEL)
-            else:
-                manifest = first_manifest(model, embeddings, embedding_bits)
-            manifest = manifest.replace(roots=given.roots)
-            batches = changes.batches(model, Snapshot(manifest, ()), progress)
-            written = writer.rewrite(manifest, batches)
-            has_words = given.vectors is None and not isinstance(reads, PrecomputedEncoder)
-            if manifest.has_own_model and (has_words or query_vectors is not None):
-                least = measure_least_scores(model, written, query_vectors)
-                written.manifest = written.manifest.replace(least=least)
-            writer.commit(written.manifest)
+            manifest = manifest.replace(roots=pool.roots)
+            added = _write_first_state(writer, opened, changes, manifest, query_vectors, progress)
         except BaseException:
-            with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
+            with contextlib.suppress(OSError, GeniusError):  # what an interrupted run may continue with stays
                 writer.settle_pictures()
                 if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
                     shutil.rmtree(folder)
             raise
         remove_work(folder)
-        return model, changes.added(written.num_alive, 0)
+        return opened, changes.added(added, 0)
+
+
+def _open_model(
+    pool: Pool | Iterable[object],
+    model: str | Path | Genius | None,
+    encoder: str | None,
+    *,
+    device: str,
+    download: bool,
+) -> tuple[Genius | None, Encoder]:
+    """Return the trained model of a new index, if it has one, and the encoder."""
+    if model is not None and encoder is None:
+        if not isinstance(model, Genius):
+            model = Genius.open(model, device=device, download=download)
+        return model, model.encoder
+    if encoder is not None and model is None:
+        return None, load_encoder(absolute_spec(encoder), download=download, device=device)
+    if model is None and isinstance(pool, Pool) and pool.vectors is not None:
+        return None, VectorEncoder(str(pool.vectors.shape[1]))
+    raise UsageError("give either a model, or the encoder of an index that needs no training")
+
+
+def _write_first_state(
+    writer: Writer,
+    model: Genius,
+    changes: Changes,
+    manifest: IndexManifest,
+    query_vectors: Shaped[np.ndarray, ...] | None,
+    progress: Progress,
+) -> int:
+    """Write all items, measure least scores, and commit both at once; return the number of items."""
+    written = writer.rewrite(manifest, changes.batches(model, Snapshot(manifest, ()), progress))
+    has_words = changes.pool.vectors is None and not isinstance(changes.encoder, PrecomputedEncoder)
+    least = {}
+    if manifest.has_own_model and (has_words or query_vectors is not None):
+        least = measure_least_scores(model, written, query_vectors)
+    writer.commit(written.manifest.replace(least=least))
+    return written.num_alive
 
 
 def first_manifest(
