@@ -7,6 +7,7 @@ import re
 import shutil
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -339,7 +340,9 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(tmp_p
     thread = threading.Thread(target=hold)
     thread.start()
     entered.wait()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
     if child == 0:
         try:
             with one_writer(tmp_path, wait_seconds=60) as writer:
