@@ -63,8 +63,8 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     """
     print_text(f"reading {folder}", error=True)
     from genius_search.data.folder import user_cache
-    from genius_search.index.store import CURRENT
-    from genius_search.index.writer import HeldByAnother, has_lost_manifest, set_aside, writing_lock
+    from genius_search.index.store import CURRENT, has_lost_manifest
+    from genius_search.index.writer import HeldByAnother, set_aside, writing_lock
 
     whole = folder.resolve()
     place = user_cache() / f"{whole.name}-{hashlib.sha256(bytes(whole)).hexdigest()[:12]}.index"

@@ -54,6 +54,7 @@ from genius_search.index.store import (
     WORK,
     IndexManifest,
     StoredEmbeddings,
+    has_lost_manifest,
 )
 from genius_search.index.writer import (
     Batch,
@@ -62,7 +63,6 @@ from genius_search.index.writer import (
     Passage,
     Writer,
     check_bits,
-    has_lost_manifest,
     one_writer,
     read_entries,
     remove_work,

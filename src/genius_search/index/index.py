@@ -29,6 +29,7 @@ from genius_search.index.store import (
     Calibration,
     Root,
     StoredEmbeddings,
+    has_lost_manifest,
     read_manifest,
 )
 from genius_search.model import Genius
@@ -746,7 +747,7 @@ class Index:
         self, stamp: tuple[tuple[int, ...], ...], model: Genius, snapshot: Snapshot
     ) -> Choices | None:
         """Open the log of choices; if it is damaged, searches do without it, and a warning is logged."""
-        if not stamp[1]:
+        if not (stamp[1] or has_lost_manifest(self.folder / LEARNED)):
             return None
         from genius_search.index.learned import Choices, DamagedLog, reading_log
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
-from genius_search.index.learned import reading_log
+from genius_search.index.learned import has_log, reading_log
 from genius_search.index.roots import MAX_BYTES
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
-    CURRENT,
     LEARNED,
     REMEDY,
     SEGMENTS,
@@ -88,7 +87,7 @@ def _verify(
             raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
         if picture.stat().st_size > MAX_BYTES or file_fingerprint(picture) != picture.name:
             raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
-    if (folder / LEARNED / CURRENT).exists():
+    if has_log(folder):
         with reading_log(folder):
             verify(folder / LEARNED)
     deleted = sum(len(segment.dead) for segment in snapshot.segments)

@@ -33,7 +33,7 @@ from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import CURRENT, LEARNED, LOCK, REMEDY, read_manifest
+from genius_search.index.store import CURRENT, LEARNED, LOCK, REMEDY, has_lost_manifest, read_manifest
 from genius_search.model import Genius
 from genius_search.records import Modality, composed
 from genius_search.search.rank import Ranking
@@ -70,6 +70,11 @@ T = TypeVar("T")
 
 class DamagedLog(ArtifactMismatch):
     """The log of choices of an index cannot be read. Searches do without it."""
+
+
+def has_log(folder: Path) -> bool:
+    """Return whether the index in a folder has a log of choices, which may be damaged."""
+    return (folder / LEARNED / CURRENT).exists() or has_lost_manifest(folder / LEARNED)
 
 
 @contextlib.contextmanager
@@ -268,11 +273,11 @@ def _add(
         "fields": [{FIELD: chosen[row]} for row in rows.values()],
     }
     folder = index.folder / LEARNED
-    while not (folder / CURRENT).exists():
+    while not has_log(index.folder):
         try:
             index.create(folder, embedding_bits=8, **given, wait_seconds=wait_seconds)
         except UsageError:
-            if not (folder / CURRENT).exists():
+            if not has_log(index.folder):
                 raise  # otherwise another process or thread was first
         else:
             return
@@ -296,7 +301,7 @@ def forget(folder: Path, *, chosen: str | None, text: str | None, wait_seconds: 
     """
     from genius_search.index.writer import one_writer  # noqa: PLC0415  not to search
 
-    if not (folder / LEARNED / CURRENT).exists():
+    if not has_log(folder):
         return 0
     try:
         with reading_log(folder), one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
@@ -336,7 +341,7 @@ def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
 
     A query that was not a text alone is its feature, a vector.
     """
-    if not (folder / LEARNED / CURRENT).exists():
+    if not has_log(folder):
         return
     with reading_log(folder):
         snapshot = Snapshot.open(folder / LEARNED)

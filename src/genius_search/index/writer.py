@@ -48,7 +48,6 @@ from genius_search.index.store import (
     DENSITIES,
     EMBEDDINGS,
     FORMAT,
-    LEARNED,
     LOCK,
     MIN_DELETED,
     NAME,
@@ -65,6 +64,7 @@ from genius_search.index.store import (
     Segment,
     SegmentEntry,
     StoredEmbeddings,
+    name_of_segment,
     read_manifest,
     refuse_links,
     with_hint,
@@ -413,7 +413,8 @@ def one_writer(
         The index is damaged; nothing is changed.
     """
     with writing_lock(folder, wait_seconds=wait_seconds):
-        remove_leftovers(folder, read_manifest(folder).segments if (folder / CURRENT).exists() else ())
+        if (folder / CURRENT).exists():  # otherwise they may be all that is left of an index
+            remove_leftovers(folder, read_manifest(folder).segments)
         writer = Writer(folder, before)
         if (folder / UNSETTLED).exists():  # of a writer that was killed
             writer.sweep_pictures()
@@ -502,11 +503,6 @@ def _lock_file(folder: Path, wait_seconds: float, attempts: int = MAX_LOCK_ATTEM
     return lock
 
 
-def name_of_segment(generation: int) -> str:
-    """Return the name of the segment that a change writes."""
-    return f"{generation:06d}"
-
-
 def set_aside(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
     """Rename the folder of a damaged index, which may hold what nothing else does; return its new name.
 
@@ -530,15 +526,6 @@ def stamp_of_manifest(folder: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
-
-
-def has_lost_manifest(folder: Path) -> bool:
-    """Return whether this is an index without its manifest, rather than an interrupted creation of one."""
-    if not folder.is_dir() or (folder / CURRENT).exists():
-        return False
-    names = {path.name for path in (folder / SEGMENTS).glob("*") if NAME.fullmatch(path.name)}
-    has_pictures = any((folder / PICTURES).glob("*/*")) and not (folder / UNSETTLED).exists()
-    return has_pictures or (folder / LEARNED).exists() or not names <= {name_of_segment(1)}
 
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:

@@ -134,19 +134,23 @@ def test_the_log_follows_changes_of_the_index(index):
 
 
 def damage_log(index: Index, how: str) -> None:
-    (path,) = (index.folder / "learned" / "segments").glob("*/ids.npy")
+    path = max((index.folder / "learned" / "segments").glob("*/ids.npy"))
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-1])
     elif how == "flipped":
         path.write_bytes(path.read_bytes()[:-1] + b"\x77")
-    else:
+    elif how == "manifest":
         (index.folder / "learned" / "index.json").write_text("{")
+    else:
+        (index.folder / "learned" / "index.json").unlink()
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "manifest"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "manifest", "lost"])
 def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog, capsys, how):
     query = draw(1, 8)[0]
     plain, chosen = ids(index, query), far_choice(index, query)
+    for vector in draw(9, 11):
+        index.learn(chosen, vector=vector)
     index.learn(chosen, vector=query)
     damage_log(index, how)
     opened = Index.open(index.folder)
