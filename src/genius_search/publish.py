@@ -16,14 +16,15 @@ from genius_search.errors import UsageError
 from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CURRENT, OWN_MODEL, PICTURES, SEGMENTS
+from genius_search.index.store import CURRENT, OWN_MODEL, PICTURE_NAME, SEGMENTS
 from genius_search.index.writer import Entry, Writer, alive_batches, one_writer
 from genius_search.model import read_model_file
 from genius_search.writing import copy_artifact
 
+WAIT_SECONDS: Final = 60.0
+"""Longest wait for another process that changes the index which is published."""
 OBSOLETE: Final = f"{SEGMENTS}/*"
 """Files of a repository that are obsolete when an index is published again."""
-_STORED: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
 _MODEL: Final = """A GENIUS model: generative multimodal search.
 Given a text, an image or both, it finds what matches.
 
@@ -107,10 +108,10 @@ def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
     def without_path(entry: Entry) -> Entry:
         if not isinstance(entry, Item):
             return entry
-        is_stored = entry.image is not None and _STORED.fullmatch(entry.image)
+        is_stored = entry.image is not None and PICTURE_NAME.fullmatch(entry.image)
         return entry._replace(image=entry.image if is_stored else None, root=None)
 
-    with one_writer(source) as writer:
+    with one_writer(source, wait_seconds=WAIT_SECONDS) as writer:
         state = writer.snapshot
         if model is None and state.manifest.has_own_model:
             _copy_model(source / state.manifest.model, folder / OWN_MODEL)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ CHECKPOINT: Final = "checkpoint.pt"
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 FULL_BYTES: Final = 1 << 20
 """A disk with less room than this is full."""
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of ``flock`` on file systems without locks, such as some network disks."""
 LOCK_SECONDS: Final = 1.0
 """How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
 
@@ -230,11 +233,36 @@ def copy_artifact(source: Path, target: Path) -> None:
         shutil.copyfile(source / name, target / name)
 
 
+def check_locks(file: Path) -> None:
+    """Raise :class:`UsageError` if the file system of a lock's file has no locks.
+
+    There, filelock waits as if another process held the lock, raises, or makes a file that a killed process
+    leaves behind, depending on its version and the file system.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl  # noqa: PLC0415  not there on Windows
+
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing releases it
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            raise UsageError(
+                f"the disk of {file.parent} does not support file locks ({error.strerror}), without which "
+                "two processes could destroy each other's changes; use a folder on another disk, or mount "
+                "this one with locks"
+            ) from None
+    finally:
+        os.close(descriptor)
+
+
 def acquire(folder: Path) -> FileLock:
     """Lock a folder for writing. A process may hold one several times; a killed process holds none."""
     from filelock import FileLock, Timeout  # noqa: PLC0415  readers need none
 
     lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
+    check_locks(Path(lock.lock_file))
     try:
         lock.acquire(timeout=LOCK_SECONDS)
     except Timeout:

@@ -53,7 +53,7 @@ DESCRIBED: Final = {
 
 
 @command
-class Create(DeviceOptions, ItemOptions, JsonOption, IndexArgument):
+class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
     """Create an index of a folder of pictures and texts, or of a .jsonl file of candidates."""
 
     pool: OptionalFolder = None
@@ -107,6 +107,7 @@ class Create(DeviceOptions, ItemOptions, JsonOption, IndexArgument):
                 device=self.device,
                 download=download,
                 progress=progress,
+                wait_seconds=self.wait,
             )
             report_added(progress, added, as_json=self.json)
             query = ["what you look for"] if self.vectors is None else ["--vector", "query.npy"]

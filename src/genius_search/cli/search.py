@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,13 +33,15 @@ from genius_search.cli.terminal import (
     print_text,
     shorten,
 )
-from genius_search.errors import ArtifactMismatch, BadData, UsageError, plural
+from genius_search.errors import ArtifactError, BadData, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import Explanation, Sibling
     from genius_search.index.index import Index
     from genius_search.index.request import SearchHit
 
+SYNC_SECONDS: Final = 10.0
+"""Longest wait for another process that brings the index of a folder up to date."""
 NUM_ALTERNATIVES: Final = 3
 """Other codes shown at each level of an explanation."""
 
@@ -54,40 +56,94 @@ def is_folder_of_files(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, *, device: str, download: bool) -> Index:
-    """Open the index of a folder of pictures and texts, after making it or bringing it up to date."""
+    """Open the index of a folder of pictures and texts, after making it or bringing it up to date.
+
+    Of several processes that search a new folder one indexes it, and the others wait. An index that cannot be
+    read is set aside, since it may hold choices, and items that were added without files.
+    """
     print_text(f"reading {folder}", error=True)
-    from genius_search.cli.index import choose_encoder, report_added
     from genius_search.data.folder import user_cache
-    from genius_search.index.index import Index
-    from genius_search.index.pool import open_pool
-    from genius_search.index.store import CURRENT
+    from genius_search.index.store import CURRENT, has_lost_manifest
+    from genius_search.index.writer import HeldByAnother, set_aside, writing_lock
 
     whole = folder.resolve()
     place = user_cache() / f"{whole.name}-{hashlib.sha256(bytes(whole)).hexdigest()[:12]}.index"
     with TerminalProgress() as progress:
-        if (place / CURRENT).exists():
-            try:
-                index = Index.open(place, device=device, download=download)
-                done = index.sync(folder, progress=progress)
-                if done.added or done.deleted or done.missing:
-                    report_added(progress, done, as_json=False, again=True)
-            except ArtifactMismatch as error:  # of another version, or damaged
-                progress.say(f"the index of {folder} is made again, since {error}")
-                shutil.rmtree(place)
+        while True:
+            index = None
+            if (place / CURRENT).exists():
+                index = _follow(folder, place, progress, device=device, download=download)
+            elif has_lost_manifest(place):
+                aside = set_aside(place, lambda: has_lost_manifest(place))
+                _say_aside(progress, folder, f"{place} has lost its {CURRENT}", aside)
             else:
+                try:
+                    index = _index(folder, place, progress, device=device, download=download)
+                except HeldByAnother:
+                    progress.say(f"another process is indexing {folder}; waiting for it")
+                    with writing_lock(place, wait_seconds=math.inf):
+                        continue
+                except UsageError:
+                    if not (place / CURRENT).exists():  # otherwise another process has just created it
+                        raise
+                    continue
+            if index is not None:
                 return index
-        try:
-            pool = open_pool(folder, captions=True)
-        except BadData as error:
-            if inside := next(folder.glob(f"*.index/{CURRENT}"), None):
-                raise UsageError(f"{error}; did you mean {inside.parent}?") from None
-            raise
-        encoder, download = choose_encoder(pool, download=download)
-        progress.say(f"indexing {folder} once; the index is kept in {place}")
-        index, added = Index.create(
-            place, pool=pool, encoder=encoder, device=device, download=download, progress=progress
+
+
+def _follow(
+    folder: Path, place: Path, progress: TerminalProgress, *, device: str, download: bool
+) -> Index | None:
+    """Open an index and bring it up to date; set it aside and return None if it cannot be read."""
+    from genius_search.cli.index import report_added
+    from genius_search.index.index import Index
+    from genius_search.index.snapshot import CHECKED_FIRST
+    from genius_search.index.writer import HeldByAnother, set_aside, stamp_of_manifest
+
+    stamp = stamp_of_manifest(place)
+    try:
+        index = Index.open(place, device=device, download=download)
+        index.snapshot.check(most_bytes=CHECKED_FIRST)
+        done = index.sync(folder, progress=progress, wait_seconds=SYNC_SECONDS)
+        if done.added or done.deleted or done.missing:
+            report_added(progress, done, as_json=False, again=True)
+    except HeldByAnother:
+        progress.say(f"another process is updating the index of {folder}; searching it as it is")
+    except ArtifactError as error:  # of another version, or damaged
+        if stamp is not None:  # otherwise another process has just set it aside
+            aside = set_aside(place, lambda: stamp_of_manifest(place) == stamp)
+            _say_aside(progress, folder, str(error), aside)
+        return None
+    return index
+
+
+def _say_aside(progress: TerminalProgress, folder: Path, problem: str, aside: Path | None) -> None:
+    if aside is not None:
+        progress.say(
+            f"{problem}. The index is now {aside}, and may hold choices and items that {folder} does not; "
+            "a new one is made"
         )
-        report_added(progress, added, as_json=False)
+
+
+def _index(folder: Path, place: Path, progress: TerminalProgress, *, device: str, download: bool) -> Index:
+    """Create the index of a folder."""
+    from genius_search.cli.index import choose_encoder, report_added
+    from genius_search.index.index import Index
+    from genius_search.index.pool import open_pool
+    from genius_search.index.store import CURRENT
+
+    try:
+        pool = open_pool(folder, captions=True)
+    except BadData as error:
+        if inside := next(folder.glob(f"*.index/{CURRENT}"), None):
+            raise UsageError(f"{error}; did you mean {inside.parent}?") from None
+        raise
+    encoder, download = choose_encoder(pool, download=download)
+    progress.say(f"indexing {folder} once; the index is kept in {place}")
+    index, added = Index.create(
+        place, pool=pool, encoder=encoder, device=device, download=download, progress=progress
+    )
+    report_added(progress, added, as_json=False)
     return index
 
 

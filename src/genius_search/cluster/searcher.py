@@ -155,10 +155,10 @@ class Shard:
         """Return the fields of the items here, as conditions are checked against them."""
         return set[str]().union(*(one.items.field_names for one in self._index.snapshot.segments))
 
-    def add_pool(self, items: Sequence[Item], *, has_files: bool) -> Added:
+    def add_pool(self, items: Sequence[Item], *, has_files: bool, wait_seconds: float) -> Added:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
-        with one_writer(self._index.folder, wait_seconds=WAIT_SECONDS) as writer:
+        with one_writer(self._index.folder, wait_seconds=wait_seconds) as writer:
             done = add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
             writer.compact()
             return done
@@ -245,7 +245,8 @@ class Searcher:
         total, items = Added(left_out=[*pool.left_out]), pool.items()
         while batch := list(islice(items, BATCH)):
             own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
-            self._add_to(total, self._ask_owners("add_pool", own, has_files=pool.has_files))
+            options = {"has_files": pool.has_files, "wait_seconds": wait_seconds}
+            self._add_to(total, self._ask_owners("add_pool", own, **options))
         return total
 
     def _add_to(self, total: Added, answers: Mapping[int, Added]) -> None:

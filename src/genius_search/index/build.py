@@ -32,7 +32,7 @@ from genius_search.encoders.base import (
 )
 from genius_search.encoders.passages import divide
 from genius_search.encoders.precomputed import PrecomputedEncoder
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Item
 from genius_search.index.pool import (
@@ -54,6 +54,7 @@ from genius_search.index.store import (
     WORK,
     IndexManifest,
     StoredEmbeddings,
+    has_lost_manifest,
 )
 from genius_search.index.writer import (
     Batch,
@@ -217,6 +218,18 @@ class Changes:
             encoded = self._encoded_entries()
             yield from encode_items(model, encoded, self.features, snapshot.manifest, progress)
 
+    def added(self, added: int, replaced: int) -> Added:
+        """Return the result of writing the batches, which added and replaced this many items."""
+        num_touched = sum(map(self.is_touched, self.reused))
+        return Added(
+            added - num_touched,
+            replaced - num_touched,
+            self.num_unchanged,
+            self.left_out,
+            reused=len(self.reused) - num_touched,
+            shortened=self.shortened,
+        )
+
     def _encoded_entries(self) -> Iterator[Entry]:
         count = len(self.stamps) + sum(map(len, self.passages.values()))
         has_features = np.isin(np.arange(count), self.features.ids)
@@ -322,15 +335,7 @@ def write_changes(
     """Add items to an index, and delete some in the same step."""
     added, replaced = writer.add(changes.batches(model, writer.snapshot, progress), delete=delete)
     remove_work(writer.folder)
-    num_touched = sum(map(changes.is_touched, changes.reused))
-    return Added(
-        added - num_touched,
-        replaced - num_touched,
-        changes.num_unchanged,
-        changes.left_out,
-        reused=len(changes.reused) - num_touched,
-        shortened=changes.shortened,
-    )
+    return changes.added(added, replaced)
 
 
 def add_pool(
@@ -372,64 +377,88 @@ def create_index(
     device: str,
     download: bool,
     progress: Progress,
+    wait_seconds: float,
 ) -> tuple[Genius, Added]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
     if model is not None and not (levels is None and query_vectors is None):
         raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
     levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
-    reads: Encoder
+    trained, reads = _open_model(pool, model, encoder, device=device, download=download)
+    check_place(folder)
+    is_new = not folder.exists()
+    with one_writer(folder, wait_seconds=wait_seconds) as writer, saved_features(folder, reads) as work:
+        check_place(folder)  # again, since another process may have created it until now
+        try:
+            if not isinstance(pool, Pool):
+                pool = open_memory(pool, writer, captions=captions, has_ids=False)
+            metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
+            changes = find_changes(folder, pool, reads, None, divides=trained is None)
+            changes.encode(work, progress)
+            changes.require_any()
+            count = len(changes.features)
+            opened = trained or fit_model(
+                folder / OWN_MODEL,
+                reads,
+                changes.features,
+                items=count,
+                fingerprint=fingerprint_of(changes.stamps),
+                levels=levels,
+                metric=metric,
+                progress=progress,
+            )
+            fitted_to = count if trained is None else None
+            manifest = first_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
+            if trained is None:
+                manifest = manifest.replace(model=OWN_MODEL)
+            manifest = manifest.replace(roots=pool.roots)
+            added = _write_first_state(writer, opened, changes, manifest, query_vectors, progress)
+        except BaseException:
+            with contextlib.suppress(OSError, GeniusError):  # what an interrupted run may continue with stays
+                writer.settle_pictures()
+                if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
+                    shutil.rmtree(folder)
+            raise
+        remove_work(folder)
+        return opened, changes.added(added, 0)
+
+
+def _open_model(
+    pool: Pool | Iterable[object],
+    model: str | Path | Genius | None,
+    encoder: str | None,
+    *,
+    device: str,
+    download: bool,
+) -> tuple[Genius | None, Encoder]:
+    """Return the trained model of a new index, if it has one, and the encoder."""
     if model is not None and encoder is None:
         if not isinstance(model, Genius):
             model = Genius.open(model, device=device, download=download)
-        reads = model.encoder
-    elif encoder is not None and model is None:
-        reads = load_encoder(absolute_spec(encoder), download=download, device=device)
-    elif model is None and isinstance(pool, Pool) and pool.vectors is not None:
-        reads = VectorEncoder(str(pool.vectors.shape[1]))
-    else:
-        raise UsageError("give either a model, or the encoder of an index that needs no training")
-    check_place(folder)
-    with one_writer(folder) as writer, saved_features(folder, reads) as work:
-        try:
-            metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
-            given = (
-                pool
-                if isinstance(pool, Pool)
-                else open_memory(pool, folder, captions=captions, has_ids=False)
-            )
-            changes = find_changes(folder, given, reads, None, divides=model is None)
-            changes.encode(work, progress)
-            changes.require_any()
-            if model is None:
-                count = len(changes.features)
-                model = fit_model(
-                    folder / OWN_MODEL,
-                    reads,
-                    changes.features,
-                    items=count,
-                    fingerprint=fingerprint_of(changes.stamps),
-                    levels=levels,
-                    metric=metric,
-                    progress=progress,
-                )
-                manifest = first_manifest(model, embeddings, embedding_bits, fitted_to=count)
-                manifest = manifest.replace(model=OWN_MODEL)
-            else:
-                manifest = first_manifest(model, embeddings, embedding_bits)
-            writer.begin(manifest.replace(roots=given.roots))
-            added = write_changes(writer, model, changes, progress)
-        except BaseException:
-            with contextlib.suppress(OSError):  # what an interrupted run may continue with stays
-                shutil.rmtree(folder / PICTURES, ignore_errors=True)
-                if [path.name for path in folder.iterdir()] == [LOCK]:
-                    shutil.rmtree(folder)
-            raise
-        has_words = given.vectors is None and not isinstance(reads, PrecomputedEncoder)
-        if manifest.has_own_model and (has_words or query_vectors is not None):
-            least = measure_least_scores(model, writer.snapshot, query_vectors)
-            writer.commit(writer.snapshot.manifest.replace(least=least))
-        return model, added
+        return model, model.encoder
+    if encoder is not None and model is None:
+        return None, load_encoder(absolute_spec(encoder), download=download, device=device)
+    if model is None and isinstance(pool, Pool) and pool.vectors is not None:
+        return None, VectorEncoder(str(pool.vectors.shape[1]))
+    raise UsageError("give either a model, or the encoder of an index that needs no training")
+
+
+def _write_first_state(
+    writer: Writer,
+    model: Genius,
+    changes: Changes,
+    manifest: IndexManifest,
+    query_vectors: Shaped[np.ndarray, ...] | None,
+    progress: Progress,
+) -> int:
+    """Write all items, measure least scores, and commit both at once; return the number of items."""
+    written = writer.rewrite(manifest, changes.batches(model, Snapshot(manifest, ()), progress))
+    has_words = changes.pool.vectors is None and not isinstance(changes.encoder, PrecomputedEncoder)
+    least = {}
+    if manifest.has_own_model and (has_words or query_vectors is not None):
+        least = measure_least_scores(model, written, query_vectors)
+    writer.commit(written.manifest.replace(least=least))
+    return written.num_alive
 
 
 def first_manifest(
@@ -462,6 +491,11 @@ def check_place(folder: Path) -> None:
     """Raise :class:`UsageError` unless an index can be created in this folder."""
     if (folder / CURRENT).exists():
         raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
+    if has_lost_manifest(folder):
+        raise UsageError(
+            f"{folder} holds an index whose {CURRENT} is missing; restore that from a backup, or choose "
+            "another folder"
+        )
     if folder.is_dir() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
         raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
 

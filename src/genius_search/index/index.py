@@ -30,6 +30,7 @@ from genius_search.index.store import (
     Calibration,
     Root,
     StoredEmbeddings,
+    has_lost_manifest,
     read_manifest,
 )
 from genius_search.model import Genius
@@ -84,6 +85,8 @@ class Index:
         self._opening = Lock()
         self.damage: str | None = None
         """What :meth:`watch` has found to be damaged, and what to do."""
+        self._log_damage: str | None = None
+        """What the last warning about the log of choices said."""
         self._opened = self._open(_stamp(folder), model)
 
     def __repr__(self) -> str:
@@ -134,6 +137,7 @@ class Index:
         device: str = "cpu",
         download: bool = False,
         progress: Progress | None = None,
+        wait_seconds: float = 0.0,
     ) -> tuple[Index, Added]:
         """Create an index of a folder of images and texts, a file of candidates, a list, or vectors.
 
@@ -183,6 +187,8 @@ class Index:
             ``.geniusignore``.
         device, download
             For opening the model or encoder: where it runs, and whether it may be downloaded.
+        wait_seconds
+            How long to wait while another process writes to the folder.
 
         Raises
         ------
@@ -215,6 +221,7 @@ class Index:
             device=device,
             download=download,
             progress=progress or Silent(),
+            wait_seconds=wait_seconds,
         )
         return Index(folder, opened), added
 
@@ -306,7 +313,8 @@ class Index:
             Whether texts of pictures are read, and what is left out; see :meth:`create`. A remembered folder
             is read as it was at first.
         wait_seconds
-            How long to wait while another process changes the index.
+            How long to wait while another process changes the index. Other threads of this process are
+            waited for in any case.
 
         Raises
         ------
@@ -339,7 +347,7 @@ class Index:
                     progress=progress,
                 )
             if not isinstance(pool, Pool):
-                pool = open_memory(pool, self.folder, captions=captions, has_ids=True)
+                pool = open_memory(pool, writer, captions=captions, has_ids=True)
             return add_pool(writer, self.model, pool, may_be_none=may_be_none, progress=progress)
 
     def sync(
@@ -747,17 +755,24 @@ class Index:
     def _open_log(
         self, stamp: tuple[tuple[int, ...], ...], model: Genius, snapshot: Snapshot
     ) -> Choices | None:
-        if not stamp[1]:
+        """Open the log of choices; if it is damaged, searches do without it, and a warning is logged."""
+        if not (stamp[1] or has_lost_manifest(self.folder / LEARNED)):
             return None
-        from genius_search.index.learned import Choices
+        from genius_search.index.learned import Choices, DamagedLog, reading_log
 
-        log = Index.open(self.folder / LEARNED)
-        if log.model.dim != model.dim:
-            raise ArtifactMismatch(
-                f"{log.folder} has queries of {log.model.dim} numbers, and the index has {model.dim}; it is "
-                "not the log of this index, and may be removed"
-            )
-        return Choices(log, snapshot) if len(log) else None
+        try:
+            with reading_log(self.folder):
+                logged = Index.open(self.folder / LEARNED)
+                if logged.model.dim != model.dim:
+                    raise ArtifactMismatch(
+                        f"it has queries of {logged.model.dim} numbers, and the index has {model.dim}"
+                    )
+                return Choices(logged, snapshot) if len(logged) else None
+        except DamagedLog as error:
+            if str(error) != self._log_damage:
+                log.warning("%s", error)
+            self._log_damage = str(error)
+            return None
 
 
 def _require_one(pool: GivenPool | None, vectors: Vectors | None) -> None:

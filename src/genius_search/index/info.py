@@ -12,10 +12,10 @@ import numpy as np
 
 from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
+from genius_search.index.learned import has_log, reading_log
 from genius_search.index.roots import MAX_BYTES
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import (
-    CURRENT,
     LEARNED,
     REMEDY,
     SEGMENTS,
@@ -77,8 +77,6 @@ def _verify(
             with with_hint():
                 check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
         snapshot = Snapshot.load(folder, manifest)
-        if (folder / LEARNED / CURRENT).exists():
-            verify(folder / LEARNED)
         _verify_model(folder, snapshot, model_folder)
     except ArtifactError as error:
         if opened is not None and opened.manifest == read_manifest(folder):
@@ -89,6 +87,9 @@ def _verify(
             raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
         if picture.stat().st_size > MAX_BYTES or file_fingerprint(picture) != picture.name:
             raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
+    if has_log(folder):
+        with reading_log(folder):
+            verify(folder / LEARNED)
     deleted = sum(len(segment.dead) for segment in snapshot.segments)
     return Verified(len(snapshot.segments), snapshot.num_alive, deleted)
 

@@ -205,6 +205,19 @@ class ItemStore:
         )
         return self._query(query, [json.dumps(ids)])
 
+    def images(self, rows: Sequence[int], prefix: str) -> set[str]:
+        """Return the paths of pictures that begin with a prefix, of some rows."""
+        query = (
+            "SELECT CAST(image AS TEXT) FROM json_each(?) CROSS JOIN items ON row = value "
+            "WHERE substr(image, 1, length(?2)) = ?2"
+        )
+        return {image for (image,) in self._query(query, [json.dumps(rows), prefix])}
+
+    def rows_of_images(self, images: Iterable[str]) -> list[tuple[str, int]]:
+        """Return the path and the row of each item with one of these pictures; reads all items."""
+        query = "SELECT CAST(image AS TEXT), row FROM items WHERE image IN (SELECT value FROM json_each(?))"
+        return self._query(query, [json.dumps([*images])])
+
     def mask(
         self, source: str, values: Sequence[Any], *, row: str = "row", deadline: float = math.inf
     ) -> Bool[np.ndarray, " items"]:

@@ -13,27 +13,33 @@ that is logged twice counts once, so that a few people cannot bury an item.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
 
 from genius_search.border import as_id, as_text
 from genius_search.config import USUAL_SEARCH
-from genius_search.errors import UsageError
+from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
+from genius_search.index.items import Item
 from genius_search.index.match import split_left_out
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import CURRENT, LEARNED
+from genius_search.index.store import CURRENT, LEARNED, LOCK, REMEDY, has_lost_manifest, read_manifest
 from genius_search.model import Genius
 from genius_search.records import Modality
 from genius_search.search.rank import Ranking
+from genius_search.writing import DISK_FULL
 
 if TYPE_CHECKING:
     from genius_search.index.index import Index
@@ -60,6 +66,32 @@ BATCH: Final = 4096
 """Choices that are stored together."""
 ENCODED: Final = 64
 """Queries that are encoded together, whose pictures are in memory."""
+log = logging.getLogger("genius_search")
+T = TypeVar("T")
+
+
+class DamagedLog(ArtifactMismatch):
+    """The log of choices of an index cannot be read. Searches do without it."""
+
+
+def has_log(folder: Path) -> bool:
+    """Return whether the index in a folder has a log of choices, which may be damaged."""
+    return (folder / LEARNED / CURRENT).exists() or has_lost_manifest(folder / LEARNED)
+
+
+@contextlib.contextmanager
+def reading_log(folder: Path) -> Iterator[None]:
+    """Raise :class:`DamagedLog`, which says what to do, if the log of the index in a folder is damaged."""
+    try:
+        yield
+    except (ArtifactError, sqlite3.Error, OSError) as error:
+        if getattr(error, "errno", None) in DISK_FULL:
+            raise
+        problem = str(error).removesuffix(f"; {REMEDY}")
+        raise DamagedLog(
+            f"the log of choices of {folder} is damaged: {problem}; searches do without it. Restore "
+            f"{folder / LEARNED} from a backup, or remove it: `genius index learn {folder} --forget-all`"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +119,8 @@ class Choices:
 
     def __init__(self, log: Index, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        self._folder = log.folder.parent
+        self._is_damaged = False
         model, of_log = log.current()
         candidates = max(USUAL_SEARCH.candidates, len(log) // LOOKED_THROUGH)
         config = replace(log.settings, density_weight=0.0, candidates=candidates)
@@ -98,18 +132,21 @@ class Choices:
         """Return the most similar queries of the log, most similar first."""
         near = []
         for ranking in self._rank(vectors):
-            items = self._searcher.snapshot.items(ranking.segments, ranking.items)
+            items = self._items(ranking.segments, ranking.items)
             cosines = ranking.scores.clip(max=1).tolist()
             near.append(
                 [
                     Choice(str(item.fields.get(FIELD)), item.text, cosine)
-                    for item, cosine in zip(items, cosines, strict=True)
+                    for item, cosine in zip(items, cosines, strict=bool(items))
                 ]
             )
-        return near
+        return near or [[] for _ in vectors]
 
     def shares(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Place, float]]:
-        """Return the shares of items for each query by their places; deleted items have none."""
+        """Return the shares of items for each query by their places; deleted items have none.
+
+        There are none from when the log is found to be damaged, which is logged once.
+        """
         shares = []
         for ranking in self._rank(vectors):
             values = shares_of(ranking.scores)
@@ -118,27 +155,40 @@ class Choices:
             self._look_up([place for place in logged if place not in self._chosen])
             own: dict[Place, float] = {}
             for place, share in zip(logged, values[large].tolist(), strict=True):  # in descending order
-                if (chosen := self._chosen[place]) is not None and len(own) < RAISED:
+                if (chosen := self._chosen.get(place)) is not None and len(own) < RAISED:
                     own.setdefault(chosen, share)
             shares.append(own)
-        return shares
+        return shares or [{} for _ in vectors]
 
     def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
         queries = [
             EncodedQuery(number, NEAREST, embedding=vector, evidence=vector)
             for number, vector in enumerate(vectors)
         ]
-        with diagnose_corruption(self._searcher.snapshot):
-            return self._searcher.rank(queries, at_least=1)
+        return self._read(lambda: self._searcher.rank(queries, at_least=1))
+
+    def _items(self, segments: np.ndarray, rows: np.ndarray) -> list[Item]:
+        return self._read(lambda: self._searcher.snapshot.items(segments, rows))
+
+    def _read(self, read: Callable[[], list[T]]) -> list[T]:
+        """Return what is read of the log; nothing if it is damaged, which is logged once."""
+        try:
+            with reading_log(self._folder), diagnose_corruption(self._searcher.snapshot):
+                return read()
+        except DamagedLog as error:
+            if not self._is_damaged:
+                log.warning("%s", error)
+            self._is_damaged = True
+            return []
 
     def _look_up(self, logged: Sequence[Place]) -> None:
         """Find the items that were chosen for queries of the log."""
         if not logged:
             return
         segments, rows = np.array(logged).T
-        chosen = [str(item.fields.get(FIELD)) for item in self._searcher.snapshot.items(segments, rows)]
+        chosen = [str(item.fields.get(FIELD)) for item in self._items(segments, rows)]
         there = self._snapshot.known(chosen)
-        for place, item_id in zip(logged, chosen, strict=True):
+        for place, item_id in zip(logged, chosen, strict=bool(chosen)):
             self._chosen[place] = there[item_id].location if item_id in there else None
 
 
@@ -222,43 +272,71 @@ def _add(
         "fields": [{FIELD: chosen[row]} for row in rows.values()],
     }
     folder = index.folder / LEARNED
-    if not (folder / CURRENT).exists():
+    while not has_log(index.folder):
         try:
-            index.create(folder, embedding_bits=8, **given)
+            index.create(folder, embedding_bits=8, **given, wait_seconds=wait_seconds)
         except UsageError:
-            if not (folder / CURRENT).exists():
-                raise  # otherwise another process was first
+            if not has_log(index.folder):
+                raise  # otherwise another process or thread was first
         else:
             return
     from genius_search.training.codebooks import FITTED  # noqa: PLC0415  with PyTorch, as adding is
 
-    log = index.open(folder)
-    log.add(**given, wait_seconds=wait_seconds)
-    if len(log) > MOST:
-        log.delete([item.id for item in log][MOST - MOST // 10 :], wait_seconds=wait_seconds)
-        log.compact(wait_seconds=wait_seconds)
-    fitted = int(log.model.quantizer_manifest.inputs[FITTED])
-    if log.snapshot.num_alive >= REFIT * fitted:
-        log.refit(wait_seconds=wait_seconds)
+    with reading_log(index.folder):
+        logged = index.open(folder)
+        logged.add(**given, wait_seconds=wait_seconds)
+        if len(logged) > MOST:
+            logged.delete([item.id for item in logged][MOST - MOST // 10 :], wait_seconds=wait_seconds)
+            logged.compact(wait_seconds=wait_seconds)
+        fitted = int(logged.model.quantizer_manifest.inputs[FITTED])
+        if logged.snapshot.num_alive >= REFIT * fitted:
+            logged.refit(wait_seconds=wait_seconds)
 
 
 def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_seconds: float) -> int:
-    """Delete choices of an index: of an item, of a text, of both, or all; return their number."""
+    """Delete choices of an index: of an item, of a text, of both, or all; return their number.
+
+    All of a damaged log are deleted, too, though their number may be unknown, and 0.
+    """
     from genius_search.index.writer import one_writer  # noqa: PLC0415  not to search
 
     chosen = None if chosen is None else as_id(chosen)
     text = None if text is None else as_text(text, "the text of a query")
-    if not (folder / LEARNED / CURRENT).exists():
-        return 0
     if text is not None:  # the log has it as it is searched for
         text, _ = split_left_out(text)
-    with one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
-        ids = [
-            item.id
-            for item, _ in writer.snapshot.alive()
-            if (chosen is None or item.fields[FIELD] == chosen) and (text is None or item.text == text)
-        ]
-        return writer.delete(ids).deleted
+    if not has_log(folder):
+        return 0
+    try:
+        with reading_log(folder), one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
+            with diagnose_corruption(writer.snapshot):
+                ids = [
+                    item.id
+                    for item, _ in writer.snapshot.alive()
+                    if (chosen is None or item.fields[FIELD] == chosen)
+                    and (text is None or item.text == text)
+                ]
+            return writer.delete(ids).deleted
+    except DamagedLog:
+        if chosen is None and text is None:
+            return _remove_log(folder / LEARNED, wait_seconds)
+        raise
+
+
+def _remove_log(folder: Path, wait_seconds: float) -> int:
+    """Remove a log whose files are damaged; return the number of its choices, or 0 if it is unknown."""
+    from genius_search.index.writer import writing_lock  # noqa: PLC0415  not to search
+
+    with writing_lock(folder, wait_seconds=wait_seconds):
+        count = 0
+        with contextlib.suppress(ArtifactError):
+            count = sum(one.items - len(one.dead_rows()) for one in read_manifest(folder).segments)
+        # The manifest last: until then, an interrupted removal is a damaged log, which can be removed.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == CURRENT):
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+    return count
 
 
 def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
@@ -266,14 +344,15 @@ def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
 
     A query that was not a text alone is its feature, a vector.
     """
-    log = folder / LEARNED
-    if not (log / CURRENT).exists():
+    if not has_log(folder):
         return
-    snapshot = Snapshot.open(log)
-    model = Genius.open(snapshot.manifest.locate_model(log))
-    vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
-    for item, place in snapshot.alive():
-        query: dict[str, Any] = {"text": item.text}
-        if item.text is None:
-            query = {"vector": vectors[place.segment](np.array([place.row]))[0].tolist()}
-        yield {**query, FIELD: item.fields[FIELD]}
+    with reading_log(folder):
+        snapshot = Snapshot.open(folder / LEARNED)
+        model = Genius.open(snapshot.manifest.locate_model(folder / LEARNED))
+    with reading_log(folder), diagnose_corruption(snapshot):
+        vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
+        for item, place in snapshot.alive():
+            query: dict[str, Any] = {"text": item.text}
+            if item.text is None:
+                query = {"vector": vectors[place.segment](np.array([place.row]))[0].tolist()}
+            yield {**query, FIELD: item.fields[FIELD]}

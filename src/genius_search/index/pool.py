@@ -27,7 +27,7 @@ from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.roots import id_in, new_root, root_of
 from genius_search.index.store import Root
-from genius_search.index.writer import store_picture
+from genius_search.index.writer import Writer
 from genius_search.records import Candidate, Modality, composed
 from genius_search.text import clean
 
@@ -220,8 +220,8 @@ def check_item(item: Item) -> Item:
     return item._replace(id=composed(item.id), text=text, source=source)
 
 
-def open_memory(given: Iterable[object], folder: Path, *, captions: bool, has_ids: bool) -> Pool:
-    """Return a pool of items in memory and of single files; pictures are stored in the folder of the index.
+def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_ids: bool) -> Pool:
+    """Return a pool of items in memory and of single files; pictures are stored in the index.
 
     Items without an id are numbered from 0, unless each ``has_ids``. Of several with one, the last counts.
     """
@@ -241,7 +241,7 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool, has_id
             continue
         new = read_new_item(one, number, default_id=None if has_ids else str(number))
         try:
-            item, problems = keep_item(new, folder)
+            item, problems = keep_item(new, writer)
             if item.id in items:
                 left_out.append(LeftOut(number, item.id, "a later item of the list has the same id"))
             items[item.id] = item
@@ -251,7 +251,7 @@ def open_memory(given: Iterable[object], folder: Path, *, captions: bool, has_id
     return Pool(lambda: iter(items.values()), left_out)
 
 
-def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:
+def keep_item(new: NewItem, writer: Writer) -> tuple[Item, list[str]]:
     """Return an item in its stored form, and what is wrong with fields that are left out; store its picture.
 
     Raises
@@ -270,7 +270,7 @@ def keep_item(new: NewItem, folder: Path) -> tuple[Item, list[str]]:
     source, problems = fields_to_json(new.fields)
     item = check_item(Item(name, modality, text, None, source))
     if new.image is not None:
-        item = item._replace(image=store_picture(folder, picture_bytes(new.image)))
+        item = item._replace(image=writer.store_picture(picture_bytes(new.image)))
     return item, problems
 
 

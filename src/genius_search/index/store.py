@@ -425,6 +425,27 @@ def read_manifest(folder: Path) -> IndexManifest:
 
 PICTURES: Final = "pictures"
 """Folder inside the index for pictures that came without a file, named by their SHA-256."""
+PICTURE_NAME: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
+"""Paths of such pictures in items; another path may lead out of the index."""
+UNSETTLED: Final = f"{PICTURES}/.unsettled"
+"""Exists during a change after which pictures may be stored that no item names."""
+
+
+def name_of_segment(generation: int) -> str:
+    """Return the name of the segment that a change writes."""
+    return f"{generation:06d}"
+
+
+def has_lost_manifest(folder: Path) -> bool:
+    """Return whether this is an index without its manifest, rather than an interrupted creation of one."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in (folder / SEGMENTS).glob("*") if NAME.fullmatch(path.name)}
+    has_pictures = any((folder / PICTURES).glob("*/*")) and not (folder / UNSETTLED).exists()
+    has_parts = has_pictures or (folder / LEARNED).exists() or not names <= {name_of_segment(1)}
+    return has_parts and not (folder / CURRENT).exists()  # last, since it may be written meanwhile
+
+
 MOST_ATTEMPTS: Final = 10
 """Maximum number of attempts to read a whole state while writers replace it."""
 T = TypeVar("T")

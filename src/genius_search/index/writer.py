@@ -15,6 +15,7 @@ import itertools
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,7 +29,7 @@ from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -52,15 +53,18 @@ from genius_search.index.store import (
     NAME,
     NO_PLACE,
     PASSAGES,
+    PICTURE_NAME,
     PICTURES,
     SCALES,
     SEGMENTS,
     TEMPORARY,
+    UNSETTLED,
     WORK,
     IndexManifest,
     Segment,
     SegmentEntry,
     StoredEmbeddings,
+    name_of_segment,
     read_manifest,
     refuse_links,
     with_hint,
@@ -69,6 +73,7 @@ from genius_search.records import Modality, composed
 from genius_search.search.table import IdTable
 from genius_search.search.vectors import EmbeddingBits, is_residual
 from genius_search.writing import (
+    check_locks,
     make_folder,
     sync,
     sync_tree,
@@ -89,7 +94,12 @@ SETTINGS: Final = (  # the file is used only when it is complete
 READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
+ASIDE_SECONDS: Final = 10.0
+"""Longest wait for another process that changes an index which cannot be read."""
+MAX_LOCK_ATTEMPTS: Final = 10
+"""Maximum number of attempts to lock a folder that other processes remove, since they failed to fill it."""
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
+NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 
 class ItemArrays(NamedTuple):
@@ -362,7 +372,7 @@ def _field_values(
 
 
 class HeldByAnother(UsageError):
-    """Another process holds the index for writing."""
+    """Another process or thread holds the index for writing."""
 
 
 class NotWritable(UsageError):
@@ -386,24 +396,33 @@ def one_writer(
     Parameters
     ----------
     wait_seconds
-        longest time to wait for another writer; 0 does not wait, infinity waits without limit.
+        Longest time to wait for another writer; infinity waits without limit. 0 does not wait for another
+        process, and without limit for another thread of this one.
     before
         A state that is open; its segments are not opened again.
 
     Raises
     ------
     HeldByAnother
-        Another process is writing.
+        Another process or thread is writing, or this thread already is.
     NotWritable
-        The disk is read-only, or its permissions forbid writing.
+        The disk is read-only, its permissions forbid writing, or it does not support locks.
     UsageError
         ``wait_seconds`` is negative or NaN, or the path cannot be a folder.
     ArtifactMismatch
         The index is damaged; nothing is changed.
     """
     with writing_lock(folder, wait_seconds=wait_seconds):
-        remove_leftovers(folder, read_manifest(folder).segments if (folder / CURRENT).exists() else ())
-        yield Writer(folder, before)
+        if (folder / CURRENT).exists():  # otherwise they may be all that is left of an index
+            remove_leftovers(folder, read_manifest(folder).segments)
+        writer = Writer(folder, before)
+        if (folder / UNSETTLED).exists():  # of a writer that was killed
+            writer.sweep_pictures()
+        try:
+            yield writer
+        finally:  # if this fails, the next writer repeats it
+            with contextlib.suppress(OSError, sqlite3.Error, GeniusError):
+                writer.settle_pictures()
 
 
 @contextlib.contextmanager
@@ -411,16 +430,65 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
     """Lock a folder for writing, without links inside; raises like :func:`one_writer`."""
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
+    began = time.monotonic()
+    with _one_thread(folder, wait_seconds):
+        lock = _lock_file(folder, max(0.0, wait_seconds - (time.monotonic() - began)))
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+class _Turn:
+    """A lock between the threads of a process, and the thread that holds it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.thread: int | None = None
+
+
+_TURNS: Final[dict[tuple[int, str], _Turn]] = {}
+"""By process and folder: after a fork, a thread that held one does not exist in the child."""
+
+
+@contextlib.contextmanager
+def _one_thread(folder: Path, wait_seconds: float) -> Iterator[None]:
+    """Wait until no other thread of this process writes to a folder."""
+    turn = _TURNS.setdefault((os.getpid(), os.path.realpath(folder)), _Turn())
+    seconds = min(wait_seconds or threading.TIMEOUT_MAX, threading.TIMEOUT_MAX)
+    if turn.thread == threading.get_ident() or not turn.lock.acquire(timeout=seconds):
+        raise _held(folder)
+    try:
+        turn.thread = threading.get_ident()
+        yield
+    finally:
+        turn.thread = None
+        turn.lock.release()
+
+
+def _held(folder: Path) -> HeldByAnother:
+    return HeldByAnother(
+        f"{folder} is being changed by another process or thread; try again when it is done, or wait for it: "
+        "`wait_seconds=60`"
+    )
+
+
+def _lock_file(folder: Path, wait_seconds: float, attempts: int = MAX_LOCK_ATTEMPTS) -> FileLock:
+    """Lock a folder between processes, after making it."""
     lock = FileLock(folder / LOCK)
     try:
         make_folder(folder)
         refuse_links(folder)
+        check_locks(folder / LOCK)
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
+    except UsageError as error:
+        raise NotWritable(str(error)) from None
     except Timeout:
-        raise HeldByAnother(
-            f"{folder} is being changed by another process; try again when it is done, or wait for it: "
-            "`wait_seconds=60`"
-        ) from None
+        raise _held(folder) from None
+    except FileNotFoundError:  # a process that could not create an index has removed the folder
+        if attempts == 1:
+            raise
+        return _lock_file(folder, wait_seconds, attempts - 1)
     except OSError as error:
         if error.errno in READ_ONLY:
             raise NotWritable(
@@ -432,10 +500,32 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
             f"{error.filename or folder} is not what an index has there ({error.strerror}); choose another "
             "place for the index, or remove it"
         ) from None
+    return lock
+
+
+def set_aside(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
+    """Rename the folder of a damaged index, which may hold what nothing else does; return its new name.
+
+    None if it is not damaged when other processes have finished their changes.
+    """
+    with writing_lock(folder, wait_seconds=ASIDE_SECONDS):
+        if not is_damaged():
+            return None
+        names = (folder.with_name(f"{folder.name}.damaged-{number}") for number in itertools.count(1))
+        aside = next(name for name in names if not os.path.lexists(name))
+        folder.rename(aside)
+        (aside / LOCK).unlink()  # who waits for it makes a new one
+        sync(folder.parent)
+        return aside
+
+
+def stamp_of_manifest(folder: Path) -> tuple[int, int] | None:
+    """Return numbers that differ after each change of an index; None if there is none."""
     try:
-        yield
-    finally:
-        lock.release()
+        status = (folder / CURRENT).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
@@ -453,21 +543,6 @@ def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
 def remove_work(folder: Path) -> None:
     """Remove the saved work of an interrupted run; requires the writer's lock."""
     shutil.rmtree(folder / WORK, ignore_errors=True)
-
-
-def store_picture(folder: Path, data: bytes) -> str:
-    """Store a picture in an index before an item names it; return its path, relative to the index.
-
-    Pictures that no item names, of a change that failed or of items that were left out, leave with the next
-    compaction.
-    """
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"{PICTURES}/{digest[:2]}/{digest}"
-    place = folder / name
-    if not place.exists():
-        make_folder(place.parent)
-        write_file(place, data)
-    return name
 
 
 def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
@@ -489,6 +564,8 @@ class Writer:
         self.folder = folder
         self._before = before
         self._snapshot: Snapshot | None = None
+        self._unsettled: set[str] = set()
+        """Stored pictures that items named before this change, or may name after it."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -592,9 +669,8 @@ class Writer:
     def compact(self, min_deleted: float = MIN_DELETED) -> None:
         """Free the space of deleted items, if there are many, in time proportional to their number.
 
-        The first segment with at least this share of deleted items is merged with those behind it, and
-        pictures that no item names are removed. With 0, all segments are merged, and the saved work of an
-        interrupted run is removed, too.
+        The first segment with at least this share of deleted items is merged with those behind it. With 0,
+        all segments are merged, and the saved work of an interrupted run is removed, too.
 
         Raises
         ------
@@ -606,11 +682,7 @@ class Writer:
         kept = num_compact(segments, min_deleted)
         if kept == len(segments) and min_deleted > 0:
             return
-        refuse_links(self.folder, with_pictures=True)
-        named = stored_pictures(self.folder, segments)
-        for path in (self.folder / PICTURES).glob("*/*"):
-            if path not in named:
-                path.unlink()
+        self.sweep_pictures()  # of versions that kept pictures of deleted items until then
         if kept < len(segments):
             self._check_contents(snapshot.manifest.segments[kept:])
             new = None
@@ -619,6 +691,59 @@ class Writer:
             self._change(snapshot, kept=kept, new=new)
         if min_deleted <= 0:
             remove_work(self.folder)
+
+    def store_picture(self, data: bytes) -> str:
+        """Store a picture before an item names it; return its path, relative to the index.
+
+        It is removed at the end of the change unless an item names it then.
+        """
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{PICTURES}/{digest[:2]}/{digest}"
+        place = self.folder / name
+        if not place.exists():
+            self._unsettle({name})
+            make_folder(place.parent)
+            write_file(place, data)
+        return name
+
+    def settle_pictures(self) -> None:
+        """Remove the pictures of this change that no item names any more."""
+        if not self._unsettled:
+            return
+        named = set()
+        for segment in self.snapshot.segments if (self.folder / CURRENT).exists() else ():
+            dead = set(segment.dead.tolist())
+            rows = segment.items.rows_of_images(self._unsettled)
+            named |= {image for image, row in rows if row not in dead}
+        self._remove_pictures(self.folder / name for name in self._unsettled - named)
+
+    def sweep_pictures(self) -> None:
+        """Remove all pictures that no item names, after reading all items."""
+        named: set[Path] = set()
+        if (self.folder / CURRENT).exists():
+            refuse_links(self.folder, with_pictures=True)
+            named = stored_pictures(self.folder, self.snapshot.segments)
+        self._remove_pictures(path for path in (self.folder / PICTURES).glob("*/*") if path not in named)
+
+    def _unsettle(self, names: set[str]) -> None:
+        """Note that no item may name these pictures after this change, also if this process is killed."""
+        if names and not self._unsettled:
+            make_folder(self.folder / PICTURES)
+            write_file(self.folder / UNSETTLED, b"")
+        self._unsettled |= names
+
+    def _remove_pictures(self, paths: Iterable[Path]) -> None:
+        """Remove pictures, folders that are empty then, and the note that they may have to be removed."""
+        parents = set()
+        for path in list(paths):
+            path.unlink(missing_ok=True)
+            parents.add(path.parent)
+        sync(*parents)
+        (self.folder / UNSETTLED).unlink(missing_ok=True)
+        self._unsettled.clear()
+        for folder in (*parents, self.folder / PICTURES):
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
@@ -636,9 +761,14 @@ class Writer:
     ) -> None:
         """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
         generation = snapshot.manifest.generation + 1
+        gone = gone or {}
+        if (self.folder / PICTURES).is_dir():
+            for segment in snapshot.segments:
+                images = segment.items.images(gone.get(segment.name, NO_ROWS).tolist(), f"{PICTURES}/")
+                self._unsettle({*filter(PICTURE_NAME.fullmatch, images)})
         entries = []
         for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
-            rows = (gone or {}).get(segment.name)
+            rows = gone.get(segment.name)
             if rows is None or not len(rows):
                 entries.append(entry)
             elif len(rows) < segment.num_alive:
@@ -646,12 +776,14 @@ class Writer:
         if new is not None:
             entries.append(new)
         self.commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
+        with contextlib.suppress(OSError, sqlite3.Error, GeniusError):  # the change is made in any case
+            self.settle_pictures()
 
 
 def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batch]) -> SegmentEntry:
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
-    place = folder / SEGMENTS / f"{manifest.generation + 1:06d}"
+    place = folder / SEGMENTS / name_of_segment(manifest.generation + 1)
     remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
     try:
         make_folder(draft)

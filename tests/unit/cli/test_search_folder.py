@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from genius_search.cli import main
+from genius_search.cli import search as commands
 from genius_search.encoders.static import StaticEncoder
 from genius_search.index.index import Index
+from genius_search.index.pool import NewItem
+from genius_search.index.writer import one_writer
 
 NOTES = {
     "bread": "Knead the dough and bake the bread until it is brown.",
@@ -52,9 +56,6 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
     assert found[0] == "bike.txt"
     assert "indexing" not in said
     assert Index.open(index).snapshot.manifest.generation == generation
-    (index / "index.json").write_text('{"format": 1}')  # of an earlier version
-    assert search(capsys, notes, "repair of a bicycle")[0] == found
-
     (notes / "bike.txt").unlink()
     (notes / "train.txt").write_text("Bicycles are repaired at the station.")
     (notes / "boat.txt").write_text("The sailing boat needs a new mast.")
@@ -166,3 +167,58 @@ def test_names_of_files_are_neither_run_nor_obeyed_nor_broken_into_lines(notes, 
     assert main([*command, "--files-only"]) == 0
     assert "\u202e" not in capsys.readouterr().out
     assert not list(Path().glob("*pwned*"))
+
+
+def forget_manifest(index):
+    (index / "index.json").unlink()
+
+
+def write_other_version(index):
+    (index / "index.json").write_text('{"format": 1}')
+
+
+def cut_items(index):
+    items = next(index.glob("segments/*/items.sqlite"))
+    items.write_bytes(items.read_bytes()[:-1])
+
+
+def flip_ids(index):
+    ids = next(index.glob("segments/*/ids.npy"))
+    ids.write_bytes(ids.read_bytes()[:-1] + b"\x77")
+
+
+@pytest.mark.parametrize("damage", [forget_manifest, write_other_version, cut_items, flip_ids])
+def test_the_index_of_a_folder_is_set_aside_if_it_cannot_be_read(notes, capsys, damage):
+    expected, _ = search(capsys, notes, "bread")
+    [index] = (notes.parent / "cache" / "genius-search").iterdir()
+    Index.open(index).add([NewItem("mine", "my only copy of this text")])
+    damage(index)
+    before = {path.name: path.read_bytes() for path in index.rglob("*") if path.is_file()}
+    before.pop(".lock")
+    found, said = search(capsys, notes, "bread")
+    assert found == expected
+    aside = index.with_name(f"{index.name}.damaged-1")
+    assert str(aside) in said
+    assert {path.name: path.read_bytes() for path in aside.rglob("*") if path.is_file()} == before
+    assert search(capsys, notes, "bread")[0] == expected
+    assert len([*index.parent.iterdir()]) == 2
+
+
+def test_a_folder_whose_index_another_process_changes_is_searched_as_it_was(notes, capsys, monkeypatch):
+    search(capsys, notes, "bread")
+    [index] = (notes.parent / "cache" / "genius-search").iterdir()
+    (notes / "boat.txt").write_text("The sailing boat needs a new mast.")
+    monkeypatch.setattr(commands, "SYNC_SECONDS", 0.05)
+    with one_writer(index):
+        found, said = search(capsys, notes, "boat")
+    assert (len(found), "another process is updating the index" in said) == (3, True)
+    assert len(search(capsys, notes, "boat")[0]) == 4
+
+
+def test_of_several_first_searches_at_once_all_find_something(notes):
+    command = [sys.executable, "-m", "genius_search", "search", str(notes), "bread", "-k", "1"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]  # noqa: S603
+    for process in running:
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        assert b"bread.txt" in said

@@ -15,8 +15,10 @@ from genius_search import NewItem, SearchPart
 from genius_search.config import PAPER_SEARCH
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index import build
+from genius_search.index import writer as writer_module
 from genius_search.index.index import Index
 from genius_search.index.snapshot import UnknownItem
+from genius_search.index.writer import alive_batches, one_writer
 from genius_search.records import Modality
 
 WIDE = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="codes")
@@ -107,18 +109,63 @@ def test_an_item_that_cannot_be_used_is_left_out_with_its_reason(index, item, wh
     assert index.verify().items == before + 1
 
 
-def test_a_picture_is_kept_once_and_goes_with_its_last_item_when_the_index_is_compacted(index):
+def test_a_picture_is_kept_once_and_goes_with_its_last_item(index):
     index.add([NewItem("one", image=picture("red")), NewItem("two", "x", picture("red"))])
     (file,) = kept(index)
     index.delete("one")
-    index.compact(min_deleted=0)
     assert kept(index) == [file]
     file.write_bytes(picture("green"))
     with pytest.raises(ArtifactMismatch, match=file.name):
         index.verify()
     index.delete("two")
-    index.compact(min_deleted=0)
     assert kept(index) == []
+
+
+def test_a_picture_that_is_replaced_left_out_or_of_a_failed_change_is_not_kept(index, monkeypatch):
+    index.add([NewItem("one", image=picture("red"))])
+    index.add([NewItem("one", image=picture("blue"))])
+    (blue,) = kept(index)
+    assert blue.read_bytes() == picture("blue")
+    assert len(index.add([NewItem("two", image=b"no picture"), NewItem("three", "a drum")]).left_out) == 1
+    assert kept(index) == [blue]
+
+    def fail(*_: object) -> None:
+        raise OSError("failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "write_manifest", fail)
+        with pytest.raises(OSError, match="failed"):
+            index.add([NewItem("one", image=picture("green"))])
+    assert kept(index) == [blue]
+
+
+def test_pictures_of_a_killed_change_are_removed_by_the_next_writer(model, index, tmp_path, killed_at):
+    index.add([NewItem("one", image=picture("red")), NewItem("two", "a drum")])
+    for number in range(1, 1_000, 3):
+        folder = shutil.copytree(index.folder, tmp_path / str(number))
+        copy = Index.open(folder, model=model)
+        new = [NewItem("one", image=picture("blue"))]
+        was_killed = killed_at(number, lambda copy=copy, new=new: copy.add(new))
+        Index.open(folder, model=model).delete("two")
+        (file,) = kept(copy)
+        assert file.read_bytes() == Path(copy.get("one").image).read_bytes()
+        shutil.rmtree(folder)
+        if not was_killed:
+            break
+    assert number > 5
+
+
+def test_a_path_in_an_item_that_only_begins_like_that_of_a_stored_picture_is_not_removed(index):
+    (index.folder / "pictures").mkdir()
+    precious = index.folder / "pictures" / "precious"
+    precious.write_text("of somebody else")
+    with one_writer(index.folder) as writer:
+        ((items, arrays),) = alive_batches(writer.snapshot.segments)
+        for image in ("pictures/precious", "pictures/../index.json"):
+            writer.add([([items[0]._replace(id="foreign", image=image)], arrays)])
+            writer.delete(["foreign"])
+    assert precious.exists()
+    assert index.verify().items == 1
     assert index.verify().items == 1
 
 

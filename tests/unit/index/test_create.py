@@ -13,9 +13,11 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import build, source
+from genius_search.index import writer as writer_module
 from genius_search.index.fit import has_outgrown
 from genius_search.index.index import Index
-from genius_search.index.pool import open_pool
+from genius_search.index.pool import NewItem, open_pool
+from genius_search.index.writer import write_manifest
 from genius_search.training.features import encode_shard
 
 WORDS = [
@@ -233,3 +235,60 @@ def test_a_pool_names_no_picture_outside_its_folder(tmp_path, path):
     assert next(items).image == str(tmp_path / "a.png")
     with pytest.raises(BadData, match="leads out"):
         next(items)
+
+
+TEXTS = [NewItem(f"{number}", f"a red kite number {number}") for number in range(60)]
+
+
+def test_an_index_that_another_process_created_meanwhile_is_left_as_it_is(tmp_path, monkeypatch):
+    picture = NewItem("mine", "a kite", np.zeros((9, 9, 3), dtype=np.uint8))
+    real = build.check_place
+
+    def check_before(folder):
+        real(folder)
+        monkeypatch.setattr(build, "check_place", real)
+        Index.create(folder, pool=[picture, *TEXTS], encoder="text:wordllama")
+
+    monkeypatch.setattr(build, "check_place", check_before)
+    with pytest.raises(UsageError, match="holds an index already"):
+        Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+    index = Index.open(tmp_path / "i")
+    assert "mine" in index
+    assert index.verify().items == 61
+
+
+def test_a_creation_that_fails_removes_what_it_made_and_no_more(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("failed")
+
+    monkeypatch.setattr(build, "measure_least_scores", fail)
+    (tmp_path / "theirs").mkdir()
+    picture = NewItem("mine", "a kite", np.zeros((9, 9, 3), dtype=np.uint8))
+    for name in ("ours", "theirs"):
+        with pytest.raises(OSError, match="failed"):
+            Index.create(tmp_path / name, pool=[picture, *TEXTS], encoder="text:wordllama")
+        assert not list((tmp_path / name).glob("pictures/*/*"))
+    monkeypatch.undo()
+    assert len(Index.create(tmp_path / "ours", pool=TEXTS, encoder="text:wordllama")[0]) == 60
+
+
+def test_an_index_appears_with_its_least_scores(tmp_path, monkeypatch):
+    written = []
+
+    def write(folder, manifest):
+        written.append(manifest)
+        write_manifest(folder, manifest)
+
+    monkeypatch.setattr(writer_module, "write_manifest", write)
+    index, _ = Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+    (manifest,) = written
+    assert manifest.least
+    assert index.snapshot.manifest == manifest
+
+
+def test_an_index_that_has_lost_its_manifest_is_not_created_again(tmp_path):
+    index, _ = Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+    index.add([NewItem("mine", "my only copy of this text")])
+    (tmp_path / "i" / "index.json").unlink()
+    with pytest.raises(UsageError, match=r"whose index\.json is missing"):
+        Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -130,3 +131,59 @@ def test_the_log_follows_changes_of_the_index(index):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArtifactMismatch, match=path.name):
         index.verify()
+
+
+def damage_log(index: Index, how: str) -> None:
+    path = max((index.folder / "learned" / "segments").glob("*/ids.npy"))
+    if how == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif how == "flipped":
+        path.write_bytes(path.read_bytes()[:-1] + b"\x77")
+    elif how == "manifest":
+        (index.folder / "learned" / "index.json").write_text("{")
+    else:
+        (index.folder / "learned" / "index.json").unlink()
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "manifest", "lost"])
+def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog, capsys, how):
+    query = draw(1, 8)[0]
+    plain, chosen = ids(index, query), far_choice(index, query)
+    for vector in draw(9, 11):
+        index.learn(chosen, vector=vector)
+    index.learn(chosen, vector=query)
+    damage_log(index, how)
+    opened = Index.open(index.folder)
+    for _ in range(2):
+        assert ids(opened, query) == plain
+    opened.explain(chosen, vector=query)
+    (warning,) = {record.message for record in caplog.records}
+    assert "--forget-all" in warning
+    for change in (opened.verify, lambda: [*opened.choices()], lambda: opened.forget(chosen=chosen)):
+        with pytest.raises(ArtifactMismatch, match="--forget-all"):
+            change()
+    with pytest.raises(ArtifactMismatch, match="--forget-all"):
+        opened.learn_many([{"chosen": chosen, "vector": one} for one in draw(9, 9)])
+    opened.add(vectors=draw(1, 7), ids=["new"])
+    assert ids(opened, query) == plain
+    assert main(["index", "learn", str(index.folder), "--forget-all"]) == 0
+    assert opened.verify().items == ITEMS + 1
+    opened.learn(chosen, vector=query)
+    assert chosen in ids(opened, query)
+
+
+def test_a_text_is_forgotten_in_any_form_of_unicode(tmp_path):
+    texts = [f"a kite number {number}" for number in range(20)]
+    index, _ = Index.create(tmp_path / "i", pool=texts, encoder="text:wordllama")
+    for composed in ("caf\u00e9", "cafe\u0301"):
+        for asked in ("caf\u00e9", "cafe\u0301"):
+            index.learn("7", composed)
+            assert [choice["text"] for choice in index.choices()] == ["caf\u00e9"]
+            assert index.forget(text=asked) == 1
+
+
+def test_first_choices_of_several_threads_are_all_learned(index):
+    queries = draw(6, 10)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda row: index.learn(str(row), vector=queries[row]), range(6)))
+    assert {choice["chosen"] for choice in index.choices()} == set("012345")

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, FORMAT, IndexManifest, read_manifest
 from genius_search.index.writer import ItemArrays, Writer, one_writer, write_manifest
 from genius_search.records import Modality
+from genius_search.writing import NO_LOCKS
 
 FACTS = IndexManifest(
     model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
@@ -286,6 +292,78 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, code
     monkeypatch.setattr(live.FileLock, "acquire", refuse)
     with pytest.raises(live.NotWritable, match=re.escape(str(tmp_path))), one_writer(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("code", NO_LOCKS)
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch, code):
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(live.NotWritable, match="does not support file locks"), one_writer(tmp_path):
+        pass
+
+
+def test_threads_wait_for_each_other_and_a_thread_does_not_wait_for_itself(tmp_path):
+    make(tmp_path, {"a": 1})
+
+    def add(name: str) -> None:
+        with one_writer(tmp_path) as writer:
+            time.sleep(0.02)
+            writer.add([given_items({name: 2})])
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(add, "bcde"))
+    assert set(found(tmp_path)) == set("abcde")
+    with one_writer(tmp_path):
+        with pytest.raises(live.HeldByAnother), one_writer(tmp_path / ".." / tmp_path.name):
+            pass
+        with ThreadPoolExecutor(1) as threads:
+
+            def wait() -> None:
+                with one_writer(tmp_path, wait_seconds=0.05):
+                    pass
+
+            with pytest.raises(live.HeldByAnother):
+                threads.submit(wait).result()
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path):
+    make(tmp_path, {"a": 1})
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one_writer(tmp_path):
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            with one_writer(tmp_path, wait_seconds=60) as writer:
+                writer.delete(["a"])
+        finally:
+            os._exit(0)
+    leave.set()
+    thread.join()
+    os.waitpid(child, 0)
+    assert found(tmp_path) == {}
+
+
+def test_a_lock_is_taken_although_another_process_removes_the_folder_meanwhile(tmp_path, monkeypatch):
+    real = live.check_locks
+
+    def remove(file: Path) -> None:
+        monkeypatch.setattr(live, "check_locks", real)
+        shutil.rmtree(file.parent)
+
+    monkeypatch.setattr(live, "check_locks", remove)
+    assert found(make(tmp_path / "i", {"a": 1})) == {"a": 1}
 
 
 def test_no_two_states_of_an_index_have_the_same_time(tmp_path):
