@@ -35,6 +35,7 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Item
+from genius_search.index.measure import choose_bits, measure
 from genius_search.index.pool import (
     Pool,
     nothing_to_index,
@@ -408,6 +409,10 @@ def create_index(
                 progress=progress,
             )
             fitted_to = count if trained is None else None
+            if fitted_to is not None and embedding_bits is None and embeddings in (None, "fused"):
+                embedding_bits = choose_bits(
+                    opened, *draw_embeddings(changes.features), usual=usual_bits(fitted_to)
+                )
             manifest = first_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
             if trained is None:
                 manifest = manifest.replace(model=OWN_MODEL)
@@ -454,11 +459,19 @@ def _write_first_state(
     """Write all items, measure least scores, and commit both at once; return the number of items."""
     written = writer.rewrite(manifest, changes.batches(model, Snapshot(manifest, ()), progress))
     has_words = changes.pool.vectors is None and not isinstance(changes.encoder, PrecomputedEncoder)
+    written = with_measures(model, written)
     least = {}
     if manifest.has_own_model and (has_words or query_vectors is not None):
         least = measure_least_scores(model, written, query_vectors)
     writer.commit(written.manifest.replace(least=least))
     return written.num_alive
+
+
+def with_measures(model: Genius, written: Snapshot) -> Snapshot:
+    """Return a state that was just written with what it keeps of exact search."""
+    if not written.manifest.has_own_model:
+        return written
+    return Snapshot(written.manifest.replace(measured=measure(model, written)), written.segments)
 
 
 def first_manifest(
@@ -478,13 +491,18 @@ def first_manifest(
     kind = embeddings or ("none" if fitted_to is None else "fused")
     usual: EmbeddingBits = 16
     if fitted_to is not None and kind != "raw":
-        usual = 4 if fitted_to < MANY_ITEMS else 2
+        usual = usual_bits(fitted_to)
     return IndexManifest(
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
         embeddings=kind,
         embedding_bits=bits or usual,
     )
+
+
+def usual_bits(items: int) -> EmbeddingBits:
+    """Return the bits of a number of fused embeddings in an index that was created with so many items."""
+    return 4 if items < MANY_ITEMS else 2
 
 
 def check_place(folder: Path) -> None:

@@ -23,7 +23,7 @@ from genius_search.data.features import Features, Pairs
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.build import CHUNK, encode_items
+from genius_search.index.build import CHUNK, encode_items, with_measures
 from genius_search.index.calibrate import (
     FIRST,
     WHAT_PAIRS_ARE,
@@ -245,9 +245,11 @@ def _write_replacement(writer: Writer, model: Genius, features: Features, progre
         calibration=None,
         density_weight=None,
         least={},
+        measured=None,
     )
     entries = alive_entries(writer.snapshot.segments)
-    return writer.rewrite(manifest, encode_items(model, entries, features, manifest, progress))
+    written = writer.rewrite(manifest, encode_items(model, entries, features, manifest, progress))
+    return with_measures(model, written)
 
 
 def _commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) -> None:

@@ -20,6 +20,7 @@ from genius_search.index.store import (
     REMEDY,
     SEGMENTS,
     IndexManifest,
+    Measured,
     read_manifest,
     read_state,
     refuse_links,
@@ -140,6 +141,8 @@ class IndexInfo:
     """Whether codebooks were fitted with vectors of queries; see :meth:`genius_search.Index.create`."""
     density_weight: float | None
     """The weight of densities, if queries with answers chose it; None if it is the default."""
+    measured: Measured | None
+    """What a search keeps of exact search, if it was measured."""
     segments: int
     deleted: int
     """Deleted items, which take up space until the index is compacted."""
@@ -179,6 +182,7 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
             knows_queries=manifest.has_own_model
             and METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs,
             density_weight=manifest.density_weight,
+            measured=manifest.measured,
             segments=len(segments),
             deleted=sum(len(segment.dead) for segment in segments),
         )

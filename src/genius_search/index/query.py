@@ -23,7 +23,7 @@ from genius_search.encoders.passages import query_passages
 from genius_search.errors import BadData, UsageError
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import Calibration, score_settings
+from genius_search.index.store import Calibration, Measured, score_settings
 from genius_search.index.words import (
     MAX_NAME_WORDS,
     MAX_RAISED_ITEMS,
@@ -167,11 +167,18 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchSettings:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
     usual = usual_search(snapshot.num_rows)
+    if manifest.measured is not None:
+        usual = dataclasses.replace(usual, shortlist=grown_shortlist(manifest.measured, snapshot.num_rows))
     if manifest.density_weight is not None:
         usual = dataclasses.replace(usual, density_weight=manifest.density_weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         return dataclasses.replace(usual, rerank="embeddings")
     return usual
+
+
+def grown_shortlist(measured: Measured, num_rows: int) -> int:
+    """Return how many items to compare, in proportion to the growth of an index since it was measured."""
+    return math.ceil(measured.shortlist * max(1.0, num_rows / measured.items))
 
 
 def adjust_settings(usual: SearchSettings, model: Genius, config: SearchConfig) -> SearchSettings:

@@ -259,6 +259,25 @@ class Calibration:
         return score_settings(config) == score_settings(self.search)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What an index keeps of exact search, measured when it was written."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    items: int
+    """Items and passages at that time."""
+    queries: int
+    """Number of queries, near items of the index."""
+    shortlist: int
+    """Items that are compared by their embeddings, 0 for all."""
+    kept: float
+    """Share of the ten nearest of the stored embeddings that a search finds without the correction for
+    hubs."""
+    kept_with_densities: float
+    """The same by default, with that correction, which prefers other items on purpose."""
+
+
 def score_settings(config: SearchSettings) -> tuple[object, ...]:
     """Return the settings that the scores of hits depend on."""
     is_generated = config.rerank == "none"
@@ -335,6 +354,7 @@ class IndexManifest(BaseModel):
     """What queries with answers chose; None if that is the default."""
     least: Annotated[dict[str, float], Field(exclude_if=lambda value: not value)] = {}
     """:func:`genius_search.index.calibrate.measure_least_scores`"""
+    measured: Annotated[Measured | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _check_names(self) -> IndexManifest:

@@ -1,0 +1,147 @@
+"""What an index keeps of exact search, measured with its items; and settings that follow from it.
+
+Codes and few bits a number say much of the embeddings of texts and pictures, whose numbers depend on each
+other, and little of others: of random vectors of 1,024 numbers the nearest ten are not among the hundred with
+the nearest codes. So an index is tried with queries near some of its items. Where too few of the nearest ten
+are kept, embeddings get more bits, and more of them are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+from jaxtyping import Float32, Int8
+
+from genius_search.config import SMALL_POOL, SearchSettings
+from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
+from genius_search.index.snapshot import Snapshot
+from genius_search.index.store import Measured
+from genius_search.model import Genius
+from genius_search.nn.codebooks import normalize
+from genius_search.nn.kmeans import Coder
+from genius_search.search.vectors import EmbeddingBits, dequantize, quantize
+
+NEIGHBOURS: Final = 10
+NOISE: Final = 0.3
+"""Length of what is added to an item to make a query of it; an item itself is found too easily."""
+NUM_QUERIES: Final = 200
+NUM_QUERIES_OF_LARGE: Final = 50
+"""In an index of more than :data:`~genius_search.config.SMALL_POOL` items, in which they take longer."""
+FEWEST_ITEMS: Final = 50
+"""Of fewer items all are compared anyway."""
+MAX_SAMPLE: Final = 8192
+"""Most items that numbers of bits are tried with."""
+MIN_KEPT_BY_BITS: Final = 0.96
+"""Share of the nearest ten that stored embeddings keep; below it they get more bits."""
+MIN_KEPT: Final = 0.975
+"""Share of the nearest ten of stored embeddings that a search keeps; below it more are compared. The default
+of pools with more than :data:`~genius_search.config.SMALL_POOL` items leaves out candidates, and is
+:data:`MIN_KEPT_OF_LARGE`."""
+MIN_KEPT_OF_LARGE: Final = 0.9
+TOLERANCE: Final = 1e-6
+"""Products that differ less are equal."""
+WIDER: Final = 4
+"""Each shortlist that is tried is so many times as long as the one before."""
+
+
+def blur(items: Float32[np.ndarray, "items dim"]) -> Float32[np.ndarray, "items dim"]:
+    """Return queries near items: unit vectors at a cosine of .96 from them."""
+    noise = np.random.default_rng(0).standard_normal(items.shape)
+    return np.asarray(normalize(items + NOISE * normalize(noise)), dtype=np.float32)
+
+
+def choose_bits(
+    model: Genius,
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    usual: EmbeddingBits,
+) -> EmbeddingBits:
+    """Return the bits of a number of stored embeddings: the usual ones, or 8 if they keep too little.
+
+    Parameters
+    ----------
+    embeddings, modalities
+        unit vectors of the pool's items, or of a sample.
+    """
+    drawn = np.random.default_rng(0).permutation(len(embeddings))[:MAX_SAMPLE]
+    if len(drawn) < FEWEST_ITEMS:
+        return usual
+    items = np.asarray(embeddings[drawn], dtype=np.float32)
+    vectors = model.ranker.vectors(Coder(model.codebooks).assign_ids(items, modalities[drawn]))
+    stored = dequantize(quantize(items - vectors, usual), usual, items.shape[1])
+    measured = model.ranker.spread.residuals
+    rounded = vectors + (stored if measured is None else measured.apply(stored, usual))
+    queries = blur(items[:NUM_QUERIES])
+    products = queries @ items.T
+    least = np.partition(products, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS, None]
+    nearest = np.argpartition(queries @ rounded.T, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]
+    is_kept = np.take_along_axis(products, nearest, axis=1) >= least - TOLERANCE
+    return usual if is_kept.mean() >= MIN_KEPT_BY_BITS else 8
+
+
+def measure(model: Genius, snapshot: Snapshot) -> Measured | None:
+    """Choose how many embeddings a search compares, and measure what it keeps of the nearest ten.
+
+    None if the index compares no fused embeddings, or has few items.
+    """
+    settings = default_settings(model, snapshot)
+    num_rows = snapshot.num_rows
+    if settings.rerank != "embeddings" or snapshot.manifest.embeddings != "fused" or num_rows < FEWEST_ITEMS:
+        return None
+    trial = _Trial(model, snapshot, settings)
+    plain = dataclasses.replace(settings, density_weight=0.0)
+    kept = trial.share(plain)
+    target = MIN_KEPT if num_rows <= SMALL_POOL else MIN_KEPT_OF_LARGE
+    while kept < target and settings.shortlist:
+        longer = WIDER * settings.shortlist
+        settings = dataclasses.replace(settings, shortlist=0 if longer >= num_rows else longer)
+        plain = dataclasses.replace(settings, density_weight=0.0)
+        kept = trial.share(plain)
+    return Measured(
+        items=num_rows,
+        queries=len(trial.queries),
+        shortlist=settings.shortlist,
+        kept=kept,
+        kept_with_densities=trial.share(settings),
+    )
+
+
+class _Trial:
+    """Queries near items of an index, and the least product of the nearest ten of each."""
+
+    def __init__(self, model: Genius, snapshot: Snapshot, settings: SearchSettings) -> None:
+        self._model, self._snapshot = model, snapshot
+        count = NUM_QUERIES if snapshot.num_rows <= SMALL_POOL else NUM_QUERIES_OF_LARGE
+        segment = snapshot.segments[0]
+        rows = np.random.default_rng(0).permutation(segment.table.num_items)[:count]
+        self.queries = blur(normalize(segment.vectors(model.ranker)(np.sort(rows))))
+        everything = dataclasses.replace(
+            settings, candidates=snapshot.num_rows, shortlist=0, density_weight=0.0
+        )
+        self._least = [products[-1] - TOLERANCE for products in self._products(everything)]
+
+    def share(self, settings: SearchSettings) -> float:
+        """Return the share of the nearest ten that a search with these settings finds."""
+        pairs = zip(self._products(settings), self._least, strict=True)
+        return float(np.mean([np.mean(products >= least) for products, least in pairs]))
+
+    def _products(self, settings: SearchSettings) -> list[Float32[np.ndarray, " hits"]]:
+        """Return the products of the queries and their first ten hits, without costs of densities."""
+        searcher = SnapshotSearcher(self._model, self._snapshot, settings)
+        encoded = [
+            EncodedQuery(number, NEIGHBOURS, embedding=query, evidence=query)
+            for number, query in enumerate(self.queries)
+        ]
+        ranker, segments = self._model.ranker, self._snapshot.segments
+        products = []
+        for query, ranking in zip(self.queries, searcher.rank(encoded, at_least=NEIGHBOURS), strict=True):
+            vectors = np.concatenate(
+                [
+                    segment.vectors(ranker)(ranking.items[ranking.segments == number])
+                    for number, segment in enumerate(segments)
+                ]
+            )
+            products.append(np.sort(vectors @ query)[::-1])
+        return products
