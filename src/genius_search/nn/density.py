@@ -15,8 +15,8 @@ parallel data", 2018) subtracts an item's mean similarity r to its nearest neigh
 - r(x) is the mean cosine of an item to the nearest :data:`NEIGHBOURS` vectors of a sample of the pool's
   IDs. A trained model has no sample; the vectors of the first semantic codes replace it, since they are
   spread like the items.
-- ρ is the reliability of r: the correlation, over items, of two estimates by two halves of the sample
-  (Spearman–Brown). Where no item is a hub, as among random vectors, both are noise and ρ is 0.
+- ρ is the reliability of r: how two estimates of it agree, by two samples of items (Spearman–Brown). Where
+  no item is a hub, as among random vectors, both are noise and ρ is 0.
 - s(q) makes the products of a query spread as an item's do (:mod:`genius_search.nn.spread`).
 - fade falls from 1 to 0 over the last :data:`~genius_search.nn.spread.FADE` of the cosine, with its third
   power. So what is almost equal to the query comes first, however dense its neighbourhood is.
@@ -117,26 +117,10 @@ class NormAndDensity:
         self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
     ) -> Float32[np.ndarray, " items"]:
         """Return r of each vector; ``codes`` are those of its ID."""
-        return self._densities(vectors, codes, slice(None))
-
-    def halves(
-        self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
-    ) -> Float32[np.ndarray, "2 items"]:
-        """Return two estimates of r, by the even and the odd vectors of the sample."""
-        parts = (slice(0, None, 2), slice(1, None, 2))
-        return np.stack([self._densities(vectors, codes, part) for part in parts])
-
-    def _densities(
-        self,
-        vectors: Float32[np.ndarray, "items dim"],
-        codes: Integer[np.ndarray, "items levels"],
-        part: slice,
-    ) -> Float32[np.ndarray, " items"]:
         densities = np.zeros(len(codes), dtype=np.float32)
         groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
         for code in np.unique(groups).tolist():
             directions, hashes = self._reference(code)
-            directions, hashes = directions[part], None if hashes is None else hashes[part]
             size = max(1, SCORES_AT_ONCE // len(directions))
             members = np.flatnonzero(groups == code)
             for rows in (members[start : start + size] for start in range(0, len(members), size)):

@@ -252,9 +252,10 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
     drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MEASURED]
     vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
     tables = codebooks.tables()
-    around, embeddings = Coder(codebooks).norm_and_density, np.asarray(vectors, np.float32)
-    densities = np.stack([around.densities(embeddings, ids), *around.halves(embeddings, ids)])
-    usage, spreads = measure_spread(tables, ids, densities, has_modality_level=codebooks.has_modality_level)
+    embeddings = np.asarray(vectors, np.float32)
+    densities = Coder(codebooks).norm_and_density.densities(embeddings, ids)
+    has_modality_level = codebooks.has_modality_level
+    usage, spreads = measure_spread(tables, ids, embeddings, densities, has_modality_level=has_modality_level)
     residuals = _measure_residuals(vectors - sum_codes(tables, ids))
     constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
@@ -269,14 +270,14 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
 def measure_spread(
     tables: Sequence[Float32[np.ndarray, "_ dim"]],
     ids: Integer[np.ndarray, "items levels"],
-    densities: Float[np.ndarray, "3 items"],
+    embeddings: Float32[np.ndarray, "items dim"],
+    densities: Float[np.ndarray, " items"],
     *,
     has_modality_level: bool,
 ) -> tuple[Float32[np.ndarray, "modalities codes"], Float32[np.ndarray, "modalities 3"]]:
     """Measure what a :class:`Spread` of IDs is made of: usage; spread, mean density and its reliability.
 
-    ``tables`` are the code vectors, ``densities`` the density around each item, and two estimates of it by
-    halves of the sample.
+    ``tables`` are the code vectors, ``densities`` the mean cosines of embeddings to their neighbours.
     """
     level = int(has_modality_level and len(tables) > 1)
     first = np.asarray(tables[level])
@@ -287,8 +288,8 @@ def measure_spread(
     random = np.random.default_rng(0)
     for group in np.flatnonzero(usage.sum(axis=1)).tolist():
         rows = np.flatnonzero(groups == group)
-        spreads[group, 1] = densities[0, rows].mean()
-        spreads[group, 2] = measure_reliability(*densities[1:, rows])
+        spreads[group, 1] = densities[rows].mean()
+        spreads[group, 2] = measure_reliability(embeddings[rows])
         vectors = sum_codes(tables, ids[random.permutation(rows)[:SPREAD_SAMPLE]])
         weights = usage[group] / usage[group].sum()
         products = vectors @ first.T
@@ -299,16 +300,25 @@ def measure_spread(
     return usage.astype(np.float32), spreads.astype(np.float32)
 
 
-def measure_reliability(first: Float[np.ndarray, " items"], second: Float[np.ndarray, " items"]) -> float:
-    """Return the reliability of the mean of two estimates, 0 to 1: 2c / (1 + c), c their correlation.
+def measure_reliability(embeddings: Float32[np.ndarray, "items dim"]) -> float:
+    """Return the reliability of densities, 0 to 1: 2c / (1 + c) with c the correlation of two estimates.
 
-    Spearman (1910), Brown (1910). It is 0 if the estimates do not differ between items.
+    Each is the cosine of items to the nearest of other items (Spearman, 1910; Brown, 1910). It is 0 if the
+    estimates do not differ between items. The vectors of IDs are not used: they are means of few items, and
+    nearer to these than to others.
     """
+    items = embeddings[:SPREAD_SAMPLE]
+    nearest = []
+    for others in (embeddings[::2][:SPREAD_SAMPLE], embeddings[1::2][:SPREAD_SAMPLE]):
+        cosines = items @ others.T
+        cosines[cosines > 1 - NEGLIGIBLE] = -1  # the item itself, and copies of it
+        nearest.append(cosines.max(axis=1, initial=-1))
+    first, second = nearest
     deviations = first.std(), second.std()
     if min(deviations) <= NEGLIGIBLE:
         return 0.0
-    covariance = np.mean((first - first.mean()) * (second - second.mean()))
-    correlation = max(0.0, float(covariance / (deviations[0] * deviations[1])))
+    covariance = float(np.mean((first - first.mean()) * (second - second.mean())))
+    correlation = max(0.0, covariance / float(deviations[0] * deviations[1]))
     return 2 * correlation / (1 + correlation)
 
 
