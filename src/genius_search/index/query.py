@@ -92,8 +92,19 @@ class EncodedQuery(NamedTuple):
     """Items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
+    is_measured: bool = True
+    """Whether the calibration was measured on such queries, so that hits show probabilities."""
     is_compared: bool = False
     """Whether scores of hits are compared with those of other queries' first hits."""
+
+    @property
+    def raised(self) -> Int64[np.ndarray, " items"]:
+        """Places of items with words of the query and of those chosen for similar ones, ascending."""
+        words = NO_WORDS if self.words is None else self.words
+        if not self.shares:
+            return words.places
+        chosen = [place_of(*place) for place in self.shares]
+        return np.union1d(words.places, np.array(chosen, dtype=np.int64))
 
 
 class Bulk(NamedTuple):
@@ -128,6 +139,8 @@ class Scored(NamedTuple):
     """The part of the score that is due to words of the query."""
     probability: float | None
     standard_score: float | None
+    is_measured: bool
+    """Whether the probability is shown."""
     is_compared: bool
     """With the least score of its modality."""
     segment: int
@@ -299,7 +312,8 @@ class SnapshotSearcher:
                             restriction=restriction,
                             beam=request.beam,
                             words=words,
-                            has_probability=is_measured,
+                            has_probability=not request.parts,
+                            is_measured=is_measured,
                             is_compared=is_compared,
                         )
                     )
@@ -484,28 +498,12 @@ class SnapshotSearcher:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
-            others = self._raised(query, own)
+            others = query.raised
             if len(own.items):
                 known = np.sort(self._places(own))
                 others = others[known.take(known.searchsorted(others), mode="clip") != others]
             added.append(self._join(query, own, others) if len(others) else own)
         return added
-
-    def _raised(self, query: EncodedQuery, own: Ranking) -> Int64[np.ndarray, " items"]:
-        """Return the places of items that may be raised to the first ``k``, in ascending order.
-
-        An item that was not found scores less than those found, so that many words of the query or a rare
-        code have to raise it. What distances did not lead to may score more.
-        """
-        words = NO_WORDS if query.words is None else query.words
-        raised = words.places
-        if len(own.scores) >= query.k and not self._decodes:
-            missing = float(own.scores[query.k - 1] - own.scores[-1])
-            raised = raised[(words.shares * query.score_range >= missing) | words.has_code]
-        if not query.shares:
-            return raised
-        chosen = [place_of(*place) for place in query.shares]
-        return np.union1d(raised, np.array(chosen, dtype=np.int64))
 
     def _join(self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]) -> Ranking:
         """Add the items at these places that the query allows; they are searched for among themselves."""
@@ -561,6 +559,7 @@ class SnapshotSearcher:
             (scores - by_meaning)[order].tolist(),
             probabilities,
             self._standardize(query, compared[order]) if is_part else [None] * count,
+            [query.is_measured] * count,
             (is_compared & query.is_compared)[order].tolist(),
             ranking.segments[order].tolist(),
             ranking.items[order].tolist(),
@@ -594,7 +593,7 @@ class SnapshotSearcher:
                     fields=item.fields,
                     codes=tuple(segment.table.ids[hit.row, : self._num_levels].tolist()),
                     log_probabilities=decoded,
-                    probability=hit.probability,
+                    probability=hit.probability if hit.is_measured else None,
                     passage=passage,
                     least_score=self._least_score(hit, item.modality),
                     standard_score=hit.standard_score,

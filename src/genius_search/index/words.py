@@ -51,8 +51,6 @@ MIN_ITEMS_PER_RARE_MATCH: Final = 100
 """Nor is a word without a code that more than one in a hundred items contain, unless only one does."""
 MAX_NAME_WORDS: Final = 2
 """Maximum number of words in a query that is a name, if one of them is rare."""
-MAX_CACHED_WORDS: Final = 2_000
-"""Words whose places a snapshot remembers, at up to 8 kB each; the look-ups take most of the time."""
 CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
 """A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
 SEGMENT_SHIFT: Final = 32
@@ -156,9 +154,10 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     word_of = np.repeat(np.arange(len(counts)), counts)[order]
     starts = np.flatnonzero(np.diff(listed[order], prepend=-1))
     shares = np.add.reduceat(weights[word_of], starts)
+    least_share = max(WORD_WEIGHT, 1 / len(words))
     matches = WordMatches(
         places=listed[order][starts],
-        shares=shares * max(1.0, WORD_WEIGHT / max(shares.max(), MIN_SHARE)),
+        shares=shares * max(1.0, least_share / max(shares.max(), MIN_SHARE)),
         rare_shares=np.add.reduceat((weights * is_rare)[word_of], starts),
         has_code=np.logical_or.reduceat((is_code & is_rare)[word_of], starts),
         has_all=(np.diff(starts, append=len(listed)) == len(counts)) & is_short,
@@ -188,7 +187,7 @@ def _look_up(
         looked_up = _read(snapshot, unknown, min(limit, max_items))
         places_of_words |= looked_up
         if max_items >= limit:
-            snapshot.remember_words(looked_up, MAX_CACHED_WORDS)
+            snapshot.remember_words(looked_up)
     return {
         word: places
         for word in words
