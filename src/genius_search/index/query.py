@@ -439,7 +439,7 @@ class SnapshotSearcher:
             return results
 
     def rank(self, queries: Sequence[EncodedQuery], *, at_least: int) -> list[Ranking]:
-        """Rank items for each query: ``k`` of them, or more to be ranked with those that have rare words.
+        """Rank items for each query: ``k`` of them, or more to measure the range of scores.
 
         A beam is at least as wide. An item with passages has the row of the best of them.
         """

@@ -102,7 +102,7 @@ class SearchBody(RequestBody):
     match: Condition | None = Field(None, description="Words that the text of an item contains.")
     hybrid: bool = Field(
         True,
-        description="Raise items whose text or file name has rare words of the query, and put those first "
+        description="Raise items whose text or file name has words of the query, and put those first "
         "that have its codes, such as IMG_2034.",
     )
     k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")
