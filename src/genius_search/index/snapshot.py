@@ -262,6 +262,12 @@ class Snapshot:
                 self._restrictions[wanted] = known
         return known
 
+    def known_words(self, words: Sequence[str]) -> dict[str, Int64[np.ndarray, " items"] | None]:
+        """Return what is remembered of words."""
+        with self._caching:
+            cache = self.places_of_words
+            return {word: cache[word] for word in words if word in cache}
+
     def remember_words(self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]) -> None:
         """Remember the items that contain words; the first words make room for later ones."""
         with self._caching:

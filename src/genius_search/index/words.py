@@ -33,8 +33,7 @@ captions, names and a shop's products: more finds more names and fewer captions.
 MAX_WORD_ITEMS: Final = 1_000
 """A word that more items contain raises none; looking up as many takes a quarter of a millisecond."""
 MIN_ITEMS_PER_MATCH: Final = 10
-"""Nor does a word that more than one in ten items contain, if these are more than
-:data:`MAX_RARE_ITEMS`."""
+"""Nor does a word that more than one in ten items contain, unless it is a rare code."""
 MAX_RAISED_ITEMS: Final = 1_000
 """Of more items with words of the query, those with the largest shares are raised."""
 MAX_SHARE_RATIO: Final = 3
@@ -140,7 +139,12 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     num_items = max(2, snapshot.num_alive)
     is_short = len(words) <= MAX_QUERY_WORDS
     max_items = count_frequent(snapshot) if is_short else MAX_RARE_ITEMS
-    places_of_words = _look_up(snapshot, words, max_items)
+    max_share = max(1, num_items // MIN_ITEMS_PER_MATCH)  # fewer than a rare code may have, if N < 100
+    places_of_words = {
+        word: places
+        for word, places in _look_up(snapshot, words, max_items).items()
+        if len(places) <= max_share or CODE.match(word)
+    }
     if not any(map(len, places_of_words.values())):
         return NO_WORDS._replace(is_frequent=bool(words) and is_short and not places_of_words)
     counts = np.array([*map(len, places_of_words.values())])
@@ -164,7 +168,8 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     )
     is_raised = (shares * MAX_SHARE_RATIO >= shares.max()) | (matches.rare_shares > 0)
     raised = np.flatnonzero(is_raised)
-    raised = np.sort(raised[np.argsort(-shares[raised], kind="stable")[:max_raised]])
+    order = np.lexsort((-shares[raised], ~matches.has_code[raised]))
+    raised = np.sort(raised[order[:max_raised]])
     return matches._replace(
         places=matches.places[raised],
         shares=matches.shares[raised],
@@ -179,8 +184,7 @@ def _look_up(
 ) -> dict[str, Int64[np.ndarray, " items"]]:
     """Return the places of the items that contain each word, without words that more items do."""
     limit = count_frequent(snapshot)
-    cached = snapshot.places_of_words
-    places_of_words = {word: cached[word] for word in words if word in cached}
+    places_of_words = snapshot.known_words(words)
     unknown = [word for word in words if word not in places_of_words]
     if unknown:
         # A long query's frequent words are not read to their limit, so that is not remembered.
