@@ -99,7 +99,7 @@ class EncodedQuery(NamedTuple):
 
     @property
     def raised(self) -> Int64[np.ndarray, " items"]:
-        """Places of items with words of the query and of those chosen for similar ones, ascending."""
+        """Places of items with words of the query, or chosen for similar ones, ascending."""
         words = NO_WORDS if self.words is None else self.words
         if not self.shares:
             return words.places
@@ -278,15 +278,12 @@ class SnapshotSearcher:
         if not snapshot.segments:
             return [EncodedQuery(number, one.k, unknown, unknown) for number, one in enumerate(requests)]
         queries, wanted = [], []
-        max_raised = DEPTH if self._decodes else MAX_RAISED_ITEMS  # each is decoded
         with diagnose_corruption(snapshot):
             for number, request in enumerate(requests):
                 modalities = [None if request.modality is None else Modality(request.modality)]
                 if request.modality is None and not request.instruction and self._splits:
                     modalities = [*snapshot.modalities]
-                words = None
-                if request.hybrid and request.text and request.image is None and len(request.query) == 1:
-                    words = find_words(snapshot, request.text, max_raised=max_raised)
+                words = self._find_words(request)
                 is_measured = self._calibration is not None and measures(self._calibration, request)
                 is_compared = self._is_compared(request, words)
                 for modality in modalities:
@@ -324,13 +321,22 @@ class SnapshotSearcher:
             for query, (fused, evidence, feature) in zip(queries, vectors, strict=True)
         ]
 
+    def _find_words(self, request: SearchRequest) -> WordMatches | None:
+        """Return the items with words of a query that is a text; None if words do not count."""
+        text = request.text
+        if not (request.hybrid and text and request.image is None and len(request.query) == 1):
+            return None
+        max_raised = DEPTH if self._decodes else MAX_RAISED_ITEMS  # the generator decodes each
+        return find_words(self.snapshot, text, max_raised=max_raised)
+
     def _is_compared(self, request: SearchRequest, words: WordMatches | None) -> bool:
-        """Return whether the scores of a request's hits can be compared with the least scores of the index.
+        """Return whether scores of a request's hits can be compared with the index's least scores.
 
         These were measured with texts or vectors as queries, and without conditions.
         """
         is_name = words is not None and words.has_rare and count_words(request) <= MAX_NAME_WORDS
-        return not (is_name or request.parts or request.image is not None or request.filter is not None)
+        is_unlike = request.parts or request.image is not None or request.filter is not None
+        return not (is_name or is_unlike)
 
     def _embed(self, wanted: Sequence[tuple[SearchRequest, Modality]]) -> list[Float32[np.ndarray, "3 dim"]]:
         """Return three vectors of each request: the generator's input, that for re-ranking, and the feature.
@@ -473,7 +479,7 @@ class SnapshotSearcher:
             rows_each = min(most, ROWS_EACH * rows_each)
 
     def _places(self, ranking: Ranking) -> Int64[np.ndarray, " hits"]:
-        """Return the places of the items of a ranking, in which they may have the rows of passages."""
+        """Return the places of the items of a ranking, which may have the rows of passages."""
         return places_of(ranking.segments, self.snapshot.items_of(ranking.segments, ranking.items))
 
     def _keep_best(self, found: Ranking) -> Ranking:
@@ -483,15 +489,19 @@ class SnapshotSearcher:
     def _measure_ranges(
         self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]
     ) -> list[EncodedQuery]:
-        """Return queries with the range of scores among all items, also if conditions leave few of them."""
-        limited = [query for query in queries if query.words is not None and query.restriction is not None]
-        whole = [query._replace(k=DEPTH, restriction=None) for query in limited]
+        """Return queries with the range of scores among all items, whatever conditions leave."""
+        whole = [
+            query._replace(k=DEPTH, restriction=None)
+            for query in queries
+            if query.words is not None and query.restriction is not None
+        ]
         others = iter(self.rank(whole, at_least=1) if whole else ())
         measured = []
         for query, own in zip(queries, found, strict=True):
             is_limited = query.words is not None and query.restriction is not None
             scores = (next(others) if is_limited else own).scores[:DEPTH]
-            measured.append(query._replace(score_range=float(np.ptp(scores)) if len(scores) else 0.0))
+            score_range = float(np.ptp(scores)) if len(scores) else 0.0
+            measured.append(query._replace(score_range=score_range))
         return measured
 
     def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]) -> list[Ranking]:
@@ -506,7 +516,7 @@ class SnapshotSearcher:
         return added
 
     def _join(self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]) -> Ranking:
-        """Add the items at these places that the query allows; they are searched for among themselves."""
+        """Add the items at these places that the query allows, found in a search among them."""
         restriction, num_others = [], 0
         allowed_items = query.restriction or self._alive
         for number, (one, allowed) in enumerate(zip(self.snapshot.segments, allowed_items, strict=True)):
@@ -708,7 +718,7 @@ def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hi
 
 
 def kind_of(request: SearchRequest) -> str:
-    """Return the kind of a request's query: a modality, ``vector``, or ``parts`` for several parts."""
+    """Return the kind of a request's query: a modality, ``vector``, or ``parts``."""
     if len(request.query) != 1 or request.parts:
         return "parts"
     [part] = request.query
@@ -723,9 +733,9 @@ def count_words(request: SearchRequest) -> int:
 
 
 def measures(calibration: Calibration, request: SearchRequest) -> bool:
-    """Return whether a calibration was measured on queries like a request, none of which had conditions.
+    """Return whether a calibration was measured on queries like a request.
 
-    Shorter queries have more right answers, and conditions leave out wrong ones.
+    None of them had conditions, which leave out wrong answers; shorter ones have more right answers.
     """
     fewest = calibration.fewest_words.get(kind_of(request))
     return request.filter is None and fewest is not None and count_words(request) >= fewest

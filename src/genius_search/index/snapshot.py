@@ -79,7 +79,7 @@ class Snapshot:
         self.needs_check = True
         """Whether :meth:`check` has something to do or to say."""
         self.places_of_words: dict[str, Int64[np.ndarray, " items"] | None] = {}
-        """Items that contain some words, or None if these are many (:mod:`genius_search.index.words`)."""
+        """Items that contain a word, or None if they are many (:mod:`genius_search.index.words`)."""
         self._num_cached = 0
         self._unchecked = [segment.unchecked for segment in segments]
         self._checking = threading.Lock()

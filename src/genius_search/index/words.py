@@ -6,10 +6,11 @@ well. So items that contain words of the query are raised, by a share of the ran
     raise = share * (best score - hundredth score)
     share = WORD_WEIGHT * sum of log(N / n) / log N over the words that the item contains
 
-where n of the index's N items contain a word. If the largest share is below WORD_WEIGHT, all are
-scaled so that it is that. So a word counts by how rare it is, and a single word raises its items
-however many there are. BM25 also counts how often an item has a word and how long its text is,
-and finds no more (``docs/lab/log.md``, "Words beside vectors").
+where n of the index's N items contain a word. If the largest share is below WORD_WEIGHT (1 for a
+query of one word, 1/2 for one of two), all are scaled so that it is that. So a word counts by how
+rare it is, and a single word puts its items first however many there are. BM25 also counts how
+often an item has a word and how long its text is, and finds no more (``docs/lab/log.md``, "Words
+beside vectors").
 
 In this module the place of an item is one number, ``(segment << 32) + row``, so that arrays of
 places can be compared.
@@ -31,7 +32,7 @@ WORD_WEIGHT: Final = 0.3
 """Share of the range of scores by which a word that one item contains raises it. Chosen on
 captions, names and a shop's products: more finds more names and fewer captions."""
 MAX_WORD_ITEMS: Final = 1_000
-"""A word that more items contain raises none; looking up as many takes a quarter of a millisecond."""
+"""A word that more items contain raises none. To look up as many takes .25 ms."""
 MIN_ITEMS_PER_MATCH: Final = 10
 """Nor does a word that more than one in ten items contain, unless it is a rare code."""
 MAX_RAISED_ITEMS: Final = 1_000
@@ -47,7 +48,7 @@ time."""
 MAX_RARE_ITEMS: Final = 10
 """A word that more items contain is not rare."""
 MIN_ITEMS_PER_RARE_MATCH: Final = 100
-"""Nor is a word without a code that more than one in a hundred items contain, unless only one does."""
+"""Nor is a word that is no code if more than one in a hundred items contain it, and not only one."""
 MAX_NAME_WORDS: Final = 2
 """Maximum number of words in a query that is a name, if one of them is rare."""
 CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
@@ -75,7 +76,7 @@ class WordMatches(NamedTuple):
     """Whether each word of the query is frequent, so that none raises an item."""
 
     def at(self, places: Int64[np.ndarray, " hits"]) -> Self:
-        """Return the same facts of the items at other places, most of which may have no word of the query."""
+        """Return the same facts of items at other places, which may contain no word of the query."""
         if not len(self.places):
             shares = np.zeros(len(places))
             return self._replace(
