@@ -182,7 +182,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Only items whose text contains these words: this OR that -without "a phrase" begin*."""
 
     no_hybrid: bool = False
-    """Do not raise items because they have rare words or codes of the query."""
+    """Do not raise items because they have words or codes of the query."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""

@@ -238,11 +238,11 @@ def calibrate(
         good=float(np.average(is_good, weights=shares)),
         good_and_right=float(shares @ (is_good & is_right) / max(shares @ is_good, 1e-9)),
         refused=float((~is_good)[is_absent].mean()) if is_absent.any() else 0.0,
-        fewest_words=_count_fewest_words(request for request, _ in queries),
+        fewest_words=count_fewest_words(request for request, _ in queries),
     )
 
 
-def _count_fewest_words(requests: Iterable[SearchRequest]) -> dict[str, int]:
+def count_fewest_words(requests: Iterable[SearchRequest]) -> dict[str, int]:
     """Return the number of words that nearly all requests have at least, by the kind of query."""
     words: dict[str, list[int]] = defaultdict(list)
     for request in requests:

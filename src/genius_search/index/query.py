@@ -104,10 +104,21 @@ class EncodedQuery(NamedTuple):
     """Items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
+    is_measured: bool = True
+    """Whether the calibration was measured on such queries, so that hits show probabilities."""
     is_compared: bool = False
     """Whether scores of hits are compared with those of other queries' first hits."""
     is_part: bool = False
     """Whether the request has become several queries, for a modality each."""
+
+    @property
+    def raised(self) -> Int64[np.ndarray, " items"]:
+        """Places of items with words of the query, or chosen for similar ones, ascending."""
+        words = NO_WORDS if self.words is None else self.words
+        if not self.shares:
+            return words.places
+        chosen = [place_of(*place) for place in self.shares]
+        return np.union1d(words.places, np.array(chosen, dtype=np.int64))
 
 
 class Moments(NamedTuple):
@@ -128,6 +139,8 @@ class Scored(NamedTuple):
     """The part of the score that is due to words of the query."""
     probability: float | None
     excess: float | None
+    is_measured: bool
+    """Whether the probability is shown."""
     is_compared: bool
     """With the least score of its modality."""
     segment: int
@@ -292,15 +305,12 @@ class SnapshotSearcher:
         if not snapshot.segments:
             return [EncodedQuery(number, one.k, unknown, unknown) for number, one in enumerate(requests)]
         queries, wanted = [], []
-        max_raised = DEPTH if self._decodes else MAX_RAISED_ITEMS  # each is decoded
         with diagnose_corruption(snapshot):
             for number, request in enumerate(requests):
                 modalities = [None if request.modality is None else Modality(request.modality)]
                 if request.modality is None and not request.instruction and self._splits:
                     modalities = [*snapshot.modalities]
-                words = None
-                if request.hybrid and request.text and request.image is None and len(request.query) == 1:
-                    words = find_words(snapshot, request.text, max_raised=max_raised)
+                words = self._find_words(request)
                 is_measured = self._calibration is not None and measures(self._calibration, request)
                 is_compared = self._is_compared(request, words)
                 for modality in modalities:
@@ -326,7 +336,8 @@ class SnapshotSearcher:
                             restriction=restriction,
                             beam=request.beam,
                             words=words,
-                            has_probability=is_measured,
+                            has_probability=not request.parts,
+                            is_measured=is_measured,
                             is_compared=is_compared,
                             is_part=len(modalities) > 1,
                         )
@@ -338,13 +349,22 @@ class SnapshotSearcher:
             for query, (fused, evidence, feature) in zip(queries, vectors, strict=True)
         ]
 
+    def _find_words(self, request: SearchRequest) -> WordMatches | None:
+        """Return the items with words of a query that is a text; None if words do not count."""
+        text = request.text
+        if not (request.hybrid and text and request.image is None and len(request.query) == 1):
+            return None
+        max_raised = DEPTH if self._decodes else MAX_RAISED_ITEMS  # the generator decodes each
+        return find_words(self.snapshot, text, max_raised=max_raised)
+
     def _is_compared(self, request: SearchRequest, words: WordMatches | None) -> bool:
-        """Return whether the scores of a request's hits can be compared with the least scores of the index.
+        """Return whether scores of a request's hits can be compared with the index's least scores.
 
         These were measured with texts or vectors as queries, and without conditions.
         """
         is_name = words is not None and words.has_rare and count_words(request) <= MAX_NAME_WORDS
-        return not (is_name or request.parts or request.image is not None or request.filter is not None)
+        is_unlike = request.parts or request.image is not None or request.filter is not None
+        return not (is_name or is_unlike)
 
     def _embed(self, wanted: Sequence[tuple[SearchRequest, Modality]]) -> list[Float32[np.ndarray, "3 dim"]]:
         """Return three vectors of each request: the generator's input, that for re-ranking, and the feature.
@@ -540,15 +560,13 @@ class SnapshotSearcher:
         Only items that words or choices raise keep their scores, since they may be added without this search.
         """
         new = wider.take(~np.isin(self._places(wider), self._places(ranking)))
-        raised = self._chosen_places(query)
-        if query.words is not None:
-            raised = np.union1d(raised, query.words.places)
-        limits = np.where(np.isin(self._places(new), raised), np.inf, ranking.scores.min(initial=np.inf))
+        last = ranking.scores.min(initial=np.inf)
+        limits = np.where(np.isin(self._places(new), query.raised), np.inf, last)
         new = new._replace(scores=np.minimum(new.scores, limits).astype(np.float32))
         return join_rankings(ranking, new)
 
     def _places(self, ranking: Ranking) -> Int64[np.ndarray, " hits"]:
-        """Return the places of the items of a ranking, in which they may have the rows of passages."""
+        """Return the places of the items of a ranking, which may have the rows of passages."""
         return places_of(ranking.segments, self.snapshot.items_of(ranking.segments, ranking.items))
 
     def _keep_best(self, found: Ranking) -> Ranking:
@@ -558,48 +576,34 @@ class SnapshotSearcher:
     def _measure_ranges(
         self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]
     ) -> list[EncodedQuery]:
-        """Return queries with the range of scores among all items, also if conditions leave few of them."""
-        limited = [query for query in queries if query.words is not None and query.restriction is not None]
-        whole = [query._replace(k=DEPTH, restriction=None) for query in limited]
+        """Return queries with the range of scores among all items, whatever conditions leave."""
+        whole = [
+            query._replace(k=DEPTH, restriction=None)
+            for query in queries
+            if query.words is not None and query.restriction is not None
+        ]
         others = iter(self.rank(whole, at_least=1) if whole else ())
         measured = []
         for query, own in zip(queries, found, strict=True):
             is_limited = query.words is not None and query.restriction is not None
             scores = (next(others) if is_limited else own).scores[:DEPTH]
-            measured.append(query._replace(score_range=float(np.ptp(scores)) if len(scores) else 0.0))
+            score_range = float(np.ptp(scores)) if len(scores) else 0.0
+            measured.append(query._replace(score_range=score_range))
         return measured
 
     def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]) -> list[Ranking]:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
-            others = self._raised(query, own)
+            others = query.raised
             if len(own.items):
                 known = np.sort(self._places(own))
                 others = others[known.take(known.searchsorted(others), mode="clip") != others]
             added.append(self._join(query, own, others) if len(others) else own)
         return added
 
-    def _raised(self, query: EncodedQuery, own: Ranking) -> Int64[np.ndarray, " items"]:
-        """Return the places of items that may be raised to the first ``k``, in ascending order.
-
-        An item that was not found scores less than those found, so that many words of the query or a rare
-        code have to raise it. What distances did not lead to may score more.
-        """
-        words = NO_WORDS if query.words is None else query.words
-        raised = words.places
-        if len(own.scores) >= query.k and not self._decodes:
-            missing = float(own.scores[query.k - 1] - own.scores[-1])
-            raised = raised[(words.shares * query.score_range >= missing) | words.has_code]
-        return np.union1d(raised, self._chosen_places(query)) if query.shares else raised
-
-    @staticmethod
-    def _chosen_places(query: EncodedQuery) -> Int64[np.ndarray, " items"]:
-        """Return the places of the items that were chosen for similar queries."""
-        return np.array([place_of(*place) for place in query.shares], dtype=np.int64)
-
     def _join(self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]) -> Ranking:
-        """Add the items at these places that the query allows; they are searched for among themselves."""
+        """Add the items at these places that the query allows, found in a search among them."""
         restriction, num_others = [], 0
         allowed_items = query.restriction or self._alive
         for number, (one, allowed) in enumerate(zip(self.snapshot.segments, allowed_items, strict=True)):
@@ -652,6 +656,7 @@ class SnapshotSearcher:
             (scores - by_meaning)[order].tolist(),
             probabilities,
             [None] * count if excess is None else excess.tolist(),
+            [query.is_measured] * count,
             (is_compared & query.is_compared)[order].tolist(),
             ranking.segments[order].tolist(),
             ranking.items[order].tolist(),
@@ -688,7 +693,7 @@ class SnapshotSearcher:
                     fields=item.fields,
                     codes=tuple(segment.table.ids[hit.row, : self._num_levels].tolist()),
                     log_probabilities=decoded,
-                    probability=hit.probability,
+                    probability=hit.probability if hit.is_measured else None,
                     passage=passage,
                     least_score=self._least_score(hit, item.modality),
                     excess=hit.excess,
@@ -817,7 +822,7 @@ def hit_numbers(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "hi
 
 
 def kind_of(request: SearchRequest) -> str:
-    """Return the kind of a request's query: a modality, ``vector``, or ``parts`` for several parts."""
+    """Return the kind of a request's query: a modality, ``vector``, or ``parts``."""
     if len(request.query) != 1 or request.parts:
         return "parts"
     [part] = request.query
@@ -832,9 +837,9 @@ def count_words(request: SearchRequest) -> int:
 
 
 def measures(calibration: Calibration, request: SearchRequest) -> bool:
-    """Return whether a calibration was measured on queries like a request, none of which had conditions.
+    """Return whether a calibration was measured on queries like a request.
 
-    Shorter queries have more right answers, and conditions leave out wrong ones.
+    None of them had conditions, which leave out wrong answers; shorter ones have more right answers.
     """
     fewest = calibration.fewest_words.get(kind_of(request))
     return request.filter is None and fewest is not None and count_words(request) >= fewest

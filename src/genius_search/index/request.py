@@ -90,8 +90,8 @@ class SearchRequest:
     """Words that the items' texts must contain, or must not, as in ``beach OR sea -people``; see
     :attr:`Filter.match`. Words to leave out may also be in ``text``, which loses them."""
     hybrid: bool = True
-    """Raise items whose text or file name has a word of the query that few items have, such as a
-    name; a code (letters with digits, or four digits: IMG_2034) puts them first."""
+    """Raise items whose text or file name has words of the query, the more the rarer these are; a code
+    (letters with digits, or four digits: IMG_2034) puts them first."""
     k: int = 10
     """Number of hits."""
     offset: int = 0
@@ -211,11 +211,13 @@ class SearchHit:
     early, and empty if distances led the search (:attr:`SearchConfig.router`)."""
     probability: float | None = None
     """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
-    None for queries with ``parts``."""
+    None for queries unlike those that were measured: with conditions or ``parts``, of another kind, or with
+    fewer words (:attr:`Calibration.fewest_words`)."""
     passage: str | None = None
     """The passage of a long text that was found; None if it is the beginning, or the text is short."""
     least_score: float | None = None
-    """What first hits usually score at least, if the index knows it and has no calibration."""
+    """What first hits usually score at least, raised as this one is by words of the query, if the index knows
+    it and has no calibration. None for searches with conditions, and for hits with all words of the query."""
     excess: float | None = None
     """How far the score stands out among the best of its modality
     (:func:`genius_search.index.query.find_excess`); None if one modality was searched, or it has too few

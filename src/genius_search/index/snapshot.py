@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 MAX_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
+MAX_CACHED_PLACES: Final = 1_000_000
+"""Number of places of items with words that are cached, at 8 bytes each, and of such words."""
 CHECKED_FIRST: Final = 2.0**28
 """Bytes that are compared with their checksums before a state is first read, in about 0.15 seconds. What is
 more a server compares in the background (:meth:`genius_search.Index.watch`), and ``--verify`` does."""
@@ -78,7 +80,8 @@ class Snapshot:
         self.needs_check = True
         """Whether :meth:`check` has something to do or to say."""
         self.places_of_words: dict[str, Int64[np.ndarray, " items"] | None] = {}
-        """Items that contain some words, or None if these are many (:mod:`genius_search.index.words`)."""
+        """Items that contain a word, or None if they are many (:mod:`genius_search.index.words`)."""
+        self._num_cached = 0
         self._unchecked = [segment.unchecked for segment in segments]
         self._checking = threading.Lock()
         self._restrictions: dict[Filter, Restriction] = {}
@@ -260,14 +263,23 @@ class Snapshot:
                 self._restrictions[wanted] = known
         return known
 
-    def remember_words(
-        self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None], max_words: int
-    ) -> None:
+    def known_words(self, words: Sequence[str]) -> dict[str, Int64[np.ndarray, " items"] | None]:
+        """Return what is remembered of words."""
+        with self._caching:
+            cache = self.places_of_words
+            return {word: cache[word] for word in words if word in cache}
+
+    def remember_words(self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]) -> None:
         """Remember the items that contain words; the first words make room for later ones."""
         with self._caching:
-            self.places_of_words |= places_of_words
-            while len(self.places_of_words) > max_words:
-                self.places_of_words.pop(next(iter(self.places_of_words)))
+            cache = self.places_of_words
+            for word, places in places_of_words.items():
+                if word not in cache:
+                    cache[word] = places
+                    self._num_cached += 1 if places is None else 1 + len(places)
+            while self._num_cached > MAX_CACHED_PLACES:
+                places = cache.pop(next(iter(cache)))
+                self._num_cached -= 1 if places is None else 1 + len(places)
 
     def restrict(self, masks: Sequence[Bool[np.ndarray, " _"]]) -> Restriction:
         """Return the items of each segment's mask that are not deleted, which are taken out of it."""

@@ -6,10 +6,11 @@ well. So items that contain words of the query are raised, by a share of the ran
     raise = share * (best score - hundredth score)
     share = WORD_WEIGHT * sum of log(N / n) / log N over the words that the item contains
 
-where n of the index's N items contain a word. If the largest share is below WORD_WEIGHT, all are
-scaled so that it is that. So a word counts by how rare it is, and a single word raises its items
-however many there are. BM25 also counts how often an item has a word and how long its text is,
-and finds no more (``docs/lab/log.md``, "Words beside vectors").
+where n of the index's N items contain a word. If the largest share is below WORD_WEIGHT (1 for a
+query of one word, 1/2 for one of two), all are scaled so that it is that. So a word counts by how
+rare it is, and a single word puts its items first however many there are. BM25 also counts how
+often an item has a word and how long its text is, and finds no more (``docs/lab/log.md``, "Words
+beside vectors").
 
 In this module the place of an item is one number, ``(segment << 32) + row``, so that arrays of
 places can be compared.
@@ -31,10 +32,9 @@ WORD_WEIGHT: Final = 0.3
 """Share of the range of scores by which a word that one item contains raises it. Chosen on
 captions, names and a shop's products: more finds more names and fewer captions."""
 MAX_WORD_ITEMS: Final = 1_000
-"""A word that more items contain raises none; looking up as many takes a quarter of a millisecond."""
+"""A word that more items contain raises none. To look up as many takes .25 ms."""
 MIN_ITEMS_PER_MATCH: Final = 10
-"""Nor does a word that more than one in ten items contain, if these are more than
-:data:`MAX_RARE_ITEMS`."""
+"""Nor does a word that more than one in ten items contain, unless it is a rare code."""
 MAX_RAISED_ITEMS: Final = 1_000
 """Of more items with words of the query, those with the largest shares are raised."""
 MAX_SHARE_RATIO: Final = 3
@@ -48,11 +48,9 @@ time."""
 MAX_RARE_ITEMS: Final = 10
 """A word that more items contain is not rare."""
 MIN_ITEMS_PER_RARE_MATCH: Final = 100
-"""Nor is a word without a code that more than one in a hundred items contain, unless only one does."""
+"""Nor is a word that is no code if more than one in a hundred items contain it, and not only one."""
 MAX_NAME_WORDS: Final = 2
 """Maximum number of words in a query that is a name, if one of them is rare."""
-MAX_CACHED_WORDS: Final = 2_000
-"""Words whose places a snapshot remembers, at up to 8 kB each; the look-ups take most of the time."""
 CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE)
 """A word with digits that names something. Short numbers, also with an ending (2nd, 80s, 5km), count it."""
 SEGMENT_SHIFT: Final = 32
@@ -78,7 +76,7 @@ class WordMatches(NamedTuple):
     """Whether each word of the query is frequent, so that none raises an item."""
 
     def at(self, places: Int64[np.ndarray, " hits"]) -> Self:
-        """Return the same facts of the items at other places, most of which may have no word of the query."""
+        """Return the same facts of items at other places, which may contain no word of the query."""
         if not len(self.places):
             shares = np.zeros(len(places))
             return self._replace(
@@ -142,7 +140,12 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     num_items = max(2, snapshot.num_alive)
     is_short = len(words) <= MAX_QUERY_WORDS
     max_items = count_frequent(snapshot) if is_short else MAX_RARE_ITEMS
-    places_of_words = _look_up(snapshot, words, max_items)
+    max_share = max(1, num_items // MIN_ITEMS_PER_MATCH)  # fewer than a rare code may have, if N < 100
+    places_of_words = {
+        word: places
+        for word, places in _look_up(snapshot, words, max_items).items()
+        if len(places) <= max_share or CODE.match(word)
+    }
     if not any(map(len, places_of_words.values())):
         return NO_WORDS._replace(is_frequent=bool(words) and is_short and not places_of_words)
     counts = np.array([*map(len, places_of_words.values())])
@@ -156,16 +159,18 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     word_of = np.repeat(np.arange(len(counts)), counts)[order]
     starts = np.flatnonzero(np.diff(listed[order], prepend=-1))
     shares = np.add.reduceat(weights[word_of], starts)
+    least_share = max(WORD_WEIGHT, 1 / len(words))
     matches = WordMatches(
         places=listed[order][starts],
-        shares=shares * max(1.0, WORD_WEIGHT / max(shares.max(), MIN_SHARE)),
+        shares=shares * max(1.0, least_share / max(shares.max(), MIN_SHARE)),
         rare_shares=np.add.reduceat((weights * is_rare)[word_of], starts),
         has_code=np.logical_or.reduceat((is_code & is_rare)[word_of], starts),
         has_all=(np.diff(starts, append=len(listed)) == len(counts)) & is_short,
     )
     is_raised = (shares * MAX_SHARE_RATIO >= shares.max()) | (matches.rare_shares > 0)
     raised = np.flatnonzero(is_raised)
-    raised = np.sort(raised[np.argsort(-shares[raised], kind="stable")[:max_raised]])
+    order = np.lexsort((-shares[raised], ~matches.has_code[raised]))
+    raised = np.sort(raised[order[:max_raised]])
     return matches._replace(
         places=matches.places[raised],
         shares=matches.shares[raised],
@@ -180,15 +185,14 @@ def _look_up(
 ) -> dict[str, Int64[np.ndarray, " items"]]:
     """Return the places of the items that contain each word, without words that more items do."""
     limit = count_frequent(snapshot)
-    cached = snapshot.places_of_words
-    places_of_words = {word: cached[word] for word in words if word in cached}
+    places_of_words = snapshot.known_words(words)
     unknown = [word for word in words if word not in places_of_words]
     if unknown:
         # A long query's frequent words are not read to their limit, so that is not remembered.
         looked_up = _read(snapshot, unknown, min(limit, max_items))
         places_of_words |= looked_up
         if max_items >= limit:
-            snapshot.remember_words(looked_up, MAX_CACHED_WORDS)
+            snapshot.remember_words(looked_up)
     return {
         word: places
         for word in words

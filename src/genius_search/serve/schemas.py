@@ -108,7 +108,7 @@ class SearchBody(RequestBody):
     )
     hybrid: bool = Field(
         True,
-        description="Raise items whose text or file name has rare words of the query, and put those first "
+        description="Raise items whose text or file name has words of the query, and put those first "
         "that have its codes, such as IMG_2034.",
     )
     k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")

@@ -45,7 +45,12 @@ def requests(single) -> list[SearchRequest]:
         SearchRequest(hybrid=False, text="blue", modality="image", where=["id!=" + some], k=4),
         SearchRequest(hybrid=False, text="a blue lamp", image=picture.image, modality="image-text", k=7),
         SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), k=5),
-        SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup")), combine="any", k=6),
+        SearchRequest(
+            hybrid=False,
+            parts=(SearchPart(text="green"), SearchPart(text="a cup")),
+            combine="any",
+            k=6,
+        ),
         SearchRequest(hybrid=False, text="a red kite or a blue cup", modality="text", k=6),
         SearchRequest(hybrid=False, text="everything", modality="text", k=100),
         SearchRequest(hybrid=False, text="everything -red -blue", match="kite OR cup", k=100),

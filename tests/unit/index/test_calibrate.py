@@ -23,14 +23,17 @@ from genius_search.index.calibrate import (
     Calibration,
     calibrate,
     choose_weight,
+    count_fewest_words,
     fit,
     threshold_for,
 )
 from genius_search.index.index import Index
 from genius_search.index.query import hit_numbers, probabilities_of
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.model import Genius
 from genius_search.progress import Silent
 
+LONG = "a striped red square on a white background, drawn in the middle of a round frame"
 CALIBRATION = Calibration(
     intercept=-4.0,
     weights=(20.0, 6.0, 12.0),
@@ -139,17 +142,35 @@ def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     again = Index.open(index.folder, model=trained.model)
     assert again.calibration == found
     assert again.settings.density_weight == found.search.density_weight
-    hits = again.search("a red square", modality="image", k=12)
-    few = again.search("a red square", modality="image", k=1)
+    hits = again.search(LONG, modality="image", k=12)
+    few = again.search(LONG, modality="image", k=1)
     assert few == hits[:1]
     assert all(0 < hit.probability < 1 for hit in hits)
     assert all(a.probability >= b.probability - 1e-9 for a, b in pairwise(hits))
     for threshold, is_good in ((hits[0].probability, True), (0.999, False), (None, None)):
         index.keep_calibration(dataclasses.replace(found, threshold=threshold))
-        assert index.good_match(index.search("a red square", modality="image")) is is_good
+        assert index.good_match(index.search(LONG, modality="image")) is is_good
     assert index.good_match([]) is False
-    (other,) = again.search("a red square", k=1, config=SearchConfig(rerank="none"))
+    (other,) = again.search(LONG, k=1, config=SearchConfig(rerank="none"))
     assert (other.probability, again.good_match([other])) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"text": "square"},  # fewer words than the queries that were measured
+        {"text": "a red square", "where": ["id!=nothing"]},
+        {"text": "a red square", "match": "red"},
+        {"parts": [SearchPart(text="a red square"), SearchPart(text="a kite", weight=0.5)]},
+    ],
+)
+def test_queries_unlike_those_that_were_measured_have_no_probability(index, asked):
+    index.keep_calibration(CALIBRATION)
+    hits = index.search(**asked, k=3)
+    assert hits
+    assert [hit.probability for hit in hits] == [None] * len(hits)
+    assert index.good_match(hits) is None
+    assert index.search("a red square", k=1)[0].probability is not None
 
 
 def test_a_calibration_stays_while_items_come_and_go(index):
@@ -170,6 +191,13 @@ def test_an_item_that_was_chosen_is_probable_and_comes_first_among_all_modalitie
     assert {one.id: one.probability for one in others} == {
         name: pytest.approx(own) for name, own in before.items() if name != last
     }
+
+
+def test_the_measured_queries_are_known_by_their_kind_and_number_of_words():
+    texts = [SearchRequest(text="a b c")] + [SearchRequest(text="a b c d e")] * 99
+    vectors = [SearchRequest(vector=np.ones(3))] * 20
+    few = [SearchRequest(text="a", image="a.png")] * 19
+    assert count_fewest_words([*texts, *vectors, *few]) == {"text": 5, "vector": 0}
 
 
 def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):

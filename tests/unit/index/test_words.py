@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.words import CODE, find_words, split_places
+from genius_search.index.query import merge
+from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Location
+from genius_search.index.words import CODE, find_words, split_places
+from genius_search.records import Modality
 
 NUMBERS = range(100, 140)
 NAMES = ("Kerlin", "Vikdal", "Zôra", "Moprasen")
@@ -116,3 +122,99 @@ def test_the_command(index, capsys):
     assert main(["search", str(index.folder), "IMG_2033", "--files-only", "-k", "1"]) == 0
     assert capsys.readouterr().out.strip().endswith("IMG_2033.png")
     assert main(["search", str(index.folder), "IMG_2033", "--no-hybrid"]) == 0
+
+
+KINDS = ("kite", "umbrella", "lantern", "ladder", "anchor")
+COLOURS = ("green", "violet", "amber", "scarlet", "ivory", "teal", "ochre")
+
+
+@pytest.fixture(scope="module")
+def many(clip_folder, tmp_path_factory):
+    """An index of 100 texts; each kind is in 7 of them, each colour in 8 or 9."""
+    texts = []
+    for number in range(100):
+        kind = KINDS[number % 15] if number % 15 < len(KINDS) else "thing"
+        colour = COLOURS[number % 12] if number % 12 < len(COLOURS) else "plain"
+        texts.append(f"number {number} is a {colour} {kind}")
+    index, _ = Index.create(
+        tmp_path_factory.mktemp("many") / "index", pool=texts, encoder=f"clip:{clip_folder}"
+    )
+    return index
+
+
+def texts_of(hits):
+    return [hit.text for hit in hits]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_items_with_the_only_word_of_a_query_come_before_others(many, kind):
+    assert all(kind in text for text in texts_of(many.search(kind, k=7)))
+    assert kind not in many.search(kind, k=8)[-1].text
+
+
+def test_items_with_both_words_of_a_query_come_before_those_with_one(many):
+    both = [text for text in texts_of(many.search("green kite", k=100)) if "green kite" in text]
+    assert len(both) == 2
+    assert set(texts_of(many.search("green kite", k=2))) == set(both)
+
+
+def test_a_word_counts_by_how_rare_it_is(many):
+    matches = find_words(many.snapshot, "a scarlet kite number 7 of them")
+    texts = texts_of(many.snapshot.items(*split_places(matches.places)))
+    shares = dict(zip(texts, matches.shares.tolist(), strict=True))
+    rare, kite, scarlet = (0.3 * math.log(100 / items) / math.log(100) for items in (1, 7, 9))
+    assert shares["number 7 is a plain thing"] == pytest.approx(rare)
+    assert shares["number 15 is a scarlet kite"] == pytest.approx(kite + scarlet)
+    assert shares["number 0 is a green kite"] == pytest.approx(kite)
+    assert "number 8 is a plain thing" not in shares  # "is" and "a" are frequent
+    assert not matches.has_all.any()  # nothing contains "of" or "them"
+    assert find_words(many.snapshot, "a number").is_frequent
+
+
+def test_of_a_long_query_only_rare_words_count(many, monkeypatch):
+    monkeypatch.setattr("genius_search.index.words.MAX_RARE_ITEMS", 5)
+    page = " ".join([*(f"word{number}x" for number in range(40)), "kite", "number 7"])
+    matches = find_words(many.snapshot, page)
+    (item,) = many.snapshot.items(*split_places(matches.places))
+    assert item.text == "number 7 is a plain thing"
+
+
+@given(
+    words=st.lists(st.sampled_from([*KINDS, *COLOURS, "7", "number"]), min_size=1, max_size=4),
+    size=st.integers(1, 40),
+)
+@settings(max_examples=25)
+def test_pages_and_conditions_keep_the_order_that_words_give(many, words, size):
+    text = " ".join(words)
+    whole = texts_of(many.search(text, k=100))
+    pages = [many.search(text, k=size, offset=start) for start in range(0, 100, size)]
+    assert [one for page in pages for one in texts_of(page)][:100] == whole
+    kept = many.search(text, where=["text~kite"], k=100)
+    assert texts_of(kept) == [one for one in texts_of(many.search(text, k=100)) if "kite" in one]
+
+
+def test_words_change_the_order_of_a_modality_and_not_its_place_among_others():
+    def hit(name, rank, standard_score):
+        blank = {"modality": Modality.TEXT, "text": None, "image": None, "fields": {}}
+        return SearchHit(
+            rank=rank,
+            id=name,
+            score=1.0,
+            codes=(),
+            log_probabilities=(),
+            standard_score=standard_score,
+            **blank,
+        )
+
+    raised = [hit("with the word", 1, 1.0), hit("nearest", 2, 4.0)]
+    pictures = [hit("picture", 1, 3.0), hit("farther picture", 2, 0.5)]
+    merged = merge([(raised, 0), (pictures, 0)], 4)
+    assert ids(merged) == ["with the word", "picture", "nearest", "farther picture"]
+
+
+def test_a_text_without_words_of_the_query_is_compared_and_one_with_all_is_not(many):
+    least = [hit.least_score for hit in many.search("umbrella", k=8)]
+    assert least[:7] == [None] * 7
+    assert least[7] is not None
+    assert many.good_match(many.search("umbrella")) is not False
+    assert [hit.least_score for hit in many.search("umbrella", where=["text~number"], k=9)] == [None] * 9
