@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -50,8 +50,9 @@ MOST_WORDS: Final = 4
 """Words of a phrase, at most."""
 PHRASE_SHARE: Final = 0.5
 """Weight of the loss of phrases, as a share of that of words."""
-WORD_TEMPERATURE: Final = 0.1
-"""Divides the cosines of images and words, of which many are right at once."""
+TEXT_SHARE: Final = 0.1
+"""Weight of the loss of phrases that find texts, likewise. More finds more by single words, and fewer answers
+to questions."""
 
 
 def train_encoder(
@@ -135,7 +136,7 @@ def embed_prepared(
 
 
 class EncoderStep:
-    """One step of stage 0: pairs, and with ``word_weight`` the words of images and phrases of them."""
+    """One step of stage 0: pairs and, with ``word_weight``, short queries made of words of the batch."""
 
     def __init__(
         self, encoder: SmallEncoder, pairs: Pairs, config: EncoderConfig, instructions: Instructions
@@ -143,7 +144,8 @@ class EncoderStep:
         self.network = encoder.network
         self.pairs = pairs
         self.config = config
-        self.word_queries = WordQueries(encoder, instructions)
+        self.picture_queries = WordQueries(encoder, instructions, (Modality.IMAGE, Modality.IMAGE_TEXT))
+        self.text_queries = WordQueries(encoder, instructions, (Modality.TEXT,))
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch."""
@@ -165,36 +167,61 @@ class EncoderStep:
         )
         if not config.word_weight:
             return StepResult(contrastive, {})
+        losses = {"contrastive": contrastive}
         words, present = words_of_images(queries, candidates)
-        images = F.normalize(torch.cat(pictures), dim=-1)
-        phrases, relevant = draw_phrases(present, step.generator)
-
-        def embed(tokens: Tensor) -> Tensor:
-            rows = self.word_queries.write(tokens, step.generator).to(network.device)
-            return F.normalize(network.text(rows), dim=-1)
-
-        of_words = word_loss(
-            images, embed(words[:, None]), present.to(network.device), temperature=WORD_TEMPERATURE
-        )
-        of_phrases = phrase_loss(
-            embed(F.pad(words, (0, 1), value=PADDING)[phrases]),
+        described = present.any(dim=1)
+        images = F.normalize(torch.cat(pictures)[described.to(network.device)], dim=-1)
+        present = present[described]
+        losses["words"] = word_loss(
             images,
-            relevant.to(network.device),
+            self._embed(words[:, None], self.picture_queries, step),
+            present.to(network.device),
             temperature=config.temperature,
         )
-        measures = {"contrastive": contrastive, "words": of_words, "phrases": of_phrases}
-        loss = contrastive + config.word_weight * (of_words + PHRASE_SHARE * of_phrases)
-        return StepResult(loss, {name: value.detach() for name, value in measures.items()})
+        losses["phrases"] = self._phrase_loss(images, words, present, self.picture_queries, step)
+        is_text = torch.from_numpy(candidates.has_text & ~candidates.has_image)
+        words, present = number_words(torch.from_numpy(candidates.text).long()[is_text])
+        texts = views[1][is_text.to(network.device)]
+        losses["texts"] = self._phrase_loss(texts, words, present, self.text_queries, step)
+        of_words = losses["words"] + PHRASE_SHARE * losses["phrases"] + TEXT_SHARE * losses["texts"]
+        loss = contrastive + config.word_weight * of_words
+        return StepResult(loss, {name: value.detach() for name, value in losses.items()})
+
+    def _embed(
+        self, words: Int64[Tensor, "queries words"], queries: WordQueries, step: Step
+    ) -> Float[Tensor, "queries dim"]:
+        rows = queries.write(words, step.generator).to(self.network.device)
+        return F.normalize(self.network.text(rows), dim=-1)
+
+    def _phrase_loss(
+        self,
+        items: Float[Tensor, "items dim"],
+        words: Int64[Tensor, " words"],
+        present: Bool[Tensor, "items words"],
+        queries: WordQueries,
+        step: Step,
+    ) -> Float[Tensor, ""]:
+        """Return the loss of finding items by a few of the words that go with each."""
+        phrases, relevant = draw_phrases(present, step.generator)
+        tokens = F.pad(words, (0, 1), value=PADDING)[phrases]  # column -1 is padding
+        return phrase_loss(
+            self._embed(tokens, queries, step),
+            items,
+            relevant.to(self.network.device),
+            temperature=self.config.temperature,
+        )
 
 
 class WordQueries:
-    """Queries of words for images, each behind one of the data set's instructions or none, as tokens."""
+    """Queries of words, each after one of the data set's instructions or none, as tokens."""
 
-    def __init__(self, encoder: SmallEncoder, instructions: Instructions) -> None:
+    def __init__(
+        self, encoder: SmallEncoder, instructions: Instructions, wanted: Collection[Modality]
+    ) -> None:
         texts = [
             format_text(text)
             for key, row in instructions.rows.items()
-            if key.query is Modality.TEXT and key.candidate is not Modality.TEXT
+            if key.query is Modality.TEXT and key.candidate in wanted
             for text in row
         ]
         *rows, stop = encoder.prepare_texts(["", *texts, "."]).long()
@@ -214,16 +241,16 @@ class WordQueries:
 
 
 def draw_phrases(
-    present: Bool[Tensor, "images words"], generator: torch.Generator
-) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases images"]]:
-    """Draw up to ``NUM_PHRASES`` images and 1 to ``MOST_WORDS`` words of each, in any order.
+    present: Bool[Tensor, "items words"], generator: torch.Generator
+) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases items"]]:
+    """Draw up to ``NUM_PHRASES`` items and 1 to ``MOST_WORDS`` words of each, in any order.
 
-    A word is drawn in proportion to one over the square root of the number of its images.
+    A word is drawn in proportion to one over the square root of the number of its items.
 
     Returns
     -------
     tuple
-        columns of the batch's words, -1 after the last; and the images that have all words of a phrase.
+        columns of the batch's words, -1 after the last; and the items that have all words of a phrase.
     """
     with_words = present.any(dim=1).nonzero().squeeze(1)
     drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
@@ -234,7 +261,9 @@ def draw_phrases(
     words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
     sizes = torch.randint(1, MOST_WORDS + 1, (len(drawn), 1), generator=generator)
     unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
-    relevant = (present.T[words] | unused[:, :, None]).all(dim=1)
+    # An item has all words of a phrase if it has as many of them as the phrase has.
+    used = torch.zeros(len(drawn), present.shape[1]).scatter_(1, words, (~unused).float())
+    relevant = used @ present.T.float() == used.sum(dim=1, keepdim=True)
     return words.masked_fill(unused, -1), relevant
 
 
@@ -243,8 +272,9 @@ def words_of_images(
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
     """Return the words that go with some image of a batch of pairs, and which go with each image.
 
-    With a candidate's image go its own text and the query's; with a query's image goes the candidate's text,
-    but not its own, which may ask for a change.
+    With a query's image go the words of the candidate's text, but not its own, which may ask for a change.
+    With a candidate's image go its own words and those of a query that is text alone. An image without words
+    may show anything.
 
     Returns
     -------
@@ -252,18 +282,21 @@ def words_of_images(
         the tokens, ascending; and a row for each query with an image, then for each candidate
         with one.
     """
-    wanted, own = (torch.from_numpy(items.text).long() for items in (queries, candidates))
-    nothing = torch.full_like(wanted, PADDING)
-    rows = torch.cat(
-        [
-            torch.cat([own, nothing], dim=1)[torch.from_numpy(queries.has_image)],
-            torch.cat([own, wanted], dim=1)[torch.from_numpy(candidates.has_image)],
-        ]
-    )
-    words, places = rows.unique(return_inverse=True)
-    present = torch.zeros(len(rows), len(words), dtype=torch.bool).scatter_(1, places, value=True)
-    keep = words != PADDING
-    return words[keep], present[:, keep]
+    asked, shown = (torch.from_numpy(items.text).long() for items in (queries, candidates))
+    query_has_image, candidate_has_image = map(torch.from_numpy, (queries.has_image, candidates.has_image))
+    asked = asked.masked_fill(query_has_image[:, None], PADDING)
+    both = torch.cat([shown, asked], dim=1)
+    return number_words(torch.cat([both[query_has_image], both[candidate_has_image]]))
+
+
+def number_words(
+    rows: Int64[Tensor, "items tokens"],
+) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "items words"]]:
+    """Return the distinct tokens of some texts, ascending, and which of them each text has."""
+    words, columns = rows.unique(return_inverse=True)
+    present = torch.zeros(len(rows), len(words), dtype=torch.bool).scatter_(1, columns, value=True)
+    is_word = words != PADDING
+    return words[is_word], present[:, is_word]
 
 
 class _Preparation:
