@@ -50,9 +50,10 @@ MOST_WORDS: Final = 4
 """Words of a phrase, at most."""
 PHRASE_SHARE: Final = 0.5
 """Weight of the loss of phrases, as a share of that of words."""
-TEXT_SHARE: Final = 0.1
-"""Weight of the loss of phrases that find texts, likewise. More finds more by single words, and fewer answers
-to questions."""
+TEXT_SHARE: Final = 0.2
+"""Weight of the loss of phrases that find texts, likewise. With more, questions find fewer answers."""
+WORD_TEMPERATURE: Final = 0.1
+"""Divides the cosines of images and words, of which many are right at once."""
 
 
 def train_encoder(
@@ -176,7 +177,7 @@ class EncoderStep:
             images,
             self._embed(words[:, None], self.picture_queries, step),
             present.to(network.device),
-            temperature=config.temperature,
+            temperature=WORD_TEMPERATURE,
         )
         losses["phrases"] = self._phrase_loss(images, words, present, self.picture_queries, step)
         is_text = torch.from_numpy(candidates.has_text & ~candidates.has_image)
