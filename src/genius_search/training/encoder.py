@@ -51,7 +51,7 @@ MOST_WORDS: Final = 4
 PHRASE_SHARE: Final = 0.5
 """Weight of the loss of phrases, as a share of that of words."""
 TEXT_SHARE: Final = 0.2
-"""Weight of the loss of phrases that find texts, likewise. With more, questions find fewer answers."""
+"""Weight of the loss of phrases that find texts, likewise. With .5, questions find fewer answers."""
 WORD_TEMPERATURE: Final = 0.1
 """Divides the cosines of images and words, of which many are right at once."""
 
@@ -137,7 +137,7 @@ def embed_prepared(
 
 
 class EncoderStep:
-    """One step of stage 0: pairs and, with ``word_weight``, short queries made of words of the batch."""
+    """One step of stage 0: pairs and, with ``word_weight``, short queries of the batch's words."""
 
     def __init__(
         self, encoder: SmallEncoder, pairs: Pairs, config: EncoderConfig, instructions: Instructions
@@ -145,8 +145,9 @@ class EncoderStep:
         self.network = encoder.network
         self.pairs = pairs
         self.config = config
-        self.picture_queries = WordQueries(encoder, instructions, (Modality.IMAGE, Modality.IMAGE_TEXT))
-        self.text_queries = WordQueries(encoder, instructions, (Modality.TEXT,))
+        pictures = (Modality.IMAGE, Modality.IMAGE_TEXT)
+        self.picture_queries = WordQueries(encoder, instructions, wanted=pictures)
+        self.text_queries = WordQueries(encoder, instructions, wanted=(Modality.TEXT,))
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch."""
@@ -214,10 +215,10 @@ class EncoderStep:
 
 
 class WordQueries:
-    """Queries of words, each after one of the data set's instructions or none, as tokens."""
+    """Queries of words, each after an instruction for the wanted modalities or none, as tokens."""
 
     def __init__(
-        self, encoder: SmallEncoder, instructions: Instructions, wanted: Collection[Modality]
+        self, encoder: SmallEncoder, instructions: Instructions, *, wanted: Collection[Modality]
     ) -> None:
         texts = [
             format_text(text)
@@ -251,7 +252,8 @@ def draw_phrases(
     Returns
     -------
     tuple
-        columns of the batch's words, -1 after the last; and the items that have all words of a phrase.
+        columns of the batch's words, -1 after the last; and the items that have all words of each
+        phrase.
     """
     with_words = present.any(dim=1).nonzero().squeeze(1)
     drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
@@ -273,9 +275,9 @@ def words_of_images(
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
     """Return the words that go with some image of a batch of pairs, and which go with each image.
 
-    With a query's image go the words of the candidate's text, but not its own, which may ask for a change.
-    With a candidate's image go its own words and those of a query that is text alone. An image without words
-    may show anything.
+    With a query's image go the words of the candidate's text, but not its own, which may ask for a
+    change. With a candidate's image go its own words and those of a query that is text alone. An
+    image without words may show anything.
 
     Returns
     -------
@@ -284,10 +286,10 @@ def words_of_images(
         with one.
     """
     asked, shown = (torch.from_numpy(items.text).long() for items in (queries, candidates))
-    query_has_image, candidate_has_image = map(torch.from_numpy, (queries.has_image, candidates.has_image))
-    asked = asked.masked_fill(query_has_image[:, None], PADDING)
-    both = torch.cat([shown, asked], dim=1)
-    return number_words(torch.cat([both[query_has_image], both[candidate_has_image]]))
+    asks_by_image, has_image = map(torch.from_numpy, (queries.has_image, candidates.has_image))
+    asked = asked.masked_fill(asks_by_image[:, None], PADDING)
+    described = torch.cat([shown, asked], dim=1)
+    return number_words(torch.cat([described[asks_by_image], described[has_image]]))
 
 
 def number_words(

@@ -94,7 +94,7 @@ def test_single_words_are_learned_from_whole_captions(make_features):
 
 
 def test_the_words_of_an_image_are_those_of_texts_that_describe_it():
-    """Tokens 1 and 2 describe, 3 and 4 ask for a change; rows are queries, then their candidates."""
+    """Tokens 1 and 2 describe, 3 and 4 ask for a change."""
     nothing = [0, 0]
     queries = batch_of([[1, 2], [3, 4], [3, 4], nothing], [False, True, True, True])
     candidates = batch_of([nothing, [1, 0], nothing, nothing], [True, False, True, True])
@@ -130,16 +130,17 @@ def test_single_words_find_the_texts_that_contain_them(make_features):
     random = np.random.default_rng(0)
     tokens = (random.integers(1, 17, size=(600, 3)) + np.array([0, 16, 32])).astype(np.float32)
     numbers, nothing = list(range(1, 401)), [None] * 400
-    queries = make_features(numbers, nothing, tokens[:400], dim=3, wanted=[Modality.TEXT.code] * 400)
+    wanted = [Modality.TEXT.code] * 400
+    queries = make_features(numbers, nothing, tokens[:400], dim=3, wanted=wanted)
     candidates = make_features(numbers, nothing, tokens[:400, ::-1], dim=3)
-    lines = [Query(f"0:{number}", Modality.TEXT, "a fact", None, (f"0:{number}",)) for number in numbers]
+    ids = [f"0:{number}" for number in numbers]
+    lines = [Query(one, Modality.TEXT, "a fact", None, (one,)) for one in ids]
     share = {}
     for weight in (0.0, 1.0):
         config = replace(SETTINGS, word_weight=weight)
         encoder = create_small(config.network, [], seed=0)
-        take_step = EncoderStep(
-            encoder, Pairs(lines, queries, candidates), config, Instructions(Path("instructions"), {})
-        )
+        pairs = Pairs(lines, queries, candidates)
+        take_step = EncoderStep(encoder, pairs, config, Instructions(Path("instructions"), {}))
         optimizer = torch.optim.AdamW(encoder.network.parameters(), lr=3e-3)
         for number in range(40):
             optimizer.zero_grad()
