@@ -53,7 +53,7 @@ PHRASE_SHARE: Final = 0.5
 TEXT_SHARE: Final = 0.2
 """Weight of the loss of phrases that find texts, likewise. With .5, questions find fewer answers."""
 WORD_TEMPERATURE: Final = 0.1
-"""Divides the cosines of images and words, of which many are right at once."""
+"""Divides the cosines of words and phrases with items, of which many are right at once."""
 
 
 def train_encoder(
@@ -210,7 +210,7 @@ class EncoderStep:
             self._embed(tokens, queries, step),
             items,
             relevant.to(self.network.device),
-            temperature=self.config.temperature,
+            temperature=WORD_TEMPERATURE,
         )
 
 
