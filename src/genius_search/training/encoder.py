@@ -169,49 +169,44 @@ class EncoderStep:
         )
         if not config.word_weight:
             return StepResult(contrastive, {})
-        losses = {"contrastive": contrastive}
         words, present = words_of_images(queries, candidates)
         described = present.any(dim=1)
         images = F.normalize(torch.cat(pictures)[described.to(network.device)], dim=-1)
         present = present[described]
-        losses["words"] = word_loss(
-            images,
-            self._embed(words[:, None], self.picture_queries, step),
-            present.to(network.device),
-            temperature=WORD_TEMPERATURE,
-        )
-        losses["phrases"] = self._phrase_loss(images, words, present, self.picture_queries, step)
+        phrases, shown = draw_phrases(present, step.generator)
         is_text = torch.from_numpy(candidates.has_text & ~candidates.has_image)
-        words, present = number_words(torch.from_numpy(candidates.text).long()[is_text])
         texts = views[1][is_text.to(network.device)]
-        losses["texts"] = self._phrase_loss(texts, words, present, self.text_queries, step)
-        of_words = losses["words"] + PHRASE_SHARE * losses["phrases"] + TEXT_SHARE * losses["texts"]
-        loss = contrastive + config.word_weight * of_words
+        text_words, in_texts = number_words(torch.from_numpy(candidates.text).long()[is_text])
+        text_phrases, told = draw_phrases(in_texts, step.generator)
+        of_words, of_phrases, of_texts = self._embed(
+            self.picture_queries.write(words[:, None], step.generator),
+            self.picture_queries.write(tokens_of(phrases, words), step.generator),
+            self.text_queries.write(tokens_of(text_phrases, text_words), step.generator),
+        )
+        present, shown, told = (part.to(network.device) for part in (present, shown, told))
+        losses = {
+            "contrastive": contrastive,
+            "words": word_loss(images, of_words, present, temperature=WORD_TEMPERATURE),
+            "phrases": phrase_loss(of_phrases, images, shown, temperature=WORD_TEMPERATURE),
+            "texts": phrase_loss(of_texts, texts, told, temperature=WORD_TEMPERATURE),
+        }
+        of_all = losses["words"] + PHRASE_SHARE * losses["phrases"] + TEXT_SHARE * losses["texts"]
+        loss = contrastive + config.word_weight * of_all
         return StepResult(loss, {name: value.detach() for name, value in losses.items()})
 
-    def _embed(
-        self, words: Int64[Tensor, "queries words"], queries: WordQueries, step: Step
-    ) -> Float[Tensor, "queries dim"]:
-        rows = queries.write(words, step.generator).to(self.network.device)
-        return F.normalize(self.network.text(rows), dim=-1)
+    def _embed(self, *queries: Int64[Tensor, "_ _"]) -> tuple[Float[Tensor, "_ dim"], ...]:
+        """Return unit vectors of queries; one pass for all, since each costs whole word tables."""
+        width = max(rows.shape[1] for rows in queries)
+        together = torch.cat([F.pad(rows, (0, width - rows.shape[1])) for rows in queries])
+        vectors = F.normalize(self.network.text(together), dim=-1)
+        return vectors.split([len(rows) for rows in queries])
 
-    def _phrase_loss(
-        self,
-        items: Float[Tensor, "items dim"],
-        words: Int64[Tensor, " words"],
-        present: Bool[Tensor, "items words"],
-        queries: WordQueries,
-        step: Step,
-    ) -> Float[Tensor, ""]:
-        """Return the loss of finding items by a few of the words that go with each."""
-        phrases, relevant = draw_phrases(present, step.generator)
-        tokens = F.pad(words, (0, 1), value=PADDING)[phrases]  # column -1 is padding
-        return phrase_loss(
-            self._embed(tokens, queries, step),
-            items,
-            relevant.to(self.network.device),
-            temperature=WORD_TEMPERATURE,
-        )
+
+def tokens_of(
+    phrases: Int64[Tensor, "phrases most"], words: Int64[Tensor, " words"]
+) -> Int64[Tensor, "phrases most"]:
+    """Return the tokens of phrases, whose columns number the words; -1 becomes padding."""
+    return F.pad(words, (0, 1), value=PADDING)[phrases]
 
 
 class WordQueries:
