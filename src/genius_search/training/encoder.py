@@ -199,7 +199,8 @@ class EncoderStep:
         width = max(rows.shape[1] for rows in queries)
         together = torch.cat([F.pad(rows, (0, width - rows.shape[1])) for rows in queries])
         vectors = F.normalize(self.network.text(together), dim=-1)
-        return vectors.split([len(rows) for rows in queries])
+        parts: tuple[Tensor, ...] = vectors.split([len(rows) for rows in queries])
+        return parts
 
 
 def tokens_of(
