@@ -151,8 +151,9 @@ class EncoderConfig:
 
     # Deviation 31: the paper's encoder learns from pairs alone.
     word_weight: NonNegative = 0.0
-    """Weight of two more losses: an image predicts the words of the texts that it is paired with, and a few
-    of its words find it. So single words and short queries are learned from whole captions."""
+    """Weight of three more losses: an image predicts the words of the texts that describe it, a few
+    of these words find it, and a few words of a text find that text. So short queries are learned
+    from whole captions."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98

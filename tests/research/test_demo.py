@@ -7,6 +7,8 @@ import json
 import re
 import shlex
 from pathlib import Path
+from random import Random
+from statistics import mean
 
 import pytest
 
@@ -96,3 +98,31 @@ def test_what_the_readme_searches_for_comes_first(full_demo):
                 if hit.image and image == out / "catalogue" / hit.image
             )
             assert first == shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "min_first", "min_among_five"),
+    [(("shape",), 0.65, 0.9), (("fill", "colour", "shape"), 0.5, 0.85)],
+    ids=["one word", "three words"],
+)
+def test_short_queries_find_pictures_of_what_they_name(full_demo, names, min_first, min_among_five):
+    out, result = full_demo
+    products, index = products_of(MBeir(out / "catalogue")), Index.open(result.index_folder)
+    pictures = [products[item.id] for item in index if item.text is None]
+    pictures = {tuple(product[name] for name in names) for product in pictures}
+    chosen = Random(0).sample(sorted(pictures), min(200, len(pictures)))
+    right = []
+    for words in chosen:
+        hits = index.search(f"a {' '.join(words)}", modality="image", k=5)
+        right.append([tuple(products[hit.id][name] for name in names) == words for hit in hits])
+    assert mean(first for first, *_ in right) >= min_first
+    assert mean(map(any, right)) >= min_among_five
+
+
+@pytest.mark.slow
+def test_a_green_umbrella_is_an_umbrella_in_most_hits(full_demo):
+    out, result = full_demo
+    products = products_of(MBeir(out / "catalogue"))
+    hits = Index.open(result.index_folder).search("a green umbrella", k=10)
+    assert sum(products[hit.id]["shape"] == "umbrella" for hit in hits) >= 5

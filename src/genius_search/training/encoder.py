@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -50,8 +50,10 @@ MOST_WORDS: Final = 4
 """Words of a phrase, at most."""
 PHRASE_SHARE: Final = 0.5
 """Weight of the loss of phrases, as a share of that of words."""
+TEXT_SHARE: Final = 0.2
+"""Weight of the loss of phrases that find texts, likewise. With .5, questions find fewer answers."""
 WORD_TEMPERATURE: Final = 0.1
-"""Divides the cosines of images and words, of which many are right at once."""
+"""Divides the cosines of words and phrases with items, of which many are right at once."""
 
 
 def train_encoder(
@@ -135,7 +137,7 @@ def embed_prepared(
 
 
 class EncoderStep:
-    """One step of stage 0: pairs, and with ``word_weight`` the words of images and phrases of them."""
+    """One step of stage 0: pairs and, with ``word_weight``, short queries of the batch's words."""
 
     def __init__(
         self, encoder: SmallEncoder, pairs: Pairs, config: EncoderConfig, instructions: Instructions
@@ -143,7 +145,9 @@ class EncoderStep:
         self.network = encoder.network
         self.pairs = pairs
         self.config = config
-        self.word_queries = WordQueries(encoder, instructions)
+        pictures = (Modality.IMAGE, Modality.IMAGE_TEXT)
+        self.picture_queries = WordQueries(encoder, instructions, wanted=pictures)
+        self.text_queries = WordQueries(encoder, instructions, wanted=(Modality.TEXT,))
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch."""
@@ -166,35 +170,56 @@ class EncoderStep:
         if not config.word_weight:
             return StepResult(contrastive, {})
         words, present = words_of_images(queries, candidates)
-        images = F.normalize(torch.cat(pictures), dim=-1)
-        phrases, relevant = draw_phrases(present, step.generator)
-
-        def embed(tokens: Tensor) -> Tensor:
-            rows = self.word_queries.write(tokens, step.generator).to(network.device)
-            return F.normalize(network.text(rows), dim=-1)
-
-        of_words = word_loss(
-            images, embed(words[:, None]), present.to(network.device), temperature=WORD_TEMPERATURE
+        described = present.any(dim=1)
+        images = F.normalize(torch.cat(pictures)[described.to(network.device)], dim=-1)
+        present = present[described]
+        phrases, shown = draw_phrases(present, step.generator)
+        is_text = torch.from_numpy(candidates.has_text & ~candidates.has_image)
+        texts = views[1][is_text.to(network.device)]
+        text_words, in_texts = number_words(torch.from_numpy(candidates.text).long()[is_text])
+        text_phrases, told = draw_phrases(in_texts, step.generator)
+        of_words, of_phrases, of_texts = self._embed(
+            self.picture_queries.write(words[:, None], step.generator),
+            self.picture_queries.write(tokens_of(phrases, words), step.generator),
+            self.text_queries.write(tokens_of(text_phrases, text_words), step.generator),
         )
-        of_phrases = phrase_loss(
-            embed(F.pad(words, (0, 1), value=PADDING)[phrases]),
-            images,
-            relevant.to(network.device),
-            temperature=config.temperature,
-        )
-        measures = {"contrastive": contrastive, "words": of_words, "phrases": of_phrases}
-        loss = contrastive + config.word_weight * (of_words + PHRASE_SHARE * of_phrases)
-        return StepResult(loss, {name: value.detach() for name, value in measures.items()})
+        present, shown, told = (part.to(network.device) for part in (present, shown, told))
+        losses = {
+            "contrastive": contrastive,
+            "words": word_loss(images, of_words, present, temperature=WORD_TEMPERATURE),
+            "phrases": phrase_loss(of_phrases, images, shown, temperature=WORD_TEMPERATURE),
+            "texts": phrase_loss(of_texts, texts, told, temperature=WORD_TEMPERATURE),
+        }
+        of_all = losses["words"] + PHRASE_SHARE * losses["phrases"] + TEXT_SHARE * losses["texts"]
+        loss = contrastive + config.word_weight * of_all
+        return StepResult(loss, {name: value.detach() for name, value in losses.items()})
+
+    def _embed(self, *queries: Int64[Tensor, "_ _"]) -> tuple[Float[Tensor, "_ dim"], ...]:
+        """Return unit vectors of queries; one pass for all, since each costs whole word tables."""
+        width = max(rows.shape[1] for rows in queries)
+        together = torch.cat([F.pad(rows, (0, width - rows.shape[1])) for rows in queries])
+        vectors = F.normalize(self.network.text(together), dim=-1)
+        parts: tuple[Tensor, ...] = vectors.split([len(rows) for rows in queries])
+        return parts
+
+
+def tokens_of(
+    phrases: Int64[Tensor, "phrases most"], words: Int64[Tensor, " words"]
+) -> Int64[Tensor, "phrases most"]:
+    """Return the tokens of phrases, whose columns number the words; -1 becomes padding."""
+    return F.pad(words, (0, 1), value=PADDING)[phrases]
 
 
 class WordQueries:
-    """Queries of words for images, each behind one of the data set's instructions or none, as tokens."""
+    """Queries of words, each after an instruction for the wanted modalities or none, as tokens."""
 
-    def __init__(self, encoder: SmallEncoder, instructions: Instructions) -> None:
+    def __init__(
+        self, encoder: SmallEncoder, instructions: Instructions, *, wanted: Collection[Modality]
+    ) -> None:
         texts = [
             format_text(text)
             for key, row in instructions.rows.items()
-            if key.query is Modality.TEXT and key.candidate is not Modality.TEXT
+            if key.query is Modality.TEXT and key.candidate in wanted
             for text in row
         ]
         *rows, stop = encoder.prepare_texts(["", *texts, "."]).long()
@@ -214,16 +239,17 @@ class WordQueries:
 
 
 def draw_phrases(
-    present: Bool[Tensor, "images words"], generator: torch.Generator
-) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases images"]]:
-    """Draw up to ``NUM_PHRASES`` images and 1 to ``MOST_WORDS`` words of each, in any order.
+    present: Bool[Tensor, "items words"], generator: torch.Generator
+) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases items"]]:
+    """Draw up to ``NUM_PHRASES`` items and 1 to ``MOST_WORDS`` words of each, in any order.
 
-    A word is drawn in proportion to one over the square root of the number of its images.
+    A word is drawn in proportion to one over the square root of the number of its items.
 
     Returns
     -------
     tuple
-        columns of the batch's words, -1 after the last; and the images that have all words of a phrase.
+        columns of the batch's words, -1 after the last; and the items that have all words of each
+        phrase.
     """
     with_words = present.any(dim=1).nonzero().squeeze(1)
     drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
@@ -234,7 +260,9 @@ def draw_phrases(
     words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
     sizes = torch.randint(1, MOST_WORDS + 1, (len(drawn), 1), generator=generator)
     unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
-    relevant = (present.T[words] | unused[:, :, None]).all(dim=1)
+    # An item has all words of a phrase if it has as many of them as the phrase has.
+    used = torch.zeros(len(drawn), present.shape[1]).scatter_(1, words, (~unused).float())
+    relevant = used @ present.T.float() == used.sum(dim=1, keepdim=True)
     return words.masked_fill(unused, -1), relevant
 
 
@@ -243,8 +271,9 @@ def words_of_images(
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
     """Return the words that go with some image of a batch of pairs, and which go with each image.
 
-    With a candidate's image go its own text and the query's; with a query's image goes the candidate's text,
-    but not its own, which may ask for a change.
+    With a query's image go the words of the candidate's text, but not its own, which may ask for a
+    change. With a candidate's image go its own words and those of a query that is text alone. An
+    image without words may show anything.
 
     Returns
     -------
@@ -252,18 +281,21 @@ def words_of_images(
         the tokens, ascending; and a row for each query with an image, then for each candidate
         with one.
     """
-    wanted, own = (torch.from_numpy(items.text).long() for items in (queries, candidates))
-    nothing = torch.full_like(wanted, PADDING)
-    rows = torch.cat(
-        [
-            torch.cat([own, nothing], dim=1)[torch.from_numpy(queries.has_image)],
-            torch.cat([own, wanted], dim=1)[torch.from_numpy(candidates.has_image)],
-        ]
-    )
-    words, places = rows.unique(return_inverse=True)
-    present = torch.zeros(len(rows), len(words), dtype=torch.bool).scatter_(1, places, value=True)
-    keep = words != PADDING
-    return words[keep], present[:, keep]
+    asked, shown = (torch.from_numpy(items.text).long() for items in (queries, candidates))
+    asks_by_image, has_image = map(torch.from_numpy, (queries.has_image, candidates.has_image))
+    asked = asked.masked_fill(asks_by_image[:, None], PADDING)
+    described = torch.cat([shown, asked], dim=1)
+    return number_words(torch.cat([described[asks_by_image], described[has_image]]))
+
+
+def number_words(
+    rows: Int64[Tensor, "items tokens"],
+) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "items words"]]:
+    """Return the distinct tokens of some texts, ascending, and which of them each text has."""
+    words, columns = rows.unique(return_inverse=True)
+    present = torch.zeros(len(rows), len(words), dtype=torch.bool).scatter_(1, columns, value=True)
+    is_word = words != PADDING
+    return words[is_word], present[:, is_word]
 
 
 class _Preparation:

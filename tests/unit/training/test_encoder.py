@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from genius_search.config import SmallEncoderConfig
-from genius_search.data.features import ROW, Pairs, Shard
+from genius_search.data.features import ROW, FeatureBatch, Pairs, Shard
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.small import DESCRIPTOR_SIZE, create_small, load_small
 from genius_search.progress import Silent
@@ -18,8 +18,10 @@ from genius_search.recipe import preset
 from genius_search.records import Modality, Query
 from genius_search.training.encoder import (
     EncoderStep,
+    draw_phrases,
     embed_shard,
     train_encoder,
+    words_of_images,
 )
 from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.loop import Step
@@ -83,12 +85,76 @@ def test_single_words_are_learned_from_whole_captions(make_features):
             take_step(Step(number, torch.Generator())).loss.backward()
             optimizer.step()
         with torch.no_grad():
-            words = take_step.word_queries.write(torch.arange(1, 17)[:, None], torch.Generator())
+            words = take_step.picture_queries.write(torch.arange(1, 17)[:, None], torch.Generator())
             names = F.normalize(network.text(words), dim=-1)
             images = F.normalize(network.image(torch.from_numpy(pictures[400:])), dim=-1)
         first = tokens[400:, 0][(names @ images.T).topk(5).indices.numpy()]
         found[weight] = float((first == np.arange(1, 17)[:, None]).mean())
     assert found[1.0] > found[0.0] + 0.2, found
+
+
+def test_the_words_of_an_image_are_those_of_texts_that_describe_it():
+    """Tokens 1 and 2 describe, 3 and 4 ask for a change."""
+    nothing = [0, 0]
+    queries = batch_of([[1, 2], [3, 4], [3, 4], nothing], [False, True, True, True])
+    candidates = batch_of([nothing, [1, 0], nothing, nothing], [True, False, True, True])
+    words, present = words_of_images(queries, candidates)
+    assert words.tolist() == [1, 2]
+    assert present.tolist() == [
+        [True, False],  # the second query's image, by its candidate's text
+        [False, False],  # a query's request for a change describes neither image
+        [False, False],
+        [True, True],  # the first candidate's image, by its query
+        [False, False],
+        [False, False],
+    ]
+
+
+def batch_of(tokens, has_image):
+    """Items with these tokens; zeros are no words."""
+    text = np.array(tokens, dtype=np.float32)
+    image = np.array(has_image)
+    return FeatureBatch(np.zeros((len(text), 1), dtype=np.float32), text, image, text.any(axis=1))
+
+
+def test_the_items_of_a_phrase_are_those_that_have_all_its_words():
+    present = torch.rand((40, 12), generator=torch.Generator().manual_seed(0)) < 0.3
+    phrases, relevant = draw_phrases(present, torch.Generator().manual_seed(1))
+    assert {len(set(row) - {-1}) for row in phrases.tolist()} == {1, 2, 3, 4}
+    for columns, items in zip(phrases, relevant, strict=True):
+        assert torch.equal(present[:, columns[columns >= 0]].all(dim=1), items)
+        assert items.any()
+
+
+def test_single_words_find_the_texts_that_contain_them(make_features):
+    random = np.random.default_rng(0)
+    tokens = (random.integers(1, 17, size=(600, 3)) + np.array([0, 16, 32])).astype(np.float32)
+    numbers, nothing = list(range(1, 401)), [None] * 400
+    wanted = [Modality.TEXT.code] * 400
+    queries = make_features(numbers, nothing, tokens[:400], dim=3, wanted=wanted)
+    candidates = make_features(numbers, nothing, tokens[:400, ::-1], dim=3)
+    ids = [f"0:{number}" for number in numbers]
+    lines = [Query(one, Modality.TEXT, "a fact", None, (one,)) for one in ids]
+    share = {}
+    for weight in (0.0, 1.0):
+        config = replace(SETTINGS, word_weight=weight)
+        encoder = create_small(config.network, [], seed=0)
+        pairs = Pairs(lines, queries, candidates)
+        take_step = EncoderStep(encoder, pairs, config, Instructions(Path("instructions"), {}))
+        optimizer = torch.optim.AdamW(encoder.network.parameters(), lr=3e-3)
+        for number in range(60):
+            optimizer.zero_grad()
+            take_step(Step(number, torch.Generator())).loss.backward()
+            optimizer.step()
+        with torch.no_grad():
+            words = take_step.text_queries.write(torch.arange(1, 17)[:, None], torch.Generator())
+            names, texts = (
+                F.normalize(encoder.network.text(rows), dim=-1)
+                for rows in (words, torch.from_numpy(tokens[400:]).long())
+            )
+        first = tokens[400:, 0][(names @ texts.T).topk(5).indices.numpy()]
+        share[weight] = float((first == np.arange(1, 17)[:, None]).mean())
+    assert share[1.0] > share[0.0] + 0.1, share
 
 
 def test_a_shard_of_texts_only_is_embedded():
