@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -185,6 +185,7 @@ class Genius:
             from genius_search.hub import find_or_pull, is_name
 
             folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
+        folder = folder.absolute()  # parts are opened when they are needed, whatever the working folder is then
         if device != "cpu":
             from genius_search.nn.parallel import usable
 
@@ -243,6 +244,10 @@ class Genius:
     def __repr__(self) -> str:
         sizes = " × ".join(map(str, self.codebooks.sizes))
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the model by its folder, which is opened again."""
+        return _open_again, (self.folder, self.fingerprint, self.device)
 
     @cached_property
     def unchecked(self) -> dict[Path, FileFact]:
@@ -382,3 +387,14 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
+
+
+def _open_again(folder: Path, fingerprint: str, device: str) -> Genius:
+    """Open a pickled model; its encoder is opened when something is encoded."""
+    model = Genius.open(folder, device=device, with_encoder=False)
+    if model.fingerprint != fingerprint:
+        raise ArtifactMismatch(
+            f"{folder} is another model than the one that was opened (fingerprint {model.fingerprint[:12]}, not "
+            f"{fingerprint[:12]}); open it again"
+        )
+    return model

@@ -54,6 +54,7 @@ from genius_search.index.store import (
     WORK,
     IndexManifest,
     StoredEmbeddings,
+    new_identity,
 )
 from genius_search.index.writer import (
     Batch,
@@ -466,6 +467,7 @@ def first_manifest(
     if fitted_to is not None and kind != "raw":
         usual = 4 if fitted_to < MANY_ITEMS else 2
     return IndexManifest(
+        identity=new_identity(),
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
         embeddings=kind,

@@ -21,6 +21,7 @@ from jaxtyping import Float, Float32, Float64
 from genius_search.config import SearchConfig, checked, led_by_generator, usual_search
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.errors import UsageError
+from genius_search.forks import freed_in_children
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import Calibration, score_settings
@@ -223,7 +224,7 @@ class SnapshotSearcher:
         self._num_levels = model.num_levels
         self._level0: dict[Modality, frozenset[int]] = {}
         self._bulks: dict[frozenset[int], Bulk] = {}
-        self._measuring = Lock()
+        self._measuring = freed_in_children(Lock())
 
     @cached_property
     def _alive(self) -> Restriction:

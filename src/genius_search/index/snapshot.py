@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int64, Integer
 
 from genius_search.artifact import FileFact, file_fingerprint
 from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
+from genius_search.forks import freed_in_children
 from genius_search.index.items import Item
 from genius_search.index.store import (
     REMEDY,
@@ -79,9 +80,9 @@ class Snapshot:
         self.frequent_words: set[str] = set()
         """Some words that are not rare (:func:`genius_search.index.query.find_rare_words`)."""
         self._unchecked = [segment.unchecked for segment in segments]
-        self._checking = threading.Lock()
+        self._checking = freed_in_children(threading.Lock())
         self._restrictions: dict[Filter, Restriction] = {}
-        self._caching = threading.Lock()
+        self._caching = freed_in_children(threading.Lock())
         self._evidence: Evidence | None = None
 
     @staticmethod
@@ -111,6 +112,7 @@ class Snapshot:
             if old is None or segment is None or old.files != entry.files:
                 segments.append(load_segment(folder, entry, manifest))
             else:
+                segment.items.open()
                 segments.append(segment._replace(dead=entry.dead_rows()))
         return Snapshot(manifest, tuple(segments))
 

@@ -15,7 +15,6 @@ import itertools
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +27,7 @@ from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import ArtifactMissing, BadData, UsageError
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -61,8 +60,10 @@ from genius_search.index.store import (
     Segment,
     SegmentEntry,
     StoredEmbeddings,
+    is_same_index,
     read_manifest,
     refuse_links,
+    require_same_index,
     with_hint,
 )
 from genius_search.records import Modality, composed
@@ -73,7 +74,6 @@ from genius_search.writing import (
     sync,
     sync_tree,
     translate_full_disk,
-    write_atomically,
     write_file,
 )
 
@@ -281,16 +281,10 @@ def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) 
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Make this the state of the index, in one step.
-
-    Its time is that of this call: the file system's clock may tick so rarely that two changes share a time.
-    """
+    """Make this the state of the index, in one step."""
     body = {"format": FORMAT, **manifest.model_dump(mode="json")}
-    body["checksum"] = fingerprint_of(body)
-    now = time.time_ns()
-    with write_atomically(folder / CURRENT) as temporary:
-        temporary.write_bytes(to_json(body, indent=2) + b"\n")
-        os.utime(temporary, ns=(now, now))
+    body = {"checksum": fingerprint_of(body), **body}  # first, where `read_head` reads it
+    write_file(folder / CURRENT, to_json(body, indent=2) + b"\n")
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
@@ -388,7 +382,7 @@ def one_writer(
     wait_seconds
         longest time to wait for another writer; 0 does not wait, infinity waits without limit.
     before
-        A state that is open; its segments are not opened again.
+        A state that is open: the folder must still hold that index, and its segments are not opened again.
 
     Raises
     ------
@@ -399,21 +393,31 @@ def one_writer(
     UsageError
         ``wait_seconds`` is negative or NaN, or the path cannot be a folder.
     ArtifactMismatch
-        The index is damaged; nothing is changed.
+        The index is damaged, or another than ``before``; nothing is changed.
+    ArtifactMissing
+        The index of ``before`` has been removed; nothing is made in its place.
     """
-    with writing_lock(folder, wait_seconds=wait_seconds):
-        remove_leftovers(folder, read_manifest(folder).segments if (folder / CURRENT).exists() else ())
+    if before is not None:
+        require_same_index(folder, before.manifest)
+    with writing_lock(folder, wait_seconds=wait_seconds, may_create=before is None):
+        if before is not None:
+            require_same_index(folder, before.manifest)
+        remove_leftovers(folder, read_manifest(folder) if (folder / CURRENT).exists() else None)
         yield Writer(folder, before)
 
 
 @contextlib.contextmanager
-def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
-    """Lock a folder for writing, without links inside; raises like :func:`one_writer`."""
+def writing_lock(folder: Path, *, wait_seconds: float, may_create: bool = True) -> Iterator[None]:
+    """Lock a folder for writing, without links inside; raises like :func:`one_writer`.
+
+    It is created if it does not exist and ``may_create``.
+    """
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
     lock = FileLock(folder / LOCK)
     try:
-        make_folder(folder)
+        if may_create:
+            make_folder(folder)
         refuse_links(folder)
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
     except Timeout:
@@ -426,6 +430,8 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
             raise NotWritable(
                 f"{folder} cannot be changed ({error.strerror}); make it writable, or change a copy"
             ) from None
+        if not may_create and not folder.exists():
+            raise ArtifactMissing(f"{folder} has been removed") from None
         if error.errno not in {errno.EEXIST, errno.EISDIR, *NO_PLACE}:
             raise
         raise UsageError(
@@ -438,13 +444,18 @@ def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
-    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
+def remove_leftovers(folder: Path, manifest: IndexManifest | None) -> None:
+    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock.
+
+    Nothing is removed if another index was created in its place, which has its own lock.
+    """
+    if manifest is not None and manifest.generation and not is_same_index(folder, manifest):
+        return
     for place in (folder / TEMPORARY, folder / f"{CURRENT}.tmp"):
         shutil.rmtree(place, ignore_errors=True)
         if place.is_file():
             place.unlink()
-    segments = {entry.name for entry in entries}
+    segments = {entry.name for entry in manifest.segments} if manifest is not None else set()
     for path in (folder / SEGMENTS).glob("*"):
         if NAME.fullmatch(path.name) and path.name not in segments:
             shutil.rmtree(path, ignore_errors=True)
@@ -568,11 +579,19 @@ class Writer:
         return Snapshot.load(self.folder, written)
 
     def commit(self, manifest: IndexManifest) -> None:
-        """Make this the state of the index, whose files are on disk; remove those of the state before."""
+        """Make this the state of the index, whose files are on disk; remove those of the state before.
+
+        Raises
+        ------
+        ArtifactMissing, ArtifactMismatch
+            The index was removed meanwhile, or another one was created in its place.
+        """
+        if manifest.generation > 1:
+            require_same_index(self.folder, manifest)
         sync(self.folder / SEGMENTS, self.folder)
         self._snapshot = None  # first, because what follows may fail on either side of the change
         write_manifest(self.folder, manifest)
-        remove_leftovers(self.folder, manifest.segments)
+        remove_leftovers(self.folder, manifest)
 
     def note(self, **changes: Any) -> None:
         """Change entries of the manifest, such as ``calibration``, but not the items."""
@@ -652,7 +671,9 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
     place = folder / SEGMENTS / f"{manifest.generation + 1:06d}"
-    remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
+    if manifest.generation:
+        require_same_index(folder, manifest)
+    remove_leftovers(folder, manifest)  # of a change before this one that failed
     try:
         make_folder(draft)
         with translate_full_disk(folder):
@@ -665,7 +686,7 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
         make_folder(place.parent)
         draft.rename(place)
     except BaseException:
-        remove_leftovers(folder, manifest.segments)
+        remove_leftovers(folder, manifest)
         raise
     return SegmentEntry(name=place.name, items=written, files=files)
 
