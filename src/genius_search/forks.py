@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ WAIT_SECONDS: Final = 2.0
 """Longest time that a fork waits for threads in a library. A child may hang if one is still there then."""
 
 LockT = TypeVar("LockT")
+ThingT = TypeVar("ThingT")
 
 
 class Renewable(Protocol):
@@ -56,13 +58,35 @@ def renewed_in_children(renewable: Renewable) -> None:
     _objects[id(renewable)] = renewable
 
 
+def let_fork(lock: threading.RLock) -> None:
+    """Let a thread fork that waits for a library's lock; its holder calls this while it is not in the library."""
+    if _forking.locked():
+        lock.release()
+        with _forking:
+            pass
+        lock.acquire()
+
+
+def outside(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]:
+    """Yield things to a library from outside of it: they may need another lock, which a fork may hold by then."""
+    iterator = iter(things)
+    with contextlib.suppress(StopIteration):
+        while True:
+            lock.release()
+            try:
+                thing = next(iterator)
+            finally:
+                lock.acquire()
+            yield thing
+
+
 def put_aside(thing: object) -> None:
     """Keep a parent's object for good: to close it would use its locks, or wait for threads that are not there."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _before() -> None:
-    _forking.acquire()  # noqa: SIM115  until the fork is done
+    _forking.acquire()
     until = time.monotonic() + WAIT_SECONDS
     for reference in _library_locks.valuerefs():
         lock = reference()
@@ -99,6 +123,4 @@ def _property_locks() -> list[Any]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
-    )
+    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

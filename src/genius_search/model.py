@@ -185,7 +185,9 @@ class Genius:
             from genius_search.hub import find_or_pull, is_name
 
             folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
-        folder = folder.absolute()  # parts are opened when they are needed, whatever the working folder is then
+        folder = (
+            folder.absolute()
+        )  # parts are opened when they are needed, whatever the working folder is then
         if device != "cpu":
             from genius_search.nn.parallel import usable
 

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
-from genius_search.forks import freed_in_children, put_aside, renewed_in_children
+from genius_search.forks import freed_in_children, let_fork, put_aside, renewed_in_children
 from genius_search.records import Modality, composed
 
 ITEMS_FILE: Final = "items.sqlite"
@@ -62,7 +62,7 @@ COLUMNS: Final = (
 )
 """A row and the fields of :class:`Item`; somebody else may have stored bytes instead of texts."""
 STEPS: Final = 1_000
-"""Steps of SQLite between two looks at the clock."""
+"""Steps of SQLite between two looks at the clock, and at whether a thread waits to fork."""
 TOO_SLOW: Final = "the conditions took too long; give fewer, or allow more time"
 ROWS_OF_WORDS: Final = (
     "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(rowid), '') END "
@@ -130,11 +130,9 @@ class Connection:
         """Return the database, which is opened if this is its first use in a forked child."""
         with self.lock:
             if self._database is None:
-                database = sqlite3.connect(
-                    self._uri, uri=True, check_same_thread=False, isolation_level=None
-                )
+                database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
                 database.create_function("contains", 2, _contains, deterministic=True)
-                self._close = weakref.finalize(self, database.close)
+                self._close = weakref.finalize(self, _close, database, self.lock)
                 self._database = database
             return self._database
 
@@ -144,6 +142,11 @@ class Connection:
             put_aside(self._database)
             self._close.detach()
             self._database = None
+
+
+def _close(database: sqlite3.Connection, lock: threading.RLock) -> None:
+    with lock:
+        database.close()
 
 
 def _contains(text: str, part: str) -> bool:
@@ -296,8 +299,12 @@ class ItemStore:
     ) -> list[Any]:
         connection = connection or self._for_items
         with self._reading(connection):
-            has_passed = None if deadline == math.inf else lambda: time.monotonic() > deadline
-            database = connection.open()
+            database, lock = connection.open(), connection.lock
+
+            def has_passed() -> bool:
+                let_fork(lock)
+                return time.monotonic() > deadline
+
             database.set_progress_handler(has_passed, STEPS)
             return database.execute(query, values).fetchall()
 

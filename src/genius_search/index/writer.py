@@ -17,7 +17,9 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +30,7 @@ from pydantic_core import to_json
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
 from genius_search.errors import ArtifactMissing, BadData, UsageError
+from genius_search.forks import freed_in_children, let_fork, outside
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -36,6 +39,7 @@ from genius_search.index.items import (
     ITEMS,
     ITEMS_FILE,
     MODALITIES,
+    STEPS,
     Item,
     spell_path,
 )
@@ -299,8 +303,10 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
+    lock = freed_in_children(RLock(), of_library=True)
     try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        with lock, closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.set_progress_handler(partial(let_fork, lock), STEPS)
             for setting in SETTINGS:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN")
@@ -308,7 +314,10 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             database.execute(MODALITIES)
             database.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                ((row, item.id, item.modality.mbeir, *item[2:]) for row, item in enumerate(items)),
+                (
+                    (row, item.id, item.modality.mbeir, *item[2:])
+                    for row, item in enumerate(outside(lock, items))
+                ),
             )
             database.execute("INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality")
             database.execute("COMMIT")
