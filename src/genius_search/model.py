@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from genius_search.artifact import FileFact, Manifest, fingerprint_of, first_pro
 from genius_search.config import SearchConfig
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.forks import renewed_in_children
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.records import Modality
 from genius_search.search.kernel import quick_search
@@ -153,6 +155,7 @@ class Genius:
         self.generator_manifest = generator
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
+        renewed_in_children(self)
 
     @staticmethod
     def open(
@@ -250,6 +253,11 @@ class Genius:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy the model by its folder, which is opened again."""
         return _open_again, (self.folder, self.fingerprint, self.device)
+
+    def renew(self) -> None:
+        """Let PyTorch compute in one thread, in a forked child: it would wait for the parent's threads for ever."""
+        if hasattr(torch := sys.modules.get("torch"), "set_num_threads"):
+            torch.set_num_threads(1)
 
     @cached_property
     def unchecked(self) -> dict[Path, FileFact]:

@@ -754,7 +754,7 @@ class Index:
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         if manifest.model_fingerprint != model.fingerprint:
-            raise ArtifactMismatch("the index was recreated with another model; open it again")
+            raise another_index(self.folder)
         snapshot.fit(model.codebooks, model.unchecked)
         choices = self._open_log(heads, model, snapshot)
         return _Opened(heads, SnapshotSearcher(model, snapshot, choices=choices))

@@ -514,6 +514,8 @@ class Writer:
     def snapshot(self) -> Snapshot:
         """The current state."""
         if self._snapshot is None:
+            if self._before is not None:
+                require_same_index(self.folder, self._before.manifest)
             self._snapshot = Snapshot.open(self.folder, self._before)
         return self._snapshot
 

@@ -140,16 +140,6 @@ def test_every_open_handle_sees_what_another_did(index, model, pool):
     assert other.search("a kite", match="new") == []
 
 
-def test_an_index_that_was_made_anew_with_another_model_meanwhile_is_not_searched(index, model, pool):
-    made, _ = Index.create(index.folder.parent / "second", model=model, pool=pool)
-    manifest = read_manifest(made.folder)
-    write_manifest(made.folder, manifest.replace(model_fingerprint="0" * 64))
-    shutil.rmtree(index.folder)
-    made.folder.rename(index.folder)
-    with pytest.raises(ArtifactMismatch, match="recreated with another model"):
-        index.search("a kite")
-
-
 def test_a_picture_that_cannot_be_read_does_not_keep_the_others_from_being_added_again(index, pool):
     (pool / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     for _ in range(2):
