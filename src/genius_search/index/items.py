@@ -303,7 +303,7 @@ class ItemStore:
 
             def has_passed() -> bool:
                 let_fork(lock)
-                return time.monotonic() > deadline
+                return deadline < math.inf and time.monotonic() > deadline
 
             database.set_progress_handler(has_passed, STEPS)
             return database.execute(query, values).fetchall()
