@@ -1,8 +1,8 @@
 """Forks: what a child of the process makes new instead of taking it over.
 
-A forked child has a single thread, so a lock that another thread of the parent held would never be released in
-it: locks are made free again. Libraries have locks of their own, which cannot be. So a fork waits until no thread
-is in SQLite, and a child opens databases and other things of libraries for itself.
+A forked child has a single thread, so a lock that another thread of the parent held would never be
+released in it: locks are made free again. Locks inside libraries cannot be. So a fork waits until
+no thread is in SQLite, and a child opens databases and other things of libraries for itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def renewed_in_children(renewable: Renewable) -> None:
 
 
 def let_fork(lock: threading.RLock) -> None:
-    """Let a thread fork that waits for a library's lock; its holder calls this while it is not in the library."""
+    """Let a thread fork that waits for a library's lock, whose holder is outside of the library."""
     if _forking.locked():
         lock.release()
         with _forking:
@@ -68,7 +68,7 @@ def let_fork(lock: threading.RLock) -> None:
 
 
 def outside(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]:
-    """Yield things to a library from outside of it: they may need another lock, which a fork may hold by then."""
+    """Yield things to a library from outside of it: they may need a lock that a fork holds by then."""
     iterator = iter(things)
     with contextlib.suppress(StopIteration):
         while True:
@@ -81,7 +81,7 @@ def outside(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]
 
 
 def put_aside(thing: object) -> None:
-    """Keep a parent's object for good: to close it would use its locks, or wait for threads that are not there."""
+    """Keep a parent's object for good: closing it would use its locks, or wait for its threads."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

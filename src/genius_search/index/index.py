@@ -765,7 +765,7 @@ class Index:
         from genius_search.index.learned import Choices
 
         folder = self.folder / LEARNED
-        log = Index.open(folder)._opened.searcher  # as it is now: it may be replaced by another at any time
+        log = Index.open(folder)._opened.searcher  # noqa: SLF001  it may be replaced at any time
         if log.model.dim != model.dim:
             raise ArtifactMismatch(
                 f"{folder} has queries of {log.model.dim} numbers, and the index has {model.dim}; it is "

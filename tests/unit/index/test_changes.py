@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import pytest
 from PIL import Image
 
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch
 from genius_search.index import build, source
 from genius_search.index.build import Added
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import read_manifest
-from genius_search.index.writer import Deleted, write_manifest
+from genius_search.index.writer import Deleted
 from genius_search.training.features import encode_shard
 
 WIDE = SearchConfig(beam=500)
