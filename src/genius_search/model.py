@@ -188,9 +188,7 @@ class Genius:
             from genius_search.hub import find_or_pull, is_name
 
             folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
-        folder = (
-            folder.absolute()
-        )  # parts are opened when they are needed, whatever the working folder is then
+        folder = folder.absolute()  # some parts are opened later, perhaps after `os.chdir`
         if device != "cpu":
             from genius_search.nn.parallel import usable
 
@@ -255,7 +253,7 @@ class Genius:
         return _open_again, (self.folder, self.fingerprint, self.device)
 
     def renew(self) -> None:
-        """Let PyTorch compute in one thread, in a forked child: it would wait for the parent's threads for ever."""
+        """Let PyTorch compute in one thread, in a forked child, which has none of the parent's."""
         if hasattr(torch := sys.modules.get("torch"), "set_num_threads"):
             torch.set_num_threads(1)
 
@@ -404,7 +402,7 @@ def _open_again(folder: Path, fingerprint: str, device: str) -> Genius:
     model = Genius.open(folder, device=device, with_encoder=False)
     if model.fingerprint != fingerprint:
         raise ArtifactMismatch(
-            f"{folder} is another model than the one that was opened (fingerprint {model.fingerprint[:12]}, not "
-            f"{fingerprint[:12]}); open it again"
+            f"{folder} is another model than the one that was opened (fingerprint "
+            f"{model.fingerprint[:12]}, not {fingerprint[:12]}); open it again"
         )
     return model
