@@ -254,8 +254,8 @@ class Genius:
 
     def renew(self) -> None:
         """Let PyTorch compute in one thread, in a forked child, which has none of the parent's."""
-        if hasattr(torch := sys.modules.get("torch"), "set_num_threads"):
-            torch.set_num_threads(1)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
 
     @cached_property
     def unchecked(self) -> dict[Path, FileFact]:

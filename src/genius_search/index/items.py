@@ -121,18 +121,20 @@ class Connection:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self.lock = freed_in_children(threading.RLock(), of_library=True)
+        self.lock = freed_in_children(threading.RLock())
+        self.library_lock = freed_in_children(threading.RLock(), of_library=True)
+        """Held by the owner of ``lock`` while it is in SQLite; no other thread takes it to use SQLite."""
         self._database: sqlite3.Connection | None = None
         self.open()
         renewed_in_children(self)
 
     def open(self) -> sqlite3.Connection:
         """Return the database, which is opened if this is its first use in a forked child."""
-        with self.lock:
+        with self.lock, self.library_lock:
             if self._database is None:
                 database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
                 database.create_function("contains", 2, _contains, deterministic=True)
-                self._close = weakref.finalize(self, _close, database, self.lock)
+                self._close = weakref.finalize(self, _close, database, self.library_lock)
                 self._database = database
             return self._database
 
@@ -299,7 +301,7 @@ class ItemStore:
     ) -> list[Any]:
         connection = connection or self._for_items
         with self._reading(connection):
-            database, lock = connection.open(), connection.lock
+            database, lock = connection.open(), connection.library_lock
 
             def has_passed() -> bool:
                 let_fork(lock)
@@ -310,7 +312,7 @@ class ItemStore:
 
     @contextlib.contextmanager
     def _reading(self, connection: Connection) -> Iterator[None]:
-        with connection.lock:
+        with connection.lock, connection.library_lock:
             try:
                 yield
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:

@@ -95,7 +95,7 @@ def test_nothing_is_left_where_an_index_was_removed(index, use):
 
 
 def test_an_index_that_is_removed_while_it_is_changed_is_not_made_again(index):
-    with (
+    with (  # noqa: PT012
         pytest.raises(ArtifactMismatch, match=ANOTHER),
         index._one_writer(0) as writer,
     ):
