@@ -92,6 +92,17 @@ def _before() -> None:
         lock = reference()
         if lock is not None and lock.acquire(timeout=max(0.0, until - time.monotonic())):
             _held.append(lock)
+    while _is_importing() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _is_importing() -> bool:
+    """Return whether a thread imports a module of this package, whose lock it holds meanwhile."""
+    return any(
+        getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == __package__
+    )
 
 
 def _after_in_parent() -> None:

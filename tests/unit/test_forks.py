@@ -158,7 +158,8 @@ if __name__ == "__main__":
         print(list(pool.map(find, [(index, vector) for vector in vectors[:4]])))
 """
     )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(  # noqa: S603
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     assert done.stdout == "['0', '1', '2', '3']\n", done.stderr
