@@ -266,16 +266,16 @@ def fault(kind: str | None) -> Iterator[None]:
 
         release = acquire
 
-    stamps: dict[Path, tuple[int, ...]] = {}
+    heads: dict[Path, tuple[bytes, bytes]] = {}
 
-    def first_stamp(folder: Path, original: Any = index_module._stamp) -> tuple[int, ...]:  # noqa: SLF001
-        return stamps.setdefault(folder, original(folder))
+    def first_heads(folder: Path, read: Any = index_module._read_heads) -> tuple[bytes, bytes]:  # noqa: SLF001
+        return heads.setdefault(folder, read(folder))
 
     with contextlib.ExitStack() as stack:
         if kind == "lock":
             stack.enter_context(patch.object(writer_module, "FileLock", NoLock))
         if kind == "stale":
-            stack.enter_context(patch.object(index_module, "_stamp", first_stamp))
+            stack.enter_context(patch.object(index_module, "_read_heads", first_heads))
         yield
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -17,6 +18,7 @@ from genius_search.border import as_path
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.forks import renewed_in_children
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.records import Modality
 from genius_search.search.kernel import quick_search
@@ -154,6 +156,7 @@ class Genius:
         self.generator_manifest = generator
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
+        renewed_in_children(self)
 
     @staticmethod
     def open(
@@ -186,6 +189,7 @@ class Genius:
             from genius_search.hub import find_or_pull, is_name
 
             folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
+        folder = folder.absolute()  # some parts are opened later, perhaps after `os.chdir`
         if device != "cpu":
             from genius_search.nn.parallel import usable
 
@@ -244,6 +248,15 @@ class Genius:
     def __repr__(self) -> str:
         sizes = " × ".join(map(str, self.codebooks.sizes))
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the model by its folder, which is opened again."""
+        return _open_again, (self.folder, self.fingerprint, self.device)
+
+    def renew(self) -> None:
+        """Let PyTorch compute in one thread, in a forked child, which has none of the parent's."""
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
 
     @cached_property
     def unchecked(self) -> dict[Path, FileFact]:
@@ -383,3 +396,14 @@ class Genius:
             if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
                 return known.text
         return None
+
+
+def _open_again(folder: Path, fingerprint: str, device: str) -> Genius:
+    """Open a pickled model; its encoder is opened when something is encoded."""
+    model = Genius.open(folder, device=device, with_encoder=False)
+    if model.fingerprint != fingerprint:
+        raise ArtifactMismatch(
+            f"{folder} is another model than the one that was opened (fingerprint "
+            f"{model.fingerprint[:12]}, not {fingerprint[:12]}); open it again"
+        )
+    return model

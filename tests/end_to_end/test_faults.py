@@ -32,7 +32,11 @@ from genius_search.index.writer import ItemArrays, Writer, one_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
+    identity="0" * 32,
+    model="/somewhere/model",
+    model_fingerprint="f" * 64,
+    embeddings="raw",
+    embedding_bits=16,
 )
 LEVELS, DIM = 4, 32
 

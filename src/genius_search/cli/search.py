@@ -98,9 +98,10 @@ def _follow(
     from genius_search.cli.index import report_added
     from genius_search.index.index import Index
     from genius_search.index.snapshot import CHECKED_FIRST
-    from genius_search.index.writer import HeldByAnother, set_aside, stamp_of_manifest
+    from genius_search.index.store import CURRENT, read_head
+    from genius_search.index.writer import HeldByAnother, set_aside
 
-    stamp = stamp_of_manifest(place)
+    head = read_head(place / CURRENT)
     try:
         index = Index.open(place, device=device, download=download)
         index.snapshot.check(most_bytes=CHECKED_FIRST)
@@ -110,8 +111,8 @@ def _follow(
     except HeldByAnother:
         progress.say(f"another process is updating the index of {folder}; searching it as it is")
     except ArtifactError as error:  # of another version, or damaged
-        if stamp is not None:  # otherwise another process has just set it aside
-            aside = set_aside(place, lambda: stamp_of_manifest(place) == stamp)
+        if head:  # otherwise another process has just set it aside
+            aside = set_aside(place, lambda: read_head(place / CURRENT) == head)
             _say_aside(progress, folder, str(error), aside)
         return None
     return index

@@ -32,7 +32,7 @@ from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import saved_features
-from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings
+from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings, new_identity
 from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
@@ -208,7 +208,7 @@ def create_shard(folder: Path, number: int) -> None:
     with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
         if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
             return
-        writer.begin(manifest.replace(roots=()))
+        writer.begin(manifest.replace(identity=new_identity(), roots=()))
         added = add_pool(
             writer,
             _open_model(manifest.model, device=settings.device),

@@ -39,7 +39,7 @@ from genius_search.index.pool import (
 from genius_search.index.query import COMPARABLE, Part, interleave, merge, numbered
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
-from genius_search.index.store import CLUSTER, Roots, refuse_links
+from genius_search.index.store import CLUSTER, Roots, absolute_folder, refuse_links
 from genius_search.index.writer import Deleted, one_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
@@ -158,7 +158,8 @@ class Shard:
     def add_pool(self, items: Sequence[Item], *, has_files: bool, wait_seconds: float) -> Added:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
-        with one_writer(self._index.folder, wait_seconds=wait_seconds) as writer:
+        folder, before = self._index.folder, self._index.snapshot
+        with one_writer(folder, wait_seconds=wait_seconds, before=before) as writer:
             done = add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
             writer.compact()
             return done
@@ -185,7 +186,7 @@ class Searcher:
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
         """Open all shards of a cluster in this process; parameters and errors as of :meth:`Index.open`."""
-        folder = as_path(folder)
+        folder = absolute_folder(folder)
         refuse_links(folder)
         model = Genius.open(model_of(folder), device=device, download=download)
         shards = range(read_cluster(folder).shards)

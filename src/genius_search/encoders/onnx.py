@@ -22,6 +22,7 @@ from jaxtyping import Float32
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import Keys, cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.forks import put_aside, renewed_in_children
 from genius_search.hub import known_fingerprint
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ class OnnxEncoder:
         self._open("text_model")
         session, place = self._sessions["text_model"]
         self.dim = int(session.get_outputs()[place].shape[-1])
+        renewed_in_children(self)
+
+    def renew(self) -> None:
+        """Have the graphs opened again, in a forked child, which has none of their threads."""
+        put_aside(self._sessions)
+        self._sessions = {}
 
     @cached_property
     def _tokenizer(self) -> tuple[Callable[[list[str]], list[list[int]]], list[int], int]:

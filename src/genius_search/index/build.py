@@ -56,6 +56,7 @@ from genius_search.index.store import (
     IndexManifest,
     StoredEmbeddings,
     has_lost_manifest,
+    new_identity,
 )
 from genius_search.index.writer import (
     Batch,
@@ -493,6 +494,7 @@ def first_manifest(
     if fitted_to is not None and kind != "raw":
         usual = usual_bits(fitted_to)
     return IndexManifest(
+        identity=new_identity(),
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
         embeddings=kind,

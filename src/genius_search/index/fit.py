@@ -174,7 +174,7 @@ def fit_index(
         writer.note(density_weight=choose_weight(is_found, settings.density_weight))
         remove_work(writer.folder)
     else:
-        remove_leftovers(writer.folder, manifest.segments)
+        remove_leftovers(writer.folder, manifest)
     return Fitted(kept, len(known), left_out, len(rows), Recall.of(before), Recall.of(after))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from jaxtyping import Shaped
 from genius_search.border import as_id, as_matrix, as_path, one_or_more_ids
 from genius_search.config import SearchConfig, SearchSettings
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.forks import freed_in_children, renewed_in_children
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import Hits, SearchHit, SearchRequest
 from genius_search.index.snapshot import Snapshot, UnknownItem
@@ -30,8 +30,12 @@ from genius_search.index.store import (
     Calibration,
     Root,
     StoredEmbeddings,
+    absolute_folder,
+    another_index,
     has_lost_manifest,
+    read_head,
     read_manifest,
+    require_same_index,
 )
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
@@ -62,8 +66,8 @@ Vectors: TypeAlias = Shaped[np.ndarray, "..."]
 class _Opened(NamedTuple):
     """A state of an index and its model."""
 
-    stamp: tuple[tuple[int, ...], ...]
-    """The manifests' stamps, of the index and of its log, before the state was opened."""
+    heads: tuple[bytes, ...]
+    """Of the manifests of the index and of its log, before the state was opened (:func:`_read_heads`)."""
     searcher: SnapshotSearcher
     """With the default settings."""
 
@@ -81,18 +85,30 @@ class Index:
     """
 
     def __init__(self, folder: Path, model: Genius) -> None:
-        self.folder = folder
-        self._opening = Lock()
+        self.folder = absolute_folder(folder)
+        self._opening = freed_in_children(Lock())
         self.damage: str | None = None
         """What :meth:`watch` has found to be damaged, and what to do."""
         self._log_damage: str | None = None
         """What the last warning about the log of choices said."""
-        self._opened = self._open(_stamp(folder), model)
+        self._opened = self._open(_read_heads(self.folder), model)
+        renewed_in_children(self)
 
     def __repr__(self) -> str:
         searcher = self._opened.searcher
         count, fingerprint = searcher.snapshot.num_alive, searcher.model.fingerprint[:12]
         return f"<Index {self.folder}, {count:,} items, model fingerprint {fingerprint}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the handle without what it has open: the folder is opened again."""
+        searcher = self._opened.searcher
+        manifest = searcher.snapshot.manifest
+        model = None if manifest.has_own_model else searcher.model
+        return _open_again, (self.folder, manifest.identity, model, searcher.model.device)
+
+    def renew(self) -> None:
+        """Have the state opened again, in a forked child."""
+        self._opened = self._opened._replace(heads=())
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -207,7 +223,7 @@ class Index:
             given = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
         elif isinstance(given, str | Path):
             given = open_pool(as_path(given), captions=captions, exclude=exclude)
-        folder = Path(folder)
+        folder = absolute_folder(folder)
         opened, added = create_index(
             folder,
             pool=given,
@@ -255,12 +271,12 @@ class Index:
         NetworkNeeded
             The index or its model is not on this machine and may not or cannot be downloaded.
         """
-        folder = Path(folder)
+        name, folder = str(folder), absolute_folder(folder)
         if not folder.exists():
             from genius_search.hub import DATASETS, find_or_pull, is_name
 
-            if is_name(str(folder)):
-                folder = find_or_pull(f"{DATASETS}{folder}", download=download)
+            if is_name(name):
+                folder = absolute_folder(find_or_pull(f"{DATASETS}{name}", download=download))
         manifest = read_manifest(folder)
         open_model = partial(Genius.open, device=device, download=download, with_encoder=with_encoder)
         opened = model or _open_named(folder, manifest.locate_model(folder), open_model)
@@ -443,6 +459,7 @@ class Index:
         """Forget choices: of an item, of a query's text, of both together, or all; return their number."""
         from genius_search.index.learned import forget
 
+        require_same_index(self.folder, self._opened.searcher.snapshot.manifest)
         return forget(self.folder, chosen=chosen, text=text, wait_seconds=wait_seconds)
 
     def choices(self) -> Iterator[dict[str, Any]]:
@@ -452,6 +469,7 @@ class Index:
         """
         from genius_search.index.learned import read_choices
 
+        require_same_index(self.folder, self._opened.searcher.snapshot.manifest)
         return read_choices(self.folder)
 
     def compact(self, *, min_deleted: float = MIN_DELETED, wait_seconds: float = 0.0) -> None:
@@ -723,10 +741,10 @@ class Index:
     def _searcher(self, config: SearchConfig | None = None) -> SnapshotSearcher:
         """Return what searches the current state, with the index's settings or options that change them."""
         opened = self._opened
-        if _stamp(self.folder) != opened.stamp:
+        if _read_heads(self.folder) != opened.heads:
             with self._opening:  # by one thread, so that no older state takes the place of a newer one
-                if (stamp := _stamp(self.folder)) != self._opened.stamp:
-                    self._opened = self._open(stamp, self.model, self._opened)
+                if (heads := _read_heads(self.folder)) != self._opened.heads:
+                    self._opened = self._open(heads, self.model, self._opened)
                 opened = self._opened
         searcher = opened.searcher
         if config is None:
@@ -734,40 +752,44 @@ class Index:
         adjusted = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
         return searcher if adjusted.config == searcher.config else adjusted
 
-    def _open(
-        self, stamp: tuple[tuple[int, ...], ...], model: Genius, before: _Opened | None = None
-    ) -> _Opened:
-        """Open the state that the manifests had when their stamps were taken, or a newer one."""
-        if before is not None and before.stamp[0] == stamp[0]:  # only the log has changed
+    def _open(self, heads: tuple[bytes, ...], model: Genius, before: _Opened | None = None) -> _Opened:
+        """Open the state that the manifests had when their heads were read, or a newer one.
+
+        Raises
+        ------
+        ArtifactMissing, ArtifactMismatch
+            The index was removed or is damaged, or another one was created in its place.
+        """
+        if before is not None and before.heads[:1] == heads[:1]:  # only the log has changed
             searcher = copy.copy(before.searcher)
-            searcher.choices = self._open_log(stamp, searcher.model, searcher.snapshot)
-            return _Opened(stamp, searcher)
+            searcher.choices = self._open_log(heads, searcher.model, searcher.snapshot)
+            return _Opened(heads, searcher)
         snapshot = Snapshot.open(self.folder, None if before is None else before.searcher.snapshot)
         manifest = snapshot.manifest
+        if before is not None and manifest.identity != before.searcher.snapshot.manifest.identity:
+            raise another_index(self.folder)
         if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         if manifest.model_fingerprint != model.fingerprint:
-            raise ArtifactMismatch("the index was recreated with another model; open it again")
+            raise another_index(self.folder)
         snapshot.fit(model.codebooks, model.unchecked)
-        choices = self._open_log(stamp, model, snapshot)
-        return _Opened(stamp, SnapshotSearcher(model, snapshot, choices=choices))
+        choices = self._open_log(heads, model, snapshot)
+        return _Opened(heads, SnapshotSearcher(model, snapshot, choices=choices))
 
-    def _open_log(
-        self, stamp: tuple[tuple[int, ...], ...], model: Genius, snapshot: Snapshot
-    ) -> Choices | None:
+    def _open_log(self, heads: tuple[bytes, ...], model: Genius, snapshot: Snapshot) -> Choices | None:
         """Open the log of choices; if it is damaged, searches do without it, and a warning is logged."""
-        if not (stamp[1] or has_lost_manifest(self.folder / LEARNED)):
+        if not (heads[1] or has_lost_manifest(self.folder / LEARNED)):
             return None
         from genius_search.index.learned import Choices, DamagedLog, reading_log
 
         try:
             with reading_log(self.folder):
-                logged = Index.open(self.folder / LEARNED)
+                logged = Index.open(self.folder / LEARNED)._opened.searcher  # noqa: SLF001  replaced at any time
                 if logged.model.dim != model.dim:
                     raise ArtifactMismatch(
                         f"it has queries of {logged.model.dim} numbers, and the index has {model.dim}"
                     )
-                return Choices(logged, snapshot) if len(logged) else None
+                return Choices(logged, snapshot) if logged.snapshot.num_alive else None
         except DamagedLog as error:
             if str(error) != self._log_damage:
                 log.warning("%s", error)
@@ -810,17 +832,15 @@ def _open_named(folder: Path, named: str, open_model: Callable[[str], Genius]) -
         raise type(error)(f"the model of {folder}: {error}; or {remedy}") from None
 
 
-def _stamp(folder: Path) -> tuple[tuple[int, ...], ...]:
-    """Return stamps of the manifest files of an index and its log, which every change replaces."""
-    stamps: list[tuple[int, ...]] = []
-    for part in ("", LEARNED):
-        try:
-            status = os.stat(os.path.join(folder, part, CURRENT))  # noqa: PTH116, PTH118  faster than a Path
-        except OSError:
-            if not part:
-                read_manifest(folder)  # raises a more helpful error
-                raise
-            stamps.append(())
-        else:
-            stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
-    return tuple(stamps)
+def _open_again(folder: Path, identity: str, model: Genius | None, device: str) -> Index:
+    """Open the index of a pickled handle; its encoder is opened when something is encoded."""
+    index = Index.open(folder, model=model, device=device, with_encoder=False)
+    if index.snapshot.manifest.identity != identity:
+        raise another_index(folder)
+    return index
+
+
+def _read_heads(folder: Path) -> tuple[bytes, bytes]:
+    """Return the first bytes of the manifests of an index and of its log, which differ after every change."""
+    index, log = f"{folder}/{CURRENT}", f"{folder}/{LEARNED}/{CURRENT}"  # faster than a Path
+    return read_head(index), read_head(log)

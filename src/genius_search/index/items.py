@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
+from genius_search.forks import freed_in_children, let_fork, put_aside, renewed_in_children
 from genius_search.records import Modality, composed
 from genius_search.text import clean
 
@@ -62,7 +63,7 @@ COLUMNS: Final = (
 )
 """A row and the fields of :class:`Item`; somebody else may have stored bytes instead of texts."""
 STEPS: Final = 1_000
-"""Steps of SQLite between two looks at the clock."""
+"""Steps of SQLite between two looks at the clock, and at whether a thread waits to fork."""
 TOO_SLOW: Final = "the conditions took too long; give fewer, or allow more time"
 ROWS_OF_WORDS: Final = (
     "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(rowid), '') END "
@@ -116,11 +117,43 @@ def spell_path(path: Sequence[str]) -> str:
     return json.dumps(path).encode(errors="replace").decode()
 
 
-class Connection(NamedTuple):
-    """A connection to a database; its statements run one at a time."""
+class Connection:
+    """A connection to a database; its statements run one at a time. A forked child opens one of its own."""
 
-    database: sqlite3.Connection
-    lock: threading.RLock
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self.lock = freed_in_children(threading.RLock())
+        self.library_lock = freed_in_children(threading.RLock(), of_library=True)
+        """Held by the owner of ``lock`` while it is in SQLite; no other thread takes it to use SQLite."""
+        self._database: sqlite3.Connection | None = None
+        self.open()
+        renewed_in_children(self)
+
+    def open(self) -> sqlite3.Connection:
+        """Return the database, which is opened if this is its first use in a forked child."""
+        with self.lock, self.library_lock:
+            if self._database is None:
+                database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
+                database.create_function("contains", 2, _contains, deterministic=True)
+                self._close = weakref.finalize(self, _close, database, self.library_lock)
+                self._database = database
+            return self._database
+
+    def renew(self) -> None:
+        """Put the parent's database aside."""
+        if self._database is not None:
+            put_aside(self._database)
+            self._close.detach()
+            self._database = None
+
+
+def _close(database: sqlite3.Connection, lock: threading.RLock) -> None:
+    with lock:
+        database.close()
+
+
+def _contains(text: str, part: str) -> bool:
+    return part in clean(composed(text)).casefold()
 
 
 class ItemStore:
@@ -133,7 +166,7 @@ class ItemStore:
     def __init__(self, folder: Path) -> None:
         self._path = folder / ITEMS_FILE
         self._uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
-        self._for_items = self._connect()
+        self._for_items = Connection(self._uri)
         self._for_filters: list[Connection] = []
         """Those that no filter uses."""
         found = self._query("SELECT type, name, sql FROM sqlite_master")  # definitions, none of which is run
@@ -144,6 +177,10 @@ class ItemStore:
                 )
         if missing := {ITEMS, MODALITIES, FULL_TEXT[0], FIELDS} - {sql for _, _, sql in found}:
             raise ArtifactMismatch(f"{self._path} is damaged: it lacks {sorted(missing)}")
+
+    def open(self) -> None:
+        """Open the file again in a forked child, from when on it stays open; raises ``sqlite3.Error``."""
+        self._for_items.open()
 
     @cached_property
     def num_rows(self) -> int:
@@ -179,15 +216,9 @@ class ItemStore:
 
     def all(self) -> Iterator[Item]:
         """Yield every item, by row."""
-        query = f"SELECT {COLUMNS} FROM items ORDER BY row"  # noqa: S608
+        query = f"SELECT {COLUMNS} FROM items WHERE row >= ? ORDER BY row LIMIT 1000"  # noqa: S608
         count = 0
-        with self._reading(self._for_items):
-            cursor = self._for_items.database.execute(query)
-        while True:
-            with self._reading(self._for_items):
-                entries = cursor.fetchmany(1000)
-            if not entries:
-                return
+        while entries := self._query(query, [count]):
             for row, item_id, modality, *rest in entries:
                 if row != count or modality not in _MODALITIES:
                     raise ArtifactMismatch(f"{self._path} has no item {count:,}; do not use it")
@@ -232,7 +263,7 @@ class ItemStore:
             raise DeadlinePassed(TOO_SLOW)
         connection = self._for_items
         with contextlib.suppress(sqlite3.OperationalError):  # a writer has removed the file
-            connection = self._for_filters.pop() if self._for_filters else self._connect()
+            connection = self._for_filters.pop() if self._for_filters else Connection(self._uri)
         try:
             # Values are bound; the rest of the query contains no user input.
             query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
@@ -276,17 +307,6 @@ class ItemStore:
             found.append(rows if len(lists) == 1 or not len(rows) else np.unique(rows))
         return found
 
-    def _connect(self) -> Connection:
-        database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
-        weakref.finalize(self, database.close)
-        database.create_function(
-            "contains",
-            2,
-            lambda text, part: part in clean(composed(text)).casefold(),
-            deterministic=True,
-        )
-        return Connection(database, threading.RLock())
-
     def _query(
         self,
         query: str,
@@ -296,13 +316,18 @@ class ItemStore:
     ) -> list[Any]:
         connection = connection or self._for_items
         with self._reading(connection):
-            has_passed = None if deadline == math.inf else lambda: time.monotonic() > deadline
-            connection.database.set_progress_handler(has_passed, STEPS)
-            return connection.database.execute(query, values).fetchall()
+            database, lock = connection.open(), connection.library_lock
+
+            def has_passed() -> bool:
+                let_fork(lock)
+                return deadline < math.inf and time.monotonic() > deadline
+
+            database.set_progress_handler(has_passed, STEPS)
+            return database.execute(query, values).fetchall()
 
     @contextlib.contextmanager
     def _reading(self, connection: Connection) -> Iterator[None]:
-        with connection.lock:
+        with connection.lock, connection.library_lock:
             try:
                 yield
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:

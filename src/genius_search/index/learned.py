@@ -112,19 +112,18 @@ class Choices:
     Parameters
     ----------
     log
-        the index of queries.
+        searches the index of queries.
     snapshot
         the state of the index whose items are raised.
     """
 
-    def __init__(self, log: Index, snapshot: Snapshot) -> None:
+    def __init__(self, log: SnapshotSearcher, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._folder = log.folder.parent
+        self._folder = log.snapshot.folder.parent
         self._is_damaged = False
-        model, of_log = log.current()
-        candidates = max(USUAL_SEARCH.candidates, len(log) // LOOKED_THROUGH)
-        config = replace(log.settings, density_weight=0.0, candidates=candidates)
-        self._searcher = SnapshotSearcher(model, of_log, config)
+        candidates = max(USUAL_SEARCH.candidates, log.snapshot.num_alive // LOOKED_THROUGH)
+        config = replace(log.config, density_weight=0.0, candidates=candidates)
+        self._searcher = SnapshotSearcher(log.model, log.snapshot, config)
         self._chosen: dict[Place, Place | None] = {}
         """Queries of the log, and the items that were chosen; None for those that were deleted."""
 

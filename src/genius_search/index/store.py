@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -212,8 +213,11 @@ WORK: Final = ".work"
 LOCK: Final = ".lock"
 TEMPORARY: Final = "tmp"
 """Folder inside the index where a segment is written before it gets its name."""
-FORMAT: Final = 10
+FORMAT: Final = 11
 """The only format that is read."""
+HEAD_BYTES: Final = 256
+"""Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
+_READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # which does not wait for a pipe to be filled
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 MIN_DELETED: Final = 0.2
@@ -339,6 +343,8 @@ class IndexManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    identity: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """Random name of the index, which every change and every copy keeps (:func:`new_identity`)."""
     generation: int = 0
     """Number of changes so far; an index that exists has at least 1."""
     model: str
@@ -375,6 +381,57 @@ class IndexManifest(BaseModel):
     def replace(self, **changes: Any) -> IndexManifest:
         """Return a copy with some entries changed."""
         return self.model_copy(update=changes)
+
+
+def new_identity() -> str:
+    """Return the identity of a new index."""
+    return secrets.token_hex(16)
+
+
+def absolute_folder(folder: str | Path) -> Path:
+    """Return the folder of an index such that ``os.chdir`` does not change it; ``~`` is the home folder."""
+    return Path(os.path.expanduser(folder)).absolute()  # noqa: PTH111  a Path raises for an unknown user
+
+
+def read_head(file: str | Path) -> bytes:
+    """Return the first bytes of an ``index.json``, which differ after every change: its checksum is in them.
+
+    Return nothing if the file is missing, and the reason if it cannot be read. A search calls this each time.
+    """
+    try:
+        descriptor = os.open(file, _READ)
+        try:
+            return os.read(descriptor, HEAD_BYTES)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return b"" if error.errno in {errno.ENOENT, *NO_PLACE} else str(error).encode()
+
+
+def is_same_index(folder: Path, manifest: IndexManifest) -> bool:
+    """Return whether the index in a folder is the one of a manifest, in this or another state."""
+    return manifest.identity.encode() in read_head(folder / CURRENT)
+
+
+def require_same_index(folder: Path, manifest: IndexManifest) -> None:
+    """Raise :class:`ArtifactError` unless the index in a folder is the one of a manifest.
+
+    Raises
+    ------
+    ArtifactMissing
+        It has been removed.
+    ArtifactMismatch
+        Another one was created in its place.
+    """
+    if not is_same_index(folder, manifest) and read_manifest(folder).identity != manifest.identity:
+        raise another_index(folder)
+
+
+def another_index(folder: Path) -> ArtifactMismatch:
+    """Return the error that a folder holds another index than before."""
+    return ArtifactMismatch(
+        f"{folder} is another index than the one that was opened (it was created again); open it again"
+    )
 
 
 def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:

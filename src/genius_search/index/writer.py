@@ -19,7 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,7 +31,8 @@ from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
-from genius_search.errors import BadData, GeniusError, UsageError
+from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
+from genius_search.forks import freed_in_children, let_fork, outside
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -38,6 +41,7 @@ from genius_search.index.items import (
     ITEMS,
     ITEMS_FILE,
     MODALITIES,
+    STEPS,
     Item,
     spell_path,
 )
@@ -64,9 +68,11 @@ from genius_search.index.store import (
     Segment,
     SegmentEntry,
     StoredEmbeddings,
+    is_same_index,
     name_of_segment,
     read_manifest,
     refuse_links,
+    require_same_index,
     with_hint,
 )
 from genius_search.records import Modality, composed
@@ -78,7 +84,6 @@ from genius_search.writing import (
     sync,
     sync_tree,
     translate_full_disk,
-    write_atomically,
     write_file,
 )
 
@@ -291,16 +296,10 @@ def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) 
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Make this the state of the index, in one step.
-
-    Its time is that of this call: the file system's clock may tick so rarely that two changes share a time.
-    """
+    """Make this the state of the index, in one step."""
     body = {"format": FORMAT, **manifest.model_dump(mode="json")}
-    body["checksum"] = fingerprint_of(body)
-    now = time.time_ns()
-    with write_atomically(folder / CURRENT) as temporary:
-        temporary.write_bytes(to_json(body, indent=2) + b"\n")
-        os.utime(temporary, ns=(now, now))
+    body = {"checksum": fingerprint_of(body), **body}  # first, where `read_head` reads it
+    write_file(folder / CURRENT, to_json(body, indent=2) + b"\n")
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
@@ -315,8 +314,10 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
+    lock = freed_in_children(RLock(), of_library=True)
     try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        with lock, closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.set_progress_handler(partial(let_fork, lock), STEPS)
             for setting in SETTINGS:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN")
@@ -324,7 +325,10 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             database.execute(MODALITIES)
             database.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                ((row, item.id, item.modality.mbeir, *item[2:]) for row, item in enumerate(items)),
+                (
+                    (row, item.id, item.modality.mbeir, *item[2:])
+                    for row, item in enumerate(outside(lock, items))
+                ),
             )
             database.execute("INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality")
             database.execute("COMMIT")
@@ -399,7 +403,7 @@ def one_writer(
         Longest time to wait for another writer; infinity waits without limit. 0 does not wait for another
         process, and without limit for another thread of this one.
     before
-        A state that is open; its segments are not opened again.
+        A state that is open: the folder must still hold that index, and its segments are not opened again.
 
     Raises
     ------
@@ -410,11 +414,17 @@ def one_writer(
     UsageError
         ``wait_seconds`` is negative or NaN, or the path cannot be a folder.
     ArtifactMismatch
-        The index is damaged; nothing is changed.
+        The index is damaged, or another than ``before``; nothing is changed.
+    ArtifactMissing
+        The index of ``before`` has been removed; nothing is made in its place.
     """
-    with writing_lock(folder, wait_seconds=wait_seconds):
+    if before is not None:
+        require_same_index(folder, before.manifest)
+    with writing_lock(folder, wait_seconds=wait_seconds, may_create=before is None):
+        if before is not None:
+            require_same_index(folder, before.manifest)
         if (folder / CURRENT).exists():  # otherwise they may be all that is left of an index
-            remove_leftovers(folder, read_manifest(folder).segments)
+            remove_leftovers(folder, read_manifest(folder))
         writer = Writer(folder, before)
         if (folder / UNSETTLED).exists():  # of a writer that was killed
             writer.sweep_pictures()
@@ -426,13 +436,17 @@ def one_writer(
 
 
 @contextlib.contextmanager
-def writing_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
-    """Lock a folder for writing, without links inside; raises like :func:`one_writer`."""
+def writing_lock(folder: Path, *, wait_seconds: float, may_create: bool = True) -> Iterator[None]:
+    """Lock a folder for writing, without links inside; raises like :func:`one_writer`.
+
+    It is created if it does not exist and ``may_create``.
+    """
     if not wait_seconds >= 0:
         raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
     began = time.monotonic()
     with _one_thread(folder, wait_seconds):
-        lock = _lock_file(folder, max(0.0, wait_seconds - (time.monotonic() - began)))
+        seconds = max(0.0, wait_seconds - (time.monotonic() - began))
+        lock = _lock_file(folder, seconds, may_create=may_create)
         try:
             yield
         finally:
@@ -473,11 +487,14 @@ def _held(folder: Path) -> HeldByAnother:
     )
 
 
-def _lock_file(folder: Path, wait_seconds: float, attempts: int = MAX_LOCK_ATTEMPTS) -> FileLock:
-    """Lock a folder between processes, after making it."""
+def _lock_file(
+    folder: Path, wait_seconds: float, *, may_create: bool, attempts: int = MAX_LOCK_ATTEMPTS
+) -> FileLock:
+    """Lock a folder between processes, after making it if ``may_create``."""
     lock = FileLock(folder / LOCK)
     try:
-        make_folder(folder)
+        if may_create:
+            make_folder(folder)
         refuse_links(folder)
         check_locks(folder / LOCK)
         lock.acquire(timeout=wait_seconds, poll_interval=0.02)
@@ -486,9 +503,9 @@ def _lock_file(folder: Path, wait_seconds: float, attempts: int = MAX_LOCK_ATTEM
     except Timeout:
         raise _held(folder) from None
     except FileNotFoundError:  # a process that could not create an index has removed the folder
-        if attempts == 1:
-            raise
-        return _lock_file(folder, wait_seconds, attempts - 1)
+        if not may_create or attempts == 1:
+            raise ArtifactMissing(f"{folder} has been removed") from None
+        return _lock_file(folder, wait_seconds, may_create=True, attempts=attempts - 1)
     except OSError as error:
         if error.errno in READ_ONLY:
             raise NotWritable(
@@ -519,22 +536,18 @@ def set_aside(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
         return aside
 
 
-def stamp_of_manifest(folder: Path) -> tuple[int, int] | None:
-    """Return numbers that differ after each change of an index; None if there is none."""
-    try:
-        status = (folder / CURRENT).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def remove_leftovers(folder: Path, manifest: IndexManifest | None) -> None:
+    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock.
 
-
-def remove_leftovers(folder: Path, entries: Iterable[SegmentEntry]) -> None:
-    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock."""
+    Nothing is removed if another index was created in its place, which has its own lock.
+    """
+    if manifest is not None and manifest.generation and not is_same_index(folder, manifest):
+        return
     for place in (folder / TEMPORARY, folder / f"{CURRENT}.tmp"):
         shutil.rmtree(place, ignore_errors=True)
         if place.is_file():
             place.unlink()
-    segments = {entry.name for entry in entries}
+    segments = {entry.name for entry in manifest.segments} if manifest is not None else set()
     for path in (folder / SEGMENTS).glob("*"):
         if NAME.fullmatch(path.name) and path.name not in segments:
             shutil.rmtree(path, ignore_errors=True)
@@ -571,6 +584,8 @@ class Writer:
     def snapshot(self) -> Snapshot:
         """The current state."""
         if self._snapshot is None:
+            if self._before is not None:
+                require_same_index(self.folder, self._before.manifest)
             self._snapshot = Snapshot.open(self.folder, self._before)
         return self._snapshot
 
@@ -645,11 +660,19 @@ class Writer:
         return Snapshot.load(self.folder, written)
 
     def commit(self, manifest: IndexManifest) -> None:
-        """Make this the state of the index, whose files are on disk; remove those of the state before."""
+        """Make this the state of the index, whose files are on disk; remove those of the state before.
+
+        Raises
+        ------
+        ArtifactMissing, ArtifactMismatch
+            The index was removed meanwhile, or another one was created in its place.
+        """
+        if manifest.generation > 1:
+            require_same_index(self.folder, manifest)
         sync(self.folder / SEGMENTS, self.folder)
         self._snapshot = None  # first, because what follows may fail on either side of the change
         write_manifest(self.folder, manifest)
-        remove_leftovers(self.folder, manifest.segments)
+        remove_leftovers(self.folder, manifest)
 
     def note(self, **changes: Any) -> None:
         """Change entries of the manifest, such as ``calibration``, but not the items."""
@@ -784,7 +807,9 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
     place = folder / SEGMENTS / name_of_segment(manifest.generation + 1)
-    remove_leftovers(folder, manifest.segments)  # of a change before this one that failed
+    if manifest.generation:
+        require_same_index(folder, manifest)
+    remove_leftovers(folder, manifest)  # of a change before this one that failed
     try:
         make_folder(draft)
         with translate_full_disk(folder):
@@ -797,7 +822,7 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
         make_folder(place.parent)
         draft.rename(place)
     except BaseException:
-        remove_leftovers(folder, manifest.segments)
+        remove_leftovers(folder, manifest)
         raise
     return SegmentEntry(name=place.name, items=written, files=files)
 

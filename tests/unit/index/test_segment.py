@@ -34,7 +34,8 @@ def opened(place: Path, items: int, bits: EmbeddingBits) -> Segment:
         for file in place.iterdir()
     }
     kind = "fused" if "embeddings.npy" in files else "none"
-    manifest = IndexManifest(model="", model_fingerprint="", embeddings=kind, embedding_bits=bits)
+    facts = {"identity": "0" * 32, "model": "", "model_fingerprint": ""}
+    manifest = IndexManifest(**facts, embeddings=kind, embedding_bits=bits)
     return load_segment(place.parents[1], SegmentEntry(name=place.name, items=items, files=files), manifest)
 
 

@@ -15,7 +15,11 @@ from genius_search.index.writer import ItemArrays, one_writer, write_manifest
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
+    identity="0" * 32,
+    model="/somewhere/model",
+    model_fingerprint="f" * 64,
+    embeddings="raw",
+    embedding_bits=16,
 )
 
 

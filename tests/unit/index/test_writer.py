@@ -23,13 +23,17 @@ from genius_search.index import writer as live
 from genius_search.index.info import verify
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CURRENT, FORMAT, IndexManifest, read_manifest
+from genius_search.index.store import CURRENT, FORMAT, IndexManifest, Root, read_head, read_manifest
 from genius_search.index.writer import ItemArrays, Writer, one_writer, write_manifest
 from genius_search.records import Modality
 from genius_search.writing import NO_LOCKS
 
 FACTS = IndexManifest(
-    model="/somewhere/model", model_fingerprint="f" * 64, embeddings="raw", embedding_bits=16
+    identity="0" * 32,
+    model="/somewhere/model",
+    model_fingerprint="f" * 64,
+    embeddings="raw",
+    embedding_bits=16,
 )
 
 
@@ -366,12 +370,14 @@ def test_a_lock_is_taken_although_another_process_removes_the_folder_meanwhile(t
     assert found(make(tmp_path / "i", {"a": 1})) == {"a": 1}
 
 
-def test_no_two_states_of_an_index_have_the_same_time(tmp_path):
-    times = []
-    for _ in range(50):
-        write_manifest(tmp_path, FACTS)
-        times.append((tmp_path / CURRENT).stat().st_mtime_ns)
-    assert times == sorted(set(times))
+def test_the_first_bytes_of_a_manifest_differ_between_any_two_states(tmp_path):
+    heads = set()
+    for generation in (1, 2, 2**40):
+        for roots in ((), (Root(folder="/somewhere", name="photos"),)):
+            write_manifest(tmp_path, FACTS.replace(generation=generation, roots=roots))
+            heads.add(read_head(tmp_path / CURRENT))
+    assert len(heads) == 6
+    assert all(FACTS.identity.encode() in head for head in heads)
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
