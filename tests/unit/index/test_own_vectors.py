@@ -109,14 +109,14 @@ def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path
     asked = np.hstack([meanings[:50], np.tile([0.0, 3.0], (50, 1))])
     found = mixed.search_vectors(asked, k=5)
     assert np.mean([hits[0].id == str(row) for row, hits in enumerate(found)]) > 0.9
-    scores = [hit.standard_score for hit in found[0]]
-    assert scores == sorted(scores, reverse=True)
+    own = mixed.search_vectors(np.vstack([images[:50], texts[:50]]).astype(np.float32), k=1)
+    assert [hits[0].id for hits in own] == [*map(str, range(50)), *map(str, range(400, 450))]
     alone = mixed.search_vectors(asked[:1], k=5, modality="image")
-    assert {hit.standard_score for hit in alone[0]} == {None}
+    assert {hit.excess for hit in alone[0]} == {None}
     mixed.add(vectors=asked.astype(np.float32), ids=[f"late {row}" for row in range(50)])
-    of_two_segments = [hit.standard_score for hit in mixed.search_vectors(asked[:1], k=5)[0]]
+    of_two_segments = [hit.excess for hit in mixed.search_vectors(asked[:1], k=5)[0]]
     mixed.compact(min_deleted=0)
-    of_one = [hit.standard_score for hit in mixed.search_vectors(asked[:1], k=5)[0]]
+    of_one = [hit.excess for hit in mixed.search_vectors(asked[:1], k=5)[0]]
     assert of_one == pytest.approx(of_two_segments, rel=1e-4)
 
 

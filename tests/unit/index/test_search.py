@@ -15,7 +15,7 @@ from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
-from genius_search.index.query import merge
+from genius_search.index.query import Part, merge
 from genius_search.index.request import SearchHit, SearchRequest
 from genius_search.records import Modality
 
@@ -235,26 +235,34 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(model, 
             assert (costs[0] > 1e-3) == is_corrected
 
 
-def test_a_shortlist_is_never_shorter_than_the_hits_that_are_asked_for(index):
-    asked = {"text": "a red kite", "k": 20}
-    short, long = (
-        index.search(
-            **asked, config=dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings", shortlist=length)
-        )
-        for length in (1, 20)
-    )
-    assert short == long
-    assert len(short) == 20
+@pytest.mark.parametrize(
+    "config",
+    [
+        SearchConfig(rerank="embeddings", shortlist=3),
+        SearchConfig(rerank="embeddings", shortlist=3, candidates=7, beam=2),
+        SearchConfig(rerank="codes", candidates=7, beam=2),
+        SearchConfig(rerank="none", beam=2),
+        SearchConfig(rerank="codes", router="generator", candidates=5, beam=2),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"modality": "image"}, {"where": ["price<20"]}])
+def test_pages_of_any_size_are_those_of_one_list_down_to_the_last_item(index, config, options):
+    query = {"text": "a red kite", "config": config, **options}
+    whole = index.search(**query, k=len(index))
+    listed = index.search(**options, k=len(index)) if options else index
+    assert sorted(ids(whole)) == sorted(item.id for item in listed)
+    for size in (1, 3, 10):
+        pages = [hit for start in range(0, 40, size) for hit in index.search(**query, k=size, offset=start)]
+        assert [(hit.id, hit.score) for hit in pages] == [(hit.id, hit.score) for hit in whole[: len(pages)]]
 
 
 def test_without_modality_and_instruction_each_modality_is_searched(model, pool, tmp_path):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     merged = made.search("a red kite", k=6)
     assert [hit.rank for hit in merged] == list(range(1, 7))
-    alone = [made.search("a red kite", modality=kind, k=3) for kind in ("text", "image")]
-    for place in range(3):
-        best = sorted((hits[place] for hits in alone), key=lambda hit: -hit.score)
-        assert [hit.id for hit in merged[2 * place : 2 * place + 2]] == [hit.id for hit in best]
+    alone = [made.search("a red kite", modality=kind, k=6) for kind in ("text", "image")]
+    best = sorted((hit for hits in alone for hit in hits), key=lambda hit: -hit.score)
+    assert ids(merged) == ids(best[:6])  # their scores are comparable
     both = made.search_many(
         [SearchRequest(text="a red kite", k=6), SearchRequest(text="star", modality="text")]
     )
@@ -273,6 +281,6 @@ def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(mo
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),
         )
     ]
-    merged = merge([(hits, 0) for hits in lists], 3)
+    merged = merge([Part(hits, 0, [], [0.0, 0.0]) for hits in lists], 3)
     assert [hit.probability for hit in merged] == [0.9, 0.8, 0.5]
     assert [hit.rank for hit in merged] == [1, 2, 1]

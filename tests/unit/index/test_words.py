@@ -13,7 +13,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.query import merge
+from genius_search.index.query import Part, merge
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Location
 from genius_search.index.words import CODE, find_words, split_places
@@ -194,7 +194,7 @@ def test_pages_and_conditions_keep_the_order_that_words_give(many, words, size):
 
 
 def test_words_change_the_order_of_a_modality_and_not_its_place_among_others():
-    def hit(name, rank, standard_score):
+    def hit(name, rank, excess):
         blank = {"modality": Modality.TEXT, "text": None, "image": None, "fields": {}}
         return SearchHit(
             rank=rank,
@@ -202,13 +202,13 @@ def test_words_change_the_order_of_a_modality_and_not_its_place_among_others():
             score=1.0,
             codes=(),
             log_probabilities=(),
-            standard_score=standard_score,
+            excess=excess,
             **blank,
         )
 
     raised = [hit("with the word", 1, 1.0), hit("nearest", 2, 4.0)]
     pictures = [hit("picture", 1, 3.0), hit("farther picture", 2, 0.5)]
-    merged = merge([(raised, 0), (pictures, 0)], 4)
+    merged = merge([Part(raised, 0, [], [0.2, 0.3]), Part(pictures, 0, [], [0.1, 0.0])], 4)
     assert ids(merged) == ["with the word", "picture", "nearest", "farther picture"]
 
 
