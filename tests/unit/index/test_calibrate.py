@@ -18,14 +18,13 @@ from genius_search.config import USUAL_SEARCH, SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.index.calibrate import (
-    USUAL,
-    WEIGHTS,
     Calibration,
     calibrate,
     choose_weight,
     count_fewest_words,
     fit,
     threshold_for,
+    weights_around,
 )
 from genius_search.index.index import Index
 from genius_search.index.query import hit_numbers, probabilities_of
@@ -81,16 +80,30 @@ def test_the_threshold_accepts_as_much_as_it_may():
     assert threshold(few, few > 0.5, 0.9) is None
 
 
+USUAL_WEIGHT = 0.3
+
+
 def found_with(shares: dict[float, float], queries: int = 1000):
-    return {weight: np.arange(queries) < shares.get(weight, 0.5) * queries for weight in WEIGHTS}
+    """Return which queries are answered with each weight: half of them where ``shares`` does not say."""
+    weights = sorted({*weights_around(USUAL_WEIGHT), *shares})
+    return {weight: np.arange(queries) < shares.get(weight, 0.5) * queries for weight in weights}
+
+
+def test_no_density_and_half_to_twice_the_default_are_compared():
+    assert weights_around(USUAL_WEIGHT) == pytest.approx([0.3, 0.0, 0.15, 0.45, 0.6])
 
 
 @pytest.mark.parametrize(
     ("shares", "weight"),
-    [({}, USUAL), ({0.3: 0.55, 0.2: 0.53}, 0.3), ({0.3: 0.5005}, USUAL), ({0.0: 0.6, 0.5: 0.2}, 0.0)],
+    [
+        ({}, 0.3),
+        ({0.45: 0.55, 0.6: 0.53}, 0.45),
+        ({0.45: 0.5005}, 0.3),
+        ({0.0: 0.6, 0.6: 0.2}, 0.0),
+    ],
 )
 def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_standard_error(shares, weight):
-    assert choose_weight(found_with(shares)) == weight
+    assert choose_weight(found_with(shares), USUAL_WEIGHT) == pytest.approx(weight)
 
 
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))

@@ -47,7 +47,7 @@ def plainly(tables: list[np.ndarray], code: list[int], *, has_modality_level: bo
             near = [one + other for one, other in zip(first, levels[0][code[0]], strict=True)]
         product = math.fsum(one * other for one, other in zip(vector, near, strict=True))
         cosines.append(product / (math.hypot(*vector) * math.hypot(*near)))
-    return math.fsum(one * one for one in vector) / 2, float(np.mean(sorted(cosines)[-4:]))
+    return math.fsum(one * one for one in vector) / 2, max(cosines)
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
@@ -68,7 +68,7 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
-def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_nearest_others(has_modality_level):
+def test_with_a_sample_of_the_pool_density_is_the_cosine_to_the_nearest_other(has_modality_level):
     tables, codes, sample = drawn(1), drawn_codes(2, 60), np.unique(drawn_codes(3, 80), axis=0)
     measurer = NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample.astype(np.int16))
     found = measurer.densities(sum_codes(tables, codes), codes)
@@ -80,18 +80,28 @@ def test_with_a_sample_of_the_pool_density_is_the_mean_cosine_to_the_four_neares
             for one, other in vectors.items()
             if one != tuple(code) and (not has_modality_level or one[0] == code[0])
         ]
-        assert value == pytest.approx(np.mean(sorted(cosines)[-4:]), abs=1e-5)
+        assert value == pytest.approx(max(cosines), abs=1e-5)
     assert any(tuple(code) in vectors for code in codes.tolist())  # an ID is no neighbour of its own
+
+
+BASELINE = np.array([[0.7, 0.9], [0.9, 0.3], [0.85, 0.0]])
+"""Mean and reliability of the densities of each modality."""
+
+
+def expected_byte(nearest: float, mean: float, reliability: float) -> float:
+    """Return the byte of a density before rounding: 128 + 800 ρ (r − mean r), within a byte."""
+    return min(max(128 + 800 * reliability * (nearest - mean), 0), 255)
 
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
 @pytest.mark.parametrize("sampled", [0, 80])
-def test_item_density_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compared_with(
+def test_item_density_is_relative_to_the_mean_of_the_modality_times_its_reliability(
     has_modality_level, sampled, monkeypatch
 ):
     tables, codes = drawn(1), drawn_codes(2, 60)
     sample = np.unique([*codes[:20], *drawn_codes(3, sampled)], axis=0) if sampled else codes[:0]
     embeddings = normalize(np.random.default_rng(9).standard_normal((60, DIM)))
+    baseline = BASELINE if has_modality_level else BASELINE[:1]
     expected = []
     for embedding, code in zip(embeddings, codes.tolist(), strict=True):
         if sampled:
@@ -105,34 +115,53 @@ def test_item_density_is_the_mean_cosine_of_an_embedding_to_what_its_id_is_compa
             near = (
                 [tables[0][code[0]] + first for first in tables[1]] if has_modality_level else list(tables[0])
             )
-        cosines = sorted(cosine(embedding, one) for one in near)
-        expected.append(min(max(np.mean(cosines[-4:]), 0), 1) * DENSITY_STEPS)
+        nearest = max(cosine(embedding, one) for one in near)
+        expected.append(expected_byte(nearest, *baseline[code[0] if has_modality_level else 0]))
+    assert min(expected) < 100 < 150 < max(expected)
     for at_once in (density.SCORES_AT_ONCE, 20):
         monkeypatch.setattr(density, "SCORES_AT_ONCE", at_once)
-        measurer = NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample)
+        measurer = NormAndDensity(
+            tables, has_modality_level=has_modality_level, sample=sample, baseline=baseline
+        )
         kept = measurer.item_density(embeddings, codes)
         assert kept.dtype == np.uint8
         np.testing.assert_allclose(kept, expected, atol=0.51)
 
 
+def test_without_a_baseline_no_item_is_denser_than_another():
+    tables, codes = drawn(1), drawn_codes(2, 60)
+    measurer = NormAndDensity(tables, has_modality_level=True)
+    assert set(measurer.columns(sum_codes(tables, codes), codes)[:, 1].tolist()) == {128}
+    assert not decode_densities(measurer.item_density(sum_codes(tables, codes), codes)).any()
+
+
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
-    measurer, vectors = NormAndDensity(tables, has_modality_level=True), sum_codes(tables, codes)
+    mean, reliability = 0.9, 0.8
+    measurer = NormAndDensity(
+        tables, has_modality_level=True, baseline=np.array([[mean, reliability]] * SIZES[0])
+    )
+    vectors = sum_codes(tables, codes)
     kept = measurer.columns(vectors, codes)
     assert kept.dtype == np.int16
-    assert kept.min() >= 0
-    assert kept.max() < LARGEST  # nothing was cut off
+    assert kept[:, 0].max() < 255  # no half norm was cut off
     half_norms, densities = decode_half_norms(kept[:, 0]), decode_densities(kept[:, 1])
     assert np.abs(half_norms - np.square(vectors).sum(axis=1) / 2).max() <= 0.5 / HALF_NORM_STEPS + 1e-6
-    crowded = measurer.densities(vectors, codes).clip(min=0)  # less than nothing counts as nothing
-    assert np.abs(densities - crowded).max() <= 0.5 / DENSITY_STEPS + 1e-6
+    relative = reliability * (measurer.densities(vectors, codes) - mean)
+    # The lowest and the highest byte stand for what is beyond them: -128/800 and 127/800.
+    expected = relative.clip(-0.16, 0.15875)
+    assert len(np.unique(kept[:, 1])) > 20
+    assert np.abs(densities - expected).max() <= 0.5 / DENSITY_STEPS + 1e-6
 
 
 @pytest.mark.parametrize("sampled", [0, 300])
 def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
-    measurer = NormAndDensity(tables, has_modality_level=True, sample=codes[:sampled])
+    baseline = np.array([[0.5, 0.7], [0.8, 0.7], [0.9, 0.7]])
+    measurer = NormAndDensity(
+        tables, has_modality_level=True, sample=codes[:sampled], baseline=baseline
+    )
 
     def columns_of(codes):
         return measurer.columns(sum_codes(tables, codes), codes)
@@ -140,5 +169,6 @@ def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     together = columns_of(codes)
     alone = np.concatenate([columns_of(code[None]) for code in codes[:100]])
     assert np.array_equal(alone, together[:100])
+    assert len(np.unique(together[:, 1])) > 20
     backwards = columns_of(codes[::-1])
     assert np.array_equal(backwards[::-1], together)

@@ -11,7 +11,7 @@ from genius_search.nn.kmeans import Coder, start_tables
 from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig
-from genius_search.training.codebooks import fit_codebooks
+from genius_search.training.codebooks import fit_codebooks, measure_reliability
 
 DIM = 16
 ITEMS = 1200
@@ -91,3 +91,59 @@ def test_the_same_embeddings_and_seed_give_the_same_codebooks(embeddings, tmp_pa
     assert first.manifest.fingerprint == second.manifest.fingerprint
     for one, other in zip(first.codebooks.tables(), second.codebooks.tables(), strict=True):
         assert np.array_equal(one, other)
+
+
+def plain_reliability(items: np.ndarray) -> float:
+    """Return the agreement of densities among every second item and among the others, number by number."""
+    estimates = []
+    for start in (0, 1):
+        others = items[start::2]
+        nearest = []
+        for item in items:
+            cosines = others @ item
+            nearest.append(max(cosines[cosines <= 1 - 1e-4]))
+        estimates.append(nearest)
+    correlation = np.corrcoef(estimates)[0, 1]
+    return max(0.0, 2 * correlation / (1 + correlation))
+
+
+def test_densities_of_random_vectors_are_noise_and_those_of_clusters_are_not():
+    random = np.random.default_rng(0)
+    noise = unit(random.standard_normal((1000, 32)))
+    assert measure_reliability(noise) == pytest.approx(plain_reliability(noise), abs=1e-4)
+    assert measure_reliability(noise) < 0.1
+    widths = np.linspace(0.05, 1, 20)  # of clusters; in narrow ones items are near to each other
+    cluster = random.integers(20, size=1000)
+    centres = random.standard_normal((20, 32))
+    items = unit(centres[cluster] + widths[cluster, None] * random.standard_normal((1000, 32)))
+    assert measure_reliability(items) == pytest.approx(plain_reliability(items), abs=1e-4)
+    assert measure_reliability(items) > 0.95
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_densities_of_a_handful_or_of_copies_are_of_no_reliability(items):
+    vectors = unit(np.random.default_rng(3).standard_normal((items, DIM)))
+    assert measure_reliability(vectors) == 0
+    assert measure_reliability(np.repeat(unit(np.ones((1, DIM))), 10 * items, axis=0)) == 0
+
+
+def test_the_densities_of_a_pool_are_relative_to_their_mean_times_their_reliability(tmp_path):
+    random = np.random.default_rng(4)
+    widths = np.linspace(0.05, 0.6, 30)
+    cluster = random.integers(30, size=ITEMS)
+    centres = random.standard_normal((30, DIM))
+    items = unit(centres[cluster] + widths[cluster, None] * random.standard_normal((ITEMS, DIM)))
+    kinds = np.ones(ITEMS, dtype=np.int8)
+    coder = Coder(fit(items, kinds, tmp_path / "quantizer").codebooks)
+    codes = coder.encode_items(items, kinds).codes
+    density = coder.norm_and_density.densities(items, codes)
+    bytes_ = coder.norm_and_density.item_density(items, codes)
+    reliability = measure_reliability(items)
+    assert reliability > 0.9
+    expected = 128 + 800 * reliability * (density - density.mean())
+    assert np.abs(bytes_ - expected.clip(0, 255)).max() < 8  # of samples drawn for each
+    assert bytes_.std() > 5
+    flat = unit(random.standard_normal((ITEMS, 64)))
+    coder = Coder(fit(flat, kinds, tmp_path / "flat").codebooks)
+    bytes_ = coder.norm_and_density.item_density(flat, coder.encode_items(flat, kinds).codes)
+    assert np.abs(bytes_.astype(int) - 128).max() < 8  # by which no item rises or falls
