@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_a_hub_cannot_name_other_files_than_those_that_are_pulled(
         answers = sys.modules[type(hub).__module__]
         entry = answers.entry
         monkeypatch.setattr(answers, "entry", lambda *file: {**entry(*file), **changed})
-    with pytest.raises(BadData, match=f"{path}', expected a hash"):
+    with pytest.raises(BadData, match=f"'{re.escape(path[:40])}.*expected a hash"):  # long ones are cut
         pull("me/model", out=None if out is None else Path(out))
     assert {file.name: file.read_text() for file in victim.iterdir()} == dict.fromkeys(
         ("index", "index.json"), "precious"
