@@ -21,7 +21,7 @@ from genius_search.encoders.base import Encoder
 from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
-from genius_search.nn.spread import decode_densities
+from genius_search.nn.spread import decode_densities, fade
 from genius_search.records import candidate_number, did_of
 from genius_search.search.beam import rank_items, search
 from genius_search.search.rank import Evidence
@@ -52,9 +52,9 @@ BEAM_METHODS: Final = {
     "generative+embeddings": BeamMethod("generator", "embeddings"),
     "generative+raw": BeamMethod("generator", "embeddings", is_raw=True),
 }
-FUSED: Final = frozenset(
-    {"exact-fused", "exact-fused+hubness", "routing+embeddings", "generative+embeddings"}
-)
+HUBNESS: Final = "exact-fused+hubness"
+"""Exact search by fused embeddings, less what densities cost."""
+FUSED: Final = frozenset({"exact-fused", HUBNESS, "routing+embeddings", "generative+embeddings"})
 """Methods that need every candidate's fused embedding."""
 
 
@@ -187,7 +187,11 @@ def find(
     rows: with millions of them that is its cost.
     """
     vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
-    nearest = {
+    nearest: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    if isinstance(model, Genius) and HUBNESS in methods:
+        fused = torch.cat([queries.fused for queries in rows])
+        nearest[HUBNESS] = _search_less_density(model, fused, pool, settings, min(depth, len(pool)))
+    nearest |= {
         method: knn_ground_truth(
             torch.cat([queries_of(queries) for queries in rows]).numpy(),
             (vectors_of(slice(start, start + BLOCK)).numpy() for start in range(0, len(pool), BLOCK)),
@@ -230,12 +234,6 @@ def _exact_methods(
         scales = torch.from_numpy(among.scale(products))
         return torch.cat([queries.fused, 1 / scales[:, None]], dim=1)
 
-    def fused_less_density(rows: slice) -> Tensor:
-        if pool.densities is None:
-            raise ValueError("fused embeddings were not kept")
-        density = decode_densities(pool.densities[rows])
-        return append_bias(pool.fused(rows), np.float32(density_cost) * density)
-
     def code_vectors(rows: slice) -> Tensor:
         codes = pool.codes[rows]
         vectors = torch.from_numpy(model.ranker.vectors(codes))
@@ -244,9 +242,43 @@ def _exact_methods(
     return {
         "exact-raw": (lambda queries: queries.raw, pool.raw),
         "exact-fused": (lambda queries: queries.fused, pool.fused),
-        "exact-fused+hubness": (with_costs, fused_less_density),
         "exact-codes": (with_costs, code_vectors),
     }
+
+
+def _search_less_density(
+    model: Genius,
+    fused: Float[Tensor, "queries dim"],
+    pool: PoolCandidates,
+    settings: SearchSettings,
+    depth: int,
+) -> tuple[Float32[np.ndarray, "queries depth"], Int64[np.ndarray, "queries depth"]]:
+    """Return scores and candidates of the best products of each query, less what densities cost.
+
+    Densities fade near a query, so a score is no inner product. It is in the units of the query: costs count
+    less for a query that is scaled up.
+    """
+    if pool.densities is None:
+        raise ValueError("fused embeddings were not kept")
+    spread = model.ranker.spread
+    products = as_floats(fused) @ model.ranker.tables()[spread.level].T
+    costs = np.float32(settings.density_weight) / spread.among().scale(products)
+    best = np.full((len(fused), depth), -np.inf, dtype=np.float32)
+    items = np.zeros((len(fused), depth), dtype=np.int64)
+    for start in range(0, len(pool), BLOCK):
+        vectors = as_floats(pool.fused(slice(start, start + BLOCK)))
+        densities = decode_densities(pool.densities[start : start + BLOCK])
+        numbers = np.arange(start, start + len(vectors))
+        for first in range(0, len(fused), SEARCH_BATCH):
+            rows = slice(first, first + SEARCH_BATCH)
+            products = as_floats(fused[rows]) @ vectors.T
+            scores = products - costs[rows, None] * fade(products) * densities
+            scores = np.concatenate([best[rows], scores], axis=1)
+            known = np.concatenate([items[rows], np.tile(numbers, (len(products), 1))], axis=1)
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
+            best[rows] = np.take_along_axis(scores, order, axis=1)
+            items[rows] = np.take_along_axis(known, order, axis=1)
+    return best, items
 
 
 def append_bias(

@@ -30,6 +30,14 @@ def pool(model, trained) -> PoolCandidates:
 
 
 @pytest.fixture(scope="module")
+def reliable(pool) -> PoolCandidates:
+    """The same candidates, with densities that differ."""
+    densities = np.random.default_rng(2).integers(64, 192, 150).astype(np.uint8)
+    kept = pool._kept._replace(densities=densities)
+    return PoolCandidates(pool._features, kept, np.arange(150))
+
+
+@pytest.fixture(scope="module")
 def queries(model) -> RowQueries:
     vectors = torch.randn(QUERIES, model.dim, generator=torch.Generator().manual_seed(1))
     vectors = torch.nn.functional.normalize(vectors, dim=-1)
@@ -77,6 +85,29 @@ def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, 
     found = asked(model, pool, queries, methods, beam=500, density_weight=density_weight)
     for exact, ours in (methods[::2], methods[1::2]):
         assert scores(found[exact]) == pytest.approx(scores(found[ours]), abs=1e-5)
+
+
+def test_densities_fade_near_a_query_in_exact_search_as_in_a_search_by_beams(
+    model, pool, reliable, monkeypatch
+):
+    monkeypatch.setattr("research.methods.BLOCK", 40)  # several blocks
+    items = pool.fused(slice(0, QUERIES))
+    queries = RowQueries([f"1:{number}" for number in range(QUERIES)], items, items)
+    methods = ("exact-fused+hubness", "generative+embeddings")
+    found = asked(model, reliable, queries, methods, beam=500, density_weight=0.5)
+    exact, ours = (found[method] for method in methods)
+    assert scores(exact) == pytest.approx(scores(ours), abs=1e-5)
+    vectors = pool.fused(slice(0, 150)).numpy()
+    densities = (reliable.densities.astype(float) - 128) / 800
+    among = model.ranker.spread.among()
+    tables = model.ranker.tables()[model.ranker.spread.level]
+    for query, hits in zip(items.numpy(), exact.hits, strict=True):
+        products = vectors @ query
+        near = np.clip((1 - products) / 0.25, 0, 1) ** 3
+        scale = float(among.scale((tables @ query)[None])[0])
+        expected = np.sort(products - 0.5 * near * densities / scale)[::-1]
+        assert [hit.score for hit in hits] == pytest.approx(expected[: len(hits)], abs=1e-5)
+        assert hits[0].score == pytest.approx(1, abs=2e-3)  # the item itself, and copies of it
 
 
 def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):

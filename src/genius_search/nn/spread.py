@@ -61,7 +61,7 @@ def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarr
     return np.asarray(steps.clip(0, LARGEST), dtype=np.uint8)
 
 
-def fade(products: Float32[np.ndarray, " items"]) -> Float32[np.ndarray, " items"]:
+def fade(products: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
     """Return the share of a density that counts, from the product of query and item, both of unit length."""
     return np.asarray(((1 - products) / np.float32(FADE)).clip(0, 1) ** 3, dtype=np.float32)
 

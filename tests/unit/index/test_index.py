@@ -139,7 +139,7 @@ def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(mod
 
 
 def test_without_re_ranking_the_score_is_the_log_probability(shared):
-    for hit in shared.search("a red star", config=SearchConfig(rerank="none")):
+    for hit in shared.search("a red star", hybrid=False, config=SearchConfig(rerank="none")):
         assert hit.score == pytest.approx(sum(hit.log_probabilities), abs=1e-4)
 
 
@@ -229,7 +229,7 @@ def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool
     index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
     config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings")
     asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
-    hits = index.search("a red star", instruction=asked, k=100, config=config)
+    hits = index.search("a red star", instruction=asked, hybrid=False, k=100, config=config)
     text = as_floats(model.encoder.text_features([instructed(asked, "a red star")]))
     by_id = {hit.id: hit for hit in hits}
     for candidate in list(read_candidates(pool))[12:24]:  # texts alone
