@@ -33,6 +33,9 @@ FEWEST_ITEMS: Final = 50
 """Of fewer items all are compared anyway."""
 MAX_SAMPLE: Final = 8192
 """Most items that numbers of bits are tried with."""
+MORE_BITS: Final = 8
+SAME: Final = 1e-5
+"""Items whose cosine is within this of 1 are the same."""
 MIN_KEPT_BY_BITS: Final = 0.96
 """Share of the nearest ten that stored embeddings keep; below it they get more bits."""
 MIN_KEPT: Final = 0.975
@@ -60,6 +63,8 @@ def choose_bits(
 ) -> EmbeddingBits:
     """Return the bits of a number of stored embeddings: the usual ones, or 8 if they keep too little.
 
+    They keep enough if they keep the nearest ten, and an item is the first hit of its own vector.
+
     Parameters
     ----------
     embeddings, modalities
@@ -67,7 +72,7 @@ def choose_bits(
     """
     drawn = np.random.default_rng(0).permutation(len(embeddings))[:MAX_SAMPLE]
     if len(drawn) < FEWEST_ITEMS:
-        return usual
+        return MORE_BITS
     items = np.asarray(embeddings[drawn], dtype=np.float32)
     vectors = model.ranker.vectors(Coder(model.codebooks).assign_ids(items, modalities[drawn]))
     stored = dequantize(quantize(items - vectors, usual), usual, items.shape[1])
@@ -78,7 +83,9 @@ def choose_bits(
     least = np.partition(products, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS, None]
     nearest = np.argpartition(queries @ rounded.T, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]
     is_kept = np.take_along_axis(products, nearest, axis=1) >= least - TOLERANCE
-    return usual if is_kept.mean() >= MIN_KEPT_BY_BITS else 8
+    first = (items[:NUM_QUERIES] @ rounded.T).argmax(axis=1)
+    is_itself = np.vecdot(items[:NUM_QUERIES], items[first]) > 1 - SAME
+    return usual if is_kept.mean() >= MIN_KEPT_BY_BITS and is_itself.all() else MORE_BITS
 
 
 def measure(model: Genius, snapshot: Snapshot) -> Measured | None:
