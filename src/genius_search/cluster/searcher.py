@@ -36,7 +36,7 @@ from genius_search.index.pool import (
     picture_bytes,
     read_new_item,
 )
-from genius_search.index.query import COMPARABLE, Part, interleave, merge, numbered
+from genius_search.index.query import COMPARABLE, SAME, Part, interleave, merge, numbered
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.roots import new_root, root_of
 from genius_search.index.store import CLUSTER, Roots, absolute_folder, refuse_links
@@ -228,7 +228,9 @@ class Searcher:
             for one in conditions:
                 check_fields(one, names)
         answers = zip(asked, *self._ask_all("search_many", asked, config=config), strict=True)
-        merged = iter([self._merge(request, found) for request, *found in answers])
+        has_scores = config is None or config.rerank != "none"  # and not log-probabilities
+        merge_hits = partial(self._merge, has_scores=has_scores)
+        merged = iter([merge_hits(request, found) for request, *found in answers])
         return [
             Hits(interleave([next(merged) for _ in several], request.k + request.offset)[request.offset :])
             for request, several in zip(requests, alternatives, strict=True)
@@ -306,8 +308,17 @@ class Searcher:
             part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
         return dataclasses.replace(part, image=_read(part.image))
 
-    def _merge(self, request: SearchRequest, found: Sequence[Hits]) -> list[SearchHit]:
-        """Merge the hits of all shards by score; of several modalities as an index does."""
+    def _merge(
+        self,
+        request: SearchRequest,
+        found: Sequence[Hits],
+        *,
+        has_scores: bool,
+    ) -> list[SearchHit]:
+        """Merge the hits of all shards by score; of several modalities as an index does.
+
+        How far hits stand out is what their shard says, which has fewer items than the cluster.
+        """
         is_open = request.modality is None and not request.instruction
         by_modality = self._splits_modalities and is_open and bool(request.query)
         groups: dict[Modality | None, list[tuple[float, SearchHit]]] = defaultdict(list)
@@ -323,7 +334,9 @@ class Searcher:
             scored.sort(key=lambda one: (-one[0], one[1].rank))
             best_hits = numbered([hit for _, hit in scored[: request.k]])
             scores = [score for score, _ in scored[: request.k]]
-            parts.append(Part(best_hits, 0, scores[:COMPARABLE], scores))
+            best_scores = scores[:COMPARABLE] if has_scores else []
+            is_same = [score >= SAME for score in scores]
+            parts.append(Part(best_hits, 0, best_scores, scores, is_same))
         return merge(parts, request.k)
 
 

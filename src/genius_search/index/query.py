@@ -166,6 +166,8 @@ class Part(NamedTuple, Generic[AnyHit]):
     """The best scores by meaning, at most :data:`COMPARABLE`; none if they are log-probabilities."""
     scores: Sequence[float]
     """Scores of the hits that are compared with those of other modalities."""
+    is_same: Sequence[bool]
+    """Whether each hit is the same as the query."""
 
 
 class SearchResult(NamedTuple):
@@ -494,7 +496,7 @@ class SnapshotSearcher:
                 for number, ranking in zip(pending, searched, strict=True):
                     rankings[number] = self._append(rankings[number], ranking, queries[number])
             pending = [number for number in pending if len(rankings[number].items) < num_hits[number]]
-            if not pending or self._covers_all(settings):
+            if not pending or self._covers_all(settings, [queries[number] for number in pending]):
                 pairs = zip(rankings, num_hits, strict=True)
                 return [ranking.take(slice(count)) for ranking, count in pairs]
             settings = dataclasses.replace(
@@ -511,12 +513,18 @@ class SnapshotSearcher:
             count = max(count, DEPTH + 1)
         return min(count, self.snapshot.num_rows)
 
-    def _covers_all(self, settings: SearchSettings) -> bool:
-        """Return whether a search with these settings ranks every item."""
+    def _beam(self, query: EncodedQuery, settings: SearchSettings) -> int:
+        """Return the beam width of a query: its own in the first search, at least theirs in wider ones."""
+        if settings is self.config:
+            return query.beam or settings.beam
+        return max(query.beam or 0, settings.beam)
+
+    def _covers_all(self, settings: SearchSettings, queries: Sequence[EncodedQuery]) -> bool:
+        """Return whether a search for these queries with these settings ranks every item."""
         num_rows = self.snapshot.num_rows
-        is_listed = settings.beam >= num_rows or (
-            settings.rerank != "none" and settings.candidates >= num_rows
-        )
+        narrowest = min(self._beam(query, settings) for query in queries)
+        are_candidates = settings.rerank != "none" and settings.candidates >= num_rows
+        is_listed = are_candidates or narrowest >= num_rows
         is_shortened = settings.rerank == "embeddings" and 0 < settings.shortlist < num_rows
         return is_listed and not is_shortened
 
@@ -526,9 +534,8 @@ class SnapshotSearcher:
         """Rank so many items for each query, or as many as a search with these settings finds."""
         max_rows = 1 + self.snapshot.most_passages
         rows_each = min(max_rows, ROWS_EACH)
-        width = settings.beam
         wanted = [
-            Wanted(max(query.beam or width, width), count, query.level0, query.restriction)
+            Wanted(self._beam(query, settings), count, query.level0, query.restriction)
             for query, count in zip(queries, num_hits, strict=True)
         ]
         limit = settings.shortlist if settings.rerank == "embeddings" else 0
@@ -667,7 +674,21 @@ class SnapshotSearcher:
         best = np.sort(by_meaning)[::-1][:COMPARABLE]
         if self.config.rerank == "none":
             best = best[:0]
-        return Part([*hits], num_first, best.tolist(), compared[order].tolist())
+        is_same = compared[order] >= SAME
+        if query.is_part and self.config.rerank == "codes":  # even the query's own item scores less
+            is_same[:COMPARABLE] |= self._code_cosines(query, ranking, order[:COMPARABLE]) >= SAME
+        return Part([*hits], num_first, best.tolist(), compared[order].tolist(), is_same.tolist())
+
+    def _code_cosines(
+        self, query: EncodedQuery, ranking: Ranking, order: Int64[np.ndarray, " hits"]
+    ) -> Float32[np.ndarray, " hits"]:
+        """Return the cosines of a query with the vectors of hits' IDs."""
+        if not len(order):
+            return np.zeros(0, dtype=np.float32)
+        places = zip(ranking.segments[order].tolist(), ranking.rows[order].tolist(), strict=True)
+        ids = np.stack([self.snapshot.segments[segment].table.ids[row] for segment, row in places])
+        cosines = normalize(self.model.ranker.vectors(ids)) @ normalize(query.embedding)
+        return np.asarray(cosines, dtype=np.float32)
 
     def _read(self, hits: Sequence[Scored]) -> list[SearchHit]:
         """Read the items of hits, and number them."""
@@ -942,8 +963,7 @@ def merge(parts: Sequence[Part[AnyHit]], k: int) -> list[AnyHit]:
         values = _merging_values(part, parts, by_score=by_score)
         for position, (hit, value) in enumerate(zip(part.hits, values, strict=True)):
             is_first = position < part.num_first
-            is_same = part.scores[position] >= SAME
-            keyed.append(((not is_first, not is_same, -value, hit.rank, -hit.score), hit))
+            keyed.append(((not is_first, not part.is_same[position], -value, hit.rank, -hit.score), hit))
     keyed.sort(key=itemgetter(0))
     return [hit for _, hit in keyed[:k]]
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 
 from genius_search.cluster.searcher import Searcher, shard_folder, shard_of
-from genius_search.config import SearchConfig
+from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.index.filters import UnknownField
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem, open_pool
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.snapshot import UnknownItem
+from genius_search.records import Modality
 
 ALL = SearchConfig(rerank="embeddings", router="geometry", candidates=0, beam=200, shortlist=0)
 """Every item is ranked, so that the cluster and the index have no reason to differ."""
+GENERATED = dataclasses.replace(PAPER_SEARCH, beam=200)
 
 
 @pytest.fixture
@@ -39,16 +42,18 @@ def requests(single) -> list[SearchRequest]:
     picture = next(item for item in single.snapshot.segments[0].items.all() if item.image)
     return [
         SearchRequest(hybrid=False, text="a red umbrella", modality="text", k=9),
-        SearchRequest(hybrid=False, text="a red umbrella", k=9),
         SearchRequest(hybrid=False, text="a red umbrella", k=2),
         SearchRequest(hybrid=False, text="a picture of it", instruction="Find a picture", k=12),
         SearchRequest(hybrid=False, text="blue", modality="image", where=["id!=" + some], k=4),
         SearchRequest(hybrid=False, text="a blue lamp", image=picture.image, modality="image-text", k=7),
-        SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), k=5),
+        SearchRequest(
+            parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), modality="text", k=5
+        ),
         SearchRequest(
             hybrid=False,
             parts=(SearchPart(text="green"), SearchPart(text="a cup")),
             combine="any",
+            modality="image-text",
             k=6,
         ),
         SearchRequest(hybrid=False, text="a red kite or a blue cup", modality="text", k=6),
@@ -62,6 +67,31 @@ def test_a_cluster_finds_what_one_index_finds_where_all_items_are_ranked(searche
     merged = searcher.search_many(asked, config=ALL)
     for request, one, other in zip(asked, merged, single.search_many(asked, config=ALL), strict=True):
         assert found(one) == found(other), request
+
+
+def test_hits_of_each_modality_are_the_best_of_the_whole_cluster(searcher, single):
+    """How modalities are mixed may differ, since by how far hits stand out is found in each shard."""
+    for asked in (
+        SearchRequest(hybrid=False, text="a red umbrella", k=9),
+        SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), k=5),
+    ):
+        [hits] = searcher.search_many([asked], config=ALL)
+        assert [hit.rank for hit in hits] == [*range(1, asked.k + 1)]
+        assert {hit.modality for hit in hits} == {*Modality}
+        for modality in Modality:
+            own = [(hit.id, round(hit.score, 4)) for hit in hits if hit.modality is modality]
+            [best] = single.search_many([dataclasses.replace(asked, modality=modality)], config=ALL)
+            assert own == [(hit.id, round(hit.score, 4)) for hit in best][: len(own)]
+
+
+def test_log_probabilities_of_modalities_are_not_compared(searcher, single):
+    [one], [other] = (
+        own.search_many([SearchRequest(text="a red umbrella", hybrid=False, k=6)], config=GENERATED)
+        for own in (searcher, single)
+    )  # items with the same ID are equal
+    assert [(hit.modality, round(hit.score, 4)) for hit in one] == [
+        (hit.modality, round(hit.score, 4)) for hit in other
+    ]
 
 
 def test_a_cluster_with_a_link_is_not_opened(changing, tmp_path):

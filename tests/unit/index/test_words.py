@@ -208,7 +208,8 @@ def test_words_change_the_order_of_a_modality_and_not_its_place_among_others():
 
     raised = [hit("with the word", 1, 1.0), hit("nearest", 2, 4.0)]
     pictures = [hit("picture", 1, 3.0), hit("farther picture", 2, 0.5)]
-    merged = merge([Part(raised, 0, [], [0.2, 0.3]), Part(pictures, 0, [], [0.1, 0.0])], 4)
+    parts = [(raised, [0.2, 0.3]), (pictures, [0.1, 0.0])]
+    merged = merge([Part(hits, 0, [], scores, [False, False]) for hits, scores in parts], 4)
     assert ids(merged) == ["with the word", "picture", "nearest", "farther picture"]
 
 
