@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -107,6 +108,19 @@ def agrees(found: list[Found], expected: list[Found]) -> bool:
     return is_ordered and all(
         np.allclose(one.gained, by_id[one.id].gained, rtol=0, atol=TOLERANCE) for one in found
     )
+
+
+def plain_score(
+    query: Sequence[float], item: Sequence[float], density_byte: int, *, weight: float, scale: float
+) -> float:
+    """The product of a query and an item, less what its density costs, number by number.
+
+    A byte of 128 is no density; 800 steps are 1. Densities fade with the third power of the distance in
+    cosine, from .75 on, to nothing at 1. A query that is multiplied by ``scale`` notices them less.
+    """
+    product = math.fsum(float(one) * float(other) for one, other in zip(query, item, strict=True))
+    share = min(max((1 - product) / 0.25, 0.0), 1.0) ** 3
+    return product - weight * share * (density_byte - 128) / 800 / scale
 
 
 class Pool(NamedTuple):

@@ -21,7 +21,7 @@ from genius_search.search.beam import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import CompiledSearch, find, quick_search
 from genius_search.search.rank import CodeRanker, Evidence, Wanted
 from genius_search.search.table import Allowed, IdTable, SearchSegment
-from genius_search.search.vectors import Quantized, StoredVectors, stored_width
+from genius_search.search.vectors import Quantized, StoredVectors, quantize, stored_width
 
 
 @pytest.fixture(scope="session")
@@ -378,6 +378,113 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
                 )
                 assert len(same) > 0.97 * k - 1
                 assert own.touched == other.touched
+
+
+@pytest.fixture(params=[*build.VARIANTS, "none"])
+def make_variant(request, compiled, monkeypatch):
+    """Make the compiled search by one of the libraries, or none, which leaves it to the search in PyTorch."""
+    if request.param == "none":
+        return lambda ranker: None
+    monkeypatch.setattr(build, "VARIANTS", {request.param: build.VARIANTS[request.param]})
+    opened = build.open_library.__wrapped__(build.FOLDER)
+    if opened is None:
+        pytest.skip("this processor has not what the library needs")
+    monkeypatch.setattr(kernel, "open_library", lambda: opened)
+    return quick_search
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1)[:, None]).astype(np.float32)
+
+
+class NearQueries:
+    """Unit vectors around centres, with densities that are as different as bytes allow, and queries among them.
+
+    The first queries are items themselves, whose densities are the largest; the others lie ever farther from
+    items, so that products are everywhere from 0 to 1.
+    """
+
+    ITEMS, ITSELF, OTHERS = 900, 10, 40
+
+    def __init__(self, bits: int, dim: int) -> None:
+        random = np.random.default_rng(bits)
+        tables = [random.standard_normal((size, dim)).astype(np.float32) / 8 for size in (2, 40, 40)]
+        codes = np.stack([random.integers(0, size, self.ITEMS) for size in (2, 40, 40)], axis=1)
+        sums = sum(table[codes[:, level]] for level, table in enumerate(tables))
+        items = unit(sums + 0.1 * random.standard_normal(sums.shape) / dim**0.5)
+        self.densities = random.integers(0, 256, self.ITEMS).astype(np.uint8)
+        self.densities[: self.ITSELF] = 255
+        self.table = IdTable.build(codes, np.zeros(self.ITEMS))
+        self.ranker = CodeRanker(tables, Spread(np.ones((1, 2)), np.array([[0.1, 0, 0]])), 0.5)
+        numbers = items if bits == 16 else items - sums
+        self.stored = StoredVectors(quantize(numbers, bits), bits, self.ranker, self.table)
+        self.vectors = np.asarray(self.stored(np.arange(self.ITEMS)), dtype=np.float64)
+        near = items[: self.ITSELF + self.OTHERS].copy()
+        noise = np.linspace(0, 1.5, self.OTHERS)[:, None]
+        near[self.ITSELF :] += noise * unit(random.standard_normal((self.OTHERS, dim)))
+        self.queries = unit(near)
+
+    def find(self, fast, density_weight: float, shortlist: int = 0):
+        config = dataclasses.replace(
+            PAPER_SEARCH,
+            rerank="embeddings",
+            candidates=self.ITEMS,
+            shortlist=shortlist,
+            density_weight=density_weight,
+        )
+        return find(
+            lambda: GeometricDecoder(
+                [torch.from_numpy(table) for table in self.ranker.tables()],
+                self.ranker.spread,
+                self.ranker.norm_weight,
+            ),
+            fast,
+            [SearchSegment(self.table)],
+            self.queries,
+            [Wanted(self.ITEMS, self.ITEMS)] * len(self.queries),
+            config,
+            evidence=Evidence(self.ranker, [self.stored], densities=[self.densities]),
+            embeddings=list(self.queries),
+        )
+
+    def scale(self, query: np.ndarray) -> float:
+        """What the spread of a query's products with the first code vectors, .1 for an item, is divided by."""
+        products = np.array([float(vector @ query) for vector in self.ranker.tables()[0]])
+        return 0.1 / products.std()
+
+
+@pytest.mark.parametrize(
+    ("bits", "dim", "error"), [(16, 40, 1e-5), (16, 100, 1e-5), (8, 40, 1e-3), (4, 100, 1e-3), (1, 40, 1e-3)]
+)
+@pytest.mark.parametrize("shortlist", [0, 10**6])
+def test_densities_fade_near_a_query_whatever_searches(plain, make_variant, bits, dim, error, shortlist):
+    case, weight = NearQueries(bits, dim), 0.3
+    fast = make_variant(case.ranker)
+    rankings = case.find(fast, weight, shortlist)
+    near = 0
+    for query, found in zip(case.queries, rankings, strict=True):
+        assert sorted(found.items.tolist()) == list(range(case.ITEMS))
+        scale = case.scale(query)
+        expected = np.array(
+            [
+                plain.plain_score(query, item, int(density), weight=weight, scale=scale)
+                for item, density in zip(case.vectors, case.densities, strict=True)
+            ]
+        )
+        # A density costs at most .3 × .16 / scale; a product that is rounded by 1e-3 fades by 1.2 % of it.
+        np.testing.assert_allclose(found.scores, expected[found.items], atol=error * (1 + 1 / scale))
+        assert (np.diff(found.scores) <= 0).all()
+        products = case.vectors @ query
+        near += int(((products > 0.75) & (products < 1)).sum())
+    assert near > 40
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_an_items_own_vector_finds_it_first_although_its_density_is_the_largest(make_variant, bits):
+    case = NearQueries(bits, 40)
+    for item, found in enumerate(case.find(make_variant(case.ranker), 0.5)[: case.ITSELF]):
+        assert found.items[0] == item
+        assert found.scores[0] == pytest.approx(1, abs=5e-3)
 
 
 def drawn_vectors(random, bits, shape, ranker=None, table=None) -> StoredVectors:

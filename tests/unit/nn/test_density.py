@@ -159,9 +159,7 @@ def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
     baseline = np.array([[0.5, 0.7], [0.8, 0.7], [0.9, 0.7]])
-    measurer = NormAndDensity(
-        tables, has_modality_level=True, sample=codes[:sampled], baseline=baseline
-    )
+    measurer = NormAndDensity(tables, has_modality_level=True, sample=codes[:sampled], baseline=baseline)
 
     def columns_of(codes):
         return measurer.columns(sum_codes(tables, codes), codes)
