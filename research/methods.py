@@ -255,8 +255,8 @@ def _search_less_density(
 ) -> tuple[Float32[np.ndarray, "queries depth"], Int64[np.ndarray, "queries depth"]]:
     """Return scores and candidates of the best products of each query, less what densities cost.
 
-    Densities fade near a query, so a score is no inner product. It is in the units of the query: costs count
-    less for a query that is scaled up.
+    Densities fade near a query, so a score is no inner product. It is in the units of the query:
+    costs count less for a query that is scaled up.
     """
     if pool.densities is None:
         raise ValueError("fused embeddings were not kept")

@@ -115,8 +115,8 @@ def plain_score(
 ) -> float:
     """The product of a query and an item, less what its density costs, number by number.
 
-    A byte of 128 is no density; 800 steps are 1. Densities fade with the third power of the distance in
-    cosine, from .75 on, to nothing at 1. A query that is multiplied by ``scale`` notices them less.
+    A byte of 128 is no density; 800 steps are 1. Densities fade with the third power of the
+    distance in cosine, from .75 on, to nothing at 1. A query that is multiplied by ``scale`` notices them less.
     """
     product = math.fsum(float(one) * float(other) for one, other in zip(query, item, strict=True))
     share = min(max((1 - product) / 0.25, 0.0), 1.0) ** 3

@@ -382,7 +382,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
 
 @pytest.fixture(params=[*build.VARIANTS, "none"])
 def make_variant(request, compiled, monkeypatch):
-    """Make the compiled search by one of the libraries, or none, which leaves it to the search in PyTorch."""
+    """Make the compiled search of one library; "none" leaves searching to PyTorch."""
     if request.param == "none":
         return lambda ranker: None
     monkeypatch.setattr(build, "VARIANTS", {request.param: build.VARIANTS[request.param]})
@@ -398,10 +398,10 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 class NearQueries:
-    """Unit vectors around centres, with densities that are as different as bytes allow, and queries among them.
+    """Unit vectors with densities that are as different as bytes allow, and queries among them.
 
-    The first queries are items themselves, whose densities are the largest; the others lie ever farther from
-    items, so that products are everywhere from 0 to 1.
+    The first queries are items themselves, whose densities are the largest; the others are at
+    growing distances from items, so that products are everywhere from 0 to 1.
     """
 
     ITEMS, ITSELF, OTHERS = 900, 10, 40
@@ -448,13 +448,14 @@ class NearQueries:
         )
 
     def scale(self, query: np.ndarray) -> float:
-        """What the spread of a query's products with the first code vectors, .1 for an item, is divided by."""
+        """Return .1, which is an item's spread of products, divided by that of a query."""
         products = np.array([float(vector @ query) for vector in self.ranker.tables()[0]])
         return 0.1 / products.std()
 
 
 @pytest.mark.parametrize(
-    ("bits", "dim", "error"), [(16, 40, 1e-5), (16, 100, 1e-5), (8, 40, 1e-3), (4, 100, 1e-3), (1, 40, 1e-3)]
+    ("bits", "dim", "error"),
+    [(16, 40, 1e-5), (16, 100, 1e-5), (8, 40, 1e-3), (4, 100, 1e-3), (1, 40, 1e-3)],
 )
 @pytest.mark.parametrize("shortlist", [0, 10**6])
 def test_densities_fade_near_a_query_whatever_searches(plain, make_variant, bits, dim, error, shortlist):
@@ -471,7 +472,7 @@ def test_densities_fade_near_a_query_whatever_searches(plain, make_variant, bits
                 for item, density in zip(case.vectors, case.densities, strict=True)
             ]
         )
-        # A density costs at most .3 × .16 / scale; a product that is rounded by 1e-3 fades by 1.2 % of it.
+        # A density costs at most .3 × .16 / scale, 1.2 % of it more if a product errs by 1e-3.
         np.testing.assert_allclose(found.scores, expected[found.items], atol=error * (1 + 1 / scale))
         assert (np.diff(found.scores) <= 0).all()
         products = case.vectors @ query

@@ -94,7 +94,7 @@ def test_the_same_embeddings_and_seed_give_the_same_codebooks(embeddings, tmp_pa
 
 
 def plain_reliability(items: np.ndarray) -> float:
-    """Return the agreement of densities among every second item and among the others, number by number."""
+    """Return the agreement of densities among every second item and among the others."""
     estimates = []
     for start in (0, 1):
         others = items[start::2]
