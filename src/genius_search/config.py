@@ -241,9 +241,9 @@ LARGE: Final = 500_000
 WIDE_BEAM: Final = 128
 CANDIDATES_PER_ROOT: Final = 96
 """Of a large index."""
-CANDIDATES_PER_SHORTLISTED: Final = 250
-"""One in so many candidates of a large index is compared by its embedding: 400 of a million items. Codes tell
-more items apart less well."""
+CANDIDATES_PER_SHORTLISTED: Final = 100
+"""One in so many candidates of a large index is compared by its embedding: 1,000 of a million items. Codes
+tell more items apart less well, and items that densities raise are further below."""
 
 
 @lru_cache

@@ -31,6 +31,7 @@ from genius_search.index.store import (
     refuse_links,
 )
 from genius_search.nn.codebooks import Codebooks
+from genius_search.nn.spread import fade_width
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Restriction, SearchSegment
@@ -229,7 +230,13 @@ class Snapshot:
             kind = self.manifest.embeddings
             vectors = None if kind == "none" else [segment.vectors(ranker) for segment in self.segments]
             densities = [one.densities for one in self.segments if one.densities is not None]
-            self._evidence = Evidence(ranker, vectors, kind == "raw", densities if kind == "fused" else None)
+            self._evidence = Evidence(
+                ranker,
+                vectors,
+                kind == "raw",
+                densities if kind == "fused" else None,
+                fade_width=fade_width(self.num_rows),
+            )
         return self._evidence
 
     @cached_property

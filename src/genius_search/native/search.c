@@ -25,7 +25,6 @@ enum { BLOCK = 64, GROUP = 4, COLUMNS = 16, CODES = 256, SMALL = 24, FEW = 8, SO
 enum { DAMAGED = -1, NO_MEMORY = -2 };
 enum { FEW_DIMENSIONS = 64 };
 enum { ZERO_DENSITY = 128 }; /* the byte of a density of 0 */
-#define FADE .25f /* as in nn/spread.py */
 
 #ifdef __AVX512F__
 enum { LANES = 16 };
@@ -96,10 +95,10 @@ typedef struct { /* one query's */
   int64_t compared_bits; /* of a number of an embedding; less than 16: embeddings are residuals of the IDs' vectors */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
   float half_norm_step, density_step; /* costs of the two bytes after an ID's codes */
-  float compared_density_step; /* cost of a density where embeddings are compared, for products up to 1 - FADE */
+  float compared_density_step; /* cost of a density where embeddings are compared, for products up to 1 - fade_width */
   const float *usage; /* share of the items that the query may find, by their first semantic code: [CODES] */
   float reference;    /* spread of an item's products with these code vectors; see standardize_query() */
-  float unused;
+  float fade_width;   /* densities count less for products within this of 1 */
 } Request;
 
 typedef struct {
@@ -1256,7 +1255,7 @@ static void score_embeddings(const Model *m, const Request *request, const float
 /* Return what the density of an item costs, whose product with the query, not scaled, is given. */
 static inline float find_density_cost(const Request *request, const Part *part, int64_t item, float product) {
   if (!part->densities) return 0;
-  float share = (1 - product) * (1 / FADE);
+  float share = (1 - product) / request->fade_width;
   share = share < 0 ? 0 : share > 1 ? 1 : share;
   return request->compared_density_step * share * share * share * (float)(part->densities[item] - ZERO_DENSITY);
 }

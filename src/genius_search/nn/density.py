@@ -18,8 +18,8 @@ parallel data", 2018) subtracts an item's mean similarity r to its nearest neigh
 - ρ is the reliability of r: how two estimates of it agree, by two samples of items (Spearman–Brown). Where
   no item is a hub, as among random vectors, both are noise and ρ is 0.
 - s(q) makes the products of a query spread as an item's do (:mod:`genius_search.nn.spread`).
-- fade falls from 1 to 0 over the last :data:`~genius_search.nn.spread.FADE` of the cosine, with its third
-  power. So what is almost equal to the query comes first, however dense its neighbourhood is.
+- fade falls from 1 to 0 over the last part of the cosine (:func:`~genius_search.nn.spread.fade_width`), with
+  its third power. So what is almost equal to the query comes first, however dense its neighbourhood is.
 
 What is stored is ρ (r − mean r), called the density: of an ID in a byte behind its codes and half norm, and
 of an item in a byte next to its embedding. Computing it during a search would take thousands of products.

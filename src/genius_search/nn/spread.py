@@ -43,6 +43,9 @@ ZERO_DENSITY: Final = 128
 FADE: Final = 0.25
 """Densities count less for products above 1 - FADE, and not at all at 1. Without it, items are not the first
 hit of their own vectors."""
+FADE_PER_DECADE: Final = 0.05
+MIN_FADE: Final = 0.1
+SMALL_POOL: Final = 8192
 
 
 def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
@@ -61,9 +64,18 @@ def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarr
     return np.asarray(steps.clip(0, LARGEST), dtype=np.uint8)
 
 
-def fade(products: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
+def fade_width(items: int) -> float:
+    """Return over which last part of the cosine densities fade in a pool of so many items.
+
+    In larger pools the nearest items are nearer: a quarter in small ones, .14 in a million.
+    """
+    decades = max(0.0, math.log10(max(items, 1) / SMALL_POOL))
+    return max(MIN_FADE, FADE - FADE_PER_DECADE * decades)
+
+
+def fade(products: Float32[np.ndarray, "*shape"], width: float = FADE) -> Float32[np.ndarray, "*shape"]:
     """Return the share of a density that counts, from the product of query and item, both of unit length."""
-    return np.asarray(((1 - products) / np.float32(FADE)).clip(0, 1) ** 3, dtype=np.float32)
+    return np.asarray(((1 - products) / np.float32(width)).clip(0, 1) ** 3, dtype=np.float32)
 
 
 class SpreadOf(NamedTuple):

@@ -548,5 +548,5 @@ def _by_embeddings(
         scores[in_segment] = scale * products
         if density_weight and evidence.densities is not None and not evidence.is_raw:
             densities = decode_densities(evidence.densities[number][items])
-            scores[in_segment] -= np.float32(density_weight) * fade(products) * densities
+            scores[in_segment] -= np.float32(density_weight) * fade(products, evidence.fade_width) * densities
     return scores

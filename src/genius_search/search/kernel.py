@@ -317,7 +317,7 @@ class CompiledSearch:
                     0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
                     among.usage.ctypes.data,
                     among.first,
-                    0.0,
+                    evidence.fade_width,
                 )
             )
         given = in_space = np.asarray(queries, dtype=np.float32).tobytes()

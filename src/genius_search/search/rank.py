@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import AnyArray, as_floats, sum_codes
-from genius_search.nn.spread import Spread, SpreadOf, decode_densities, decode_half_norms
+from genius_search.nn.spread import FADE, Spread, SpreadOf, decode_densities, decode_half_norms
 from genius_search.search.table import Restriction
 
 
@@ -134,5 +134,7 @@ class Evidence:
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
     densities: Sequence[UInt8[np.ndarray, " _"]] | None = None
     """Densities of the items of each segment, which scores by fused embeddings are corrected by."""
+    fade_width: float = FADE
+    """Over which last part of the cosine densities fade (:func:`genius_search.nn.spread.fade_width`)."""
     last_view: tuple[Sequence[object], bytes, int] | None = None
     """What the compiled search made of these and of segments, for the next query; see there."""
