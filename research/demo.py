@@ -36,7 +36,7 @@ SETTINGS: Final = replace(
     _SMALL,
     encoder=replace(
         _SMALL.encoder,
-        training=replace(_SMALL.encoder.training, epochs=11.0, batch_size=512),
+        training=replace(_SMALL.encoder.training, epochs=12.0, batch_size=512),
     ),
     quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=2.0)),
     generator=replace(_SMALL.generator, dropout=0.0, training=replace(_SMALL.generator.training, epochs=1.0)),

@@ -33,11 +33,12 @@ FEWEST_ITEMS: Final = 50
 """Of fewer items all are compared anyway."""
 MAX_SAMPLE: Final = 8192
 """Most items that numbers of bits are tried with."""
-MORE_BITS: Final = 8
+MORE_BITS: Final[dict[EmbeddingBits, EmbeddingBits]] = {2: 4, 4: 8}
 SAME: Final = 1e-5
 """Items whose cosine is within this of 1 are the same."""
-MIN_KEPT_BY_BITS: Final = 0.96
-"""Share of the nearest ten that stored embeddings keep; below it they get more bits."""
+MIN_KEPT_BY_BITS: Final[dict[EmbeddingBits, float]] = {2: 0.8, 4: 0.96}
+"""Share of the nearest ten that stored embeddings keep; below it they get more bits. Two bits, of an index
+with a million items, keep .89 of real texts and .7 to .8 of random vectors."""
 MIN_KEPT: Final = 0.975
 """Share of the nearest ten of stored embeddings that a search keeps; below it more are compared. The default
 of pools with more than :data:`~genius_search.config.SMALL_POOL` items leaves out candidates, and is
@@ -61,9 +62,9 @@ def choose_bits(
     modalities: Int8[np.ndarray, " items"],
     usual: EmbeddingBits,
 ) -> EmbeddingBits:
-    """Return the bits of a number of stored embeddings: the usual ones, or 8 if they keep too little.
+    """Return the bits of a number of stored embeddings: the usual 2 or 4, or twice as many.
 
-    They keep enough if they keep the nearest ten, and an item is the first hit of its own vector.
+    Four keep enough if they keep the nearest ten, and an item is the first hit of its own vector.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ def choose_bits(
     """
     drawn = np.random.default_rng(0).permutation(len(embeddings))[:MAX_SAMPLE]
     if len(drawn) < FEWEST_ITEMS:
-        return MORE_BITS
+        return usual
     items = np.asarray(embeddings[drawn], dtype=np.float32)
     vectors = model.ranker.vectors(Coder(model.codebooks).assign_ids(items, modalities[drawn]))
     stored = dequantize(quantize(items - vectors, usual), usual, items.shape[1])
@@ -83,9 +84,11 @@ def choose_bits(
     least = np.partition(products, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS, None]
     nearest = np.argpartition(queries @ rounded.T, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]
     is_kept = np.take_along_axis(products, nearest, axis=1) >= least - TOLERANCE
+    if is_kept.mean() < MIN_KEPT_BY_BITS[usual]:
+        return MORE_BITS[usual]
     first = (items[:NUM_QUERIES] @ rounded.T).argmax(axis=1)
     is_itself = np.vecdot(items[:NUM_QUERIES], items[first]) > 1 - SAME
-    return usual if is_kept.mean() >= MIN_KEPT_BY_BITS and is_itself.all() else MORE_BITS
+    return usual if usual == 2 or is_itself.all() else MORE_BITS[usual]
 
 
 def measure(model: Genius, snapshot: Snapshot) -> Measured | None:

@@ -38,6 +38,8 @@ from genius_search.nn.spread import HALF_NORM_STEPS, LARGEST, encode_densities
 
 NEIGHBOURS: Final = 1
 """Number of nearest vectors whose mean cosine is the density."""
+ID_SAMPLE: Final = 512
+"""Vectors that IDs are compared with: their densities only matter where nothing but codes is ranked by."""
 SPARE: Final = 1
 """Vectors beyond the nearest whose cosines are computed, in case a matrix product confuses near ones."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
@@ -92,7 +94,8 @@ class NormAndDensity:
         """
         costs = self._norm_weight * np.square(vectors).sum(axis=1) / 2
         half_norms = np.rint(costs * HALF_NORM_STEPS).clip(0, LARGEST).astype(np.int16)
-        densities = encode_densities(self._relative(self.densities(vectors, codes), codes))
+        densities = self.densities(vectors, codes, most=ID_SAMPLE)
+        densities = encode_densities(self._relative(densities, codes))
         return np.stack([half_norms, densities.astype(np.int16)], axis=1)
 
     def item_density(
@@ -114,13 +117,23 @@ class NormAndDensity:
         return np.asarray(reliability * (densities - mean), dtype=np.float32)
 
     def densities(
-        self, vectors: Float32[np.ndarray, "items dim"], codes: Integer[np.ndarray, "items levels"]
+        self,
+        vectors: Float32[np.ndarray, "items dim"],
+        codes: Integer[np.ndarray, "items levels"],
+        *,
+        most: int | None = None,
     ) -> Float32[np.ndarray, " items"]:
-        """Return r of each vector; ``codes`` are those of its ID."""
+        """Return r of each vector, by all vectors of the sample or about ``most`` of them.
+
+        ``codes`` are those of the vectors' IDs.
+        """
         densities = np.zeros(len(codes), dtype=np.float32)
         groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
         for code in np.unique(groups).tolist():
             directions, hashes = self._reference(code)
+            if most is not None:
+                step = max(1, len(directions) // most)
+                directions, hashes = directions[::step], None if hashes is None else hashes[::step]
             size = max(1, SCORES_AT_ONCE // len(directions))
             members = np.flatnonzero(groups == code)
             for rows in (members[start : start + size] for start in range(0, len(members), size)):

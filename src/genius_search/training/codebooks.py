@@ -67,7 +67,12 @@ SWEEPS: Final = 2
 NORM_WEIGHT: Final = 0.5
 """Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries."""
 SAMPLED_IDS: Final = 2048
-"""Most items of a modality whose IDs are sampled. More find no more, and take longer with every item."""
+"""Items of a modality whose IDs are sampled for densities. More find no more in pools of 100,000 items, and
+take longer with every item."""
+ITEMS_PER_SAMPLED: Final = 128
+"""In larger pools one in so many is sampled. Of a million texts, right answers are among the first five for
+.539 of the captions with 8,192, and for .528 with 2,048 (exact search: .523)."""
+MAX_SAMPLED_IDS: Final = 8192
 MEASURED: Final = 8192
 """Most items that spreads are measured of."""
 SPREAD_SAMPLE: Final = 1024
@@ -166,7 +171,8 @@ def fit_codebooks(
     if fused_by is not None:
         weights |= {name: array for name, array in fused_by.weights.items() if name.startswith(FUSION)}
     drawn = np.random.default_rng(0).permutation(len(embeddings))
-    per_modality = [drawn[modalities[drawn] == modality][:SAMPLED_IDS] for modality in range(NUM_MODALITIES)]
+    sample_size = min(max(SAMPLED_IDS, items // ITEMS_PER_SAMPLED), MAX_SAMPLED_IDS)
+    per_modality = [drawn[modalities[drawn] == modality][:sample_size] for modality in range(NUM_MODALITIES)]
     sampled = np.concatenate(per_modality)
     ids = Coder(Codebooks(dim, config, weights)).assign_ids(embeddings[sampled], modalities[sampled])
     weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
