@@ -209,6 +209,8 @@ DENSITY_WEIGHT: Final = 0.25
 """Weight of the density in small pools, until queries with answers choose another."""
 WEIGHT_PER_DECADE: Final = 0.05
 """It grows with the pool, in which there are more hubs: .28 for 32,368 captions, .35 for a million texts."""
+FEW_ITEMS: Final = 8192
+"""Pools up to this size have that weight."""
 COMPARED_POOL: Final = 8192
 """Up to this many items all are compared by their embeddings, since codes may say little of them."""
 PAPER_SEARCH: Final = SearchSettings(
@@ -258,7 +260,7 @@ def usual_search(items: int) -> SearchSettings:
     root of the number of items are candidates then. What this finds of a million texts, and costs, is in
     ``docs/lab/log.md``.
     """
-    decades = max(0.0, math.log10(max(items, 1) / COMPARED_POOL))
+    decades = max(0.0, math.log10(max(items, 1) / FEW_ITEMS))
     weight = round(DENSITY_WEIGHT + WEIGHT_PER_DECADE * decades, 2)
     usual = dataclasses.replace(USUAL_SEARCH, density_weight=weight)
     if items > LARGE:
