@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.data.mbeir import IdColumn, read_candidates, read_pool, read_qrels, read_queries
-from genius_search.records import TASKS, Candidate, Modality, Query
+from genius_search.records import TASKS, Candidate, Modality, Query, composed
+from genius_search.text import clean
 from research.mbeir_files import write_candidates, write_qrels, write_queries
 
-words = st.text(min_size=1, max_size=20).filter(str.strip)
+words = (
+    st.text(min_size=1, max_size=20).map(lambda text: clean(composed(text))).filter(str.strip)
+)  # as they are read
 ids = st.builds("{}:{}".format, st.integers(0, 60), st.integers(0, 3_000))
 modalities = st.sampled_from(Modality)
 
