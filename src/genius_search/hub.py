@@ -100,8 +100,8 @@ def pull(name: str, *, out: Path | None = None) -> Path:
 def _checked_answers() -> Iterator[None]:
     """Refuse answers of the hub that name a commit or contents by anything but a hash.
 
-    huggingface_hub makes paths of these names. A hub that calls a commit ``/home/x/index`` would
-    have ``/home/x/index.json`` written over.
+    huggingface_hub makes paths of these names. A hub that calls a commit ``/folder/index`` would
+    have ``/folder/index.json`` written over.
     """
     from huggingface_hub import get_session
 

@@ -192,7 +192,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Number of hits to skip, for later pages."""
 
     beam: OptionalInt = None
-    """IDs kept at each level, at least -k. Default: 10; 128 above 500,000 items."""
+    """IDs kept at each level. Default: 10; 128 above 500,000 items."""
 
     rerank: Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")] = (
         None

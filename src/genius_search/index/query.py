@@ -495,8 +495,13 @@ class SnapshotSearcher:
             else:
                 for number, ranking in zip(pending, searched, strict=True):
                     rankings[number] = self._append(rankings[number], ranking, queries[number])
-            pending = [number for number in pending if len(rankings[number].items) < num_hits[number]]
-            if not pending or self._covers_all(settings, [queries[number] for number in pending]):
+            pending = [
+                number
+                for number, ranking in zip(pending, searched, strict=True)
+                if len(rankings[number].items) < num_hits[number]
+                and not self._has_ranked_all(queries[number], ranking, settings)
+            ]
+            if not pending:
                 pairs = zip(rankings, num_hits, strict=True)
                 return [ranking.take(slice(count)) for ranking, count in pairs]
             settings = dataclasses.replace(
@@ -519,14 +524,25 @@ class SnapshotSearcher:
             return query.beam or settings.beam
         return max(query.beam or 0, settings.beam)
 
-    def _covers_all(self, settings: SearchSettings, queries: Sequence[EncodedQuery]) -> bool:
-        """Return whether a search for these queries with these settings ranks every item."""
+    def _has_ranked_all(self, query: EncodedQuery, ranking: Ranking, settings: SearchSettings) -> bool:
+        """Return whether a search with these settings has ranked every item that the query may find."""
+        if settings.rerank == "embeddings" and 0 < settings.shortlist < ranking.touched:
+            return False
         num_rows = self.snapshot.num_rows
-        narrowest = min(self._beam(query, settings) for query in queries)
         are_candidates = settings.rerank != "none" and settings.candidates >= num_rows
-        is_listed = are_candidates or narrowest >= num_rows
-        is_shortened = settings.rerank == "embeddings" and 0 < settings.shortlist < num_rows
-        return is_listed and not is_shortened
+        return (
+            are_candidates
+            or self._beam(query, settings) >= num_rows
+            or ranking.touched >= self._num_allowed(query)
+        )
+
+    def _num_allowed(self, query: EncodedQuery) -> int:
+        """Return the number of items and passages that the conditions of a query allow."""
+        pairs = zip(self.snapshot.search_segments, query.restriction or self._alive, strict=True)
+        return sum(
+            segment.table.num_items if allowed is None else int(allowed.items.sum())
+            for segment, allowed in pairs
+        )
 
     def _rank_once(
         self, queries: Sequence[EncodedQuery], num_hits: Sequence[int], settings: SearchSettings

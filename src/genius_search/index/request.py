@@ -97,7 +97,8 @@ class SearchRequest:
     offset: int = 0
     """Number of hits before the first that is returned, for later pages."""
     beam: int | None = None
-    """Beam width, at least ``k``, instead of the configured one."""
+    """Beam width instead of the configured one. A search that finds too few hits is repeated with wider
+    ones."""
     deadline: float = math.inf
     """Time at which looking for items that meet the conditions ends with an error, on the clock of
     :func:`time.monotonic`."""

@@ -15,7 +15,7 @@ from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
-from genius_search.index.query import Part, merge
+from genius_search.index.query import Part, SnapshotSearcher, merge
 from genius_search.index.request import SearchHit, SearchRequest
 from genius_search.nn.kmeans import Coder
 from genius_search.records import Modality
@@ -273,6 +273,21 @@ def test_pages_of_any_size_are_those_of_one_list_down_to_the_last_item(index, co
     for size in (1, 3, 10):
         pages = [hit for start in range(0, 40, size) for hit in index.search(**query, k=size, offset=start)]
         assert [(hit.id, hit.score) for hit in pages] == [(hit.id, hit.score) for hit in whole[: len(pages)]]
+
+
+def test_a_search_that_has_ranked_all_that_it_may_find_is_not_repeated(index, monkeypatch):
+    rank_once, searches = SnapshotSearcher._rank_once, []
+
+    def count(self, queries, num_hits, settings):
+        searches.append(settings)
+        return rank_once(self, queries, num_hits, settings)
+
+    monkeypatch.setattr(SnapshotSearcher, "_rank_once", count)
+    config = SearchConfig(rerank="embeddings", shortlist=8)
+    narrow = {"where": ["price=12"], "modality": "text", "hybrid": False}
+    hits = index.search("a red kite", config=config, k=20, **narrow)
+    assert 0 < len(hits) <= 8
+    assert len(searches) == 1
 
 
 def test_without_modality_and_instruction_each_modality_is_searched(model, pool, tmp_path):
