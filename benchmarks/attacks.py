@@ -118,7 +118,11 @@ def json_of_many_values(url: str, seconds: float) -> Counter[str]:
 
 def json_of_allowed_values(url: str, seconds: float) -> Counter[str]:
     fields = ",".join(f'"{n}":[0,0,0]' for n in range(3_000))
-    body = json.dumps({"items": []})[:-2] + ",".join([f'{{"text":"x","fields":{{{fields}}}}}'] * 4) + "]}"
+    body = (
+        json.dumps({"items": []})[:-2]
+        + ",".join([f'{{"text":"x","fields":{{{fields}}}}}'] * 4)
+        + "]}"
+    )
     return send_repeatedly(url, seconds, "/v1/items", [body.encode()])
 
 
@@ -160,14 +164,20 @@ def form_of(query: dict[str, Any], picture: bytes) -> bytes:
 def hostile_uploads(url: str, seconds: float) -> Counter[str]:
     """Large pictures that are none, and bodies with as many beginnings of a boundary as fit."""
     item = {"items": [{"id": "x", "image": "picture"}]}
-    bodies = [form_of(item, bytes(15 << 20)), form_of(item, b"\r\n--" * (4 << 20)), b"\r\n--x" * (6 << 20)]
+    bodies = [
+        form_of(item, bytes(15 << 20)),
+        form_of(item, b"\r\n--" * (4 << 20)),
+        b"\r\n--x" * (6 << 20),
+    ]
     return send_repeatedly(url, seconds, "/v1/items", bodies, FORM)
 
 
 def unread_answers(url: str, seconds: float) -> Counter[str]:
     bodies = [json.dumps({"text": "a kite", "k": k, "where": ["fat~x"]}) for k in (1_000, 100)]
     heads = [HEAD.format(path="/v1/search", kind=JSON, size=len(body)) for body in bodies]
-    return send_slowly(url, seconds, [(a + b).encode() for a, b in zip(heads, bodies, strict=True)] * 100)
+    return send_slowly(
+        url, seconds, [(a + b).encode() for a, b in zip(heads, bodies, strict=True)] * 100
+    )
 
 
 def saved(mode: str, size: tuple[int, int], kind: str, **options: Any) -> bytes:
@@ -232,8 +242,12 @@ def slow_conditions(url: str, seconds: float) -> Counter[str]:
         {"text": "a kite", "where": [f"fat~{'x' * 50}{number}y{place}" for place in range(50)]}
         for number in range(CLIENTS)
     ]
-    bodies[::4] = [{"text": "a kite", "match": f"k*{' x*' * place}"} for place in range(CLIENTS // 4)]
-    return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies])
+    bodies[::4] = [
+        {"text": "a kite", "match": f"k*{' x*' * place}"} for place in range(CLIENTS // 4)
+    ]
+    return send_repeatedly(
+        url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies]
+    )
 
 
 def slow_explanations(url: str, seconds: float) -> Counter[str]:
@@ -245,9 +259,15 @@ def slow_explanations(url: str, seconds: float) -> Counter[str]:
 
 def wide_searches(url: str, seconds: float) -> Counter[str]:
     wide = {"k": 1_000, "beam": 1_000}
-    generated = {"parts": [{"text": f"kite {n}"} for n in range(16)], "combine": "any", "rerank": "none"}
+    generated = {
+        "parts": [{"text": f"kite {n}"} for n in range(16)],
+        "combine": "any",
+        "rerank": "none",
+    }
     bodies = [{"text": "a kite", **wide, "candidates": 100_000}, {**generated, **wide}]
-    return send_repeatedly(url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies])
+    return send_repeatedly(
+        url, seconds, "/v1/search", [json.dumps(body).encode() for body in bodies]
+    )
 
 
 ATTACKS: dict[str, Attack] = {
@@ -317,10 +337,14 @@ def measure(name: str, index: Path, seconds: float, flags: list[str]) -> dict[st
         peak = megabytes(pid, "VmHWM")
     return {
         "attack": name.replace("_", " "),
-        "answers": ", ".join(f"{status} x {count}" for status, count in sorted(answers.get().items())),
+        "answers": ", ".join(
+            f"{status} x {count}" for status, count in sorted(answers.get().items())
+        ),
         "/healthz, worst s": round(max(times["/healthz"]), 2),
         "times": len(times["/healthz"]),
-        "another's search, median s": round(sorted(times["/v1/search"])[len(times["/v1/search"]) // 2], 2),
+        "another's search, median s": round(
+            sorted(times["/v1/search"])[len(times["/v1/search"]) // 2], 2
+        ),
         "worst s": round(max(times["/v1/search"]), 2),
         "MB before": round(before),
         "MB at most": round(peak),

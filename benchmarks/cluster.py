@@ -50,10 +50,14 @@ def measure(name: str, search, qids: list[str], truth: np.ndarray) -> None:
     """Print recall, and the CPU time of all threads of this process for a query, alone and in batches."""
     requests = [SearchRequest(text=qid, modality="text", hybrid=False, k=K) for qid in qids]
     hits = [
-        one for start in range(0, len(requests), BATCH) for one in search(requests[start : start + BATCH])
+        one
+        for start in range(0, len(requests), BATCH)
+        for one in search(requests[start : start + BATCH])
     ]
     found = [{int(hit.id.partition(":")[2]) - 1 for hit in one} for one in hits]
-    recall = np.mean([len(own & set(known)) / K for own, known in zip(found, truth.tolist(), strict=True)])
+    recall = np.mean(
+        [len(own & set(known)) / K for own, known in zip(found, truth.tolist(), strict=True)]
+    )
     times = []
     for size in (1, BATCH):
         began = time.process_time()
@@ -74,7 +78,9 @@ def main() -> None:
     qids = [query.qid for row in data.rows("test") for query in read_queries(row.queries)]
     queries = features[[int(qid.partition(":")[2]) - 1 for qid in qids]]
     truth = rows[np.argsort(-(queries @ features[rows].T), axis=1, kind="stable")[:, :K]]
-    print("| | share of exact search's first ten | CPU-ms a query, alone | in batches |\n|---|---|---|---|")
+    print(
+        "| | share of exact search's first ten | CPU-ms a query, alone | in batches |\n|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as scratch:
         single, _ = Index.create(f"{scratch}/index", pool=pool, encoder=encoder)
         model = open_model(single.model.folder)

@@ -92,7 +92,9 @@ class Journal:
                 pending |= event.state
             elif event.kind == "done" and event.seconds < began:
                 state |= event.state
-                pending = {one: version for one, version in pending.items() if one not in event.state}
+                pending = {
+                    one: version for one, version in pending.items() if one not in event.state
+                }
         return {one: version for one, version in state.items() if one not in pending}
 
     def generation(self, before: float) -> int:
@@ -134,7 +136,9 @@ class Run(NamedTuple):
 
     def all(self, name: str) -> list[Any]:
         path = self.folder / name
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        )
 
 
 def item(name: str, version: int) -> dict[str, Any]:
@@ -179,7 +183,9 @@ def write(run: Run, number: int) -> None:
         version = time.monotonic_ns()
         if kind == "add" or not some:
             some = [f"{number}-{os.getpid()}-{step}-{place}" for place in range(size)]
-        state: State = dict.fromkeys(some, None if kind == "delete" and some[0] in alive else version)
+        state: State = dict.fromkeys(
+            some, None if kind == "delete" and some[0] in alive else version
+        )
         journal.write("begin", state)
         if None in state.values():
             missing = index.delete(some, wait_seconds=WAIT_SECONDS).missing
@@ -229,7 +235,9 @@ def read(run: Run, number: int) -> None:
         if snapshot.manifest.generation < max(
             generation, *(journal.generation(began) for journal in journals)
         ):
-            run.wrong(f"reader {number}: generation {snapshot.manifest.generation} after {generation}")
+            run.wrong(
+                f"reader {number}: generation {snapshot.manifest.generation} after {generation}"
+            )
         generation = snapshot.manifest.generation
         seen = [versions(index, some)]
         for name in some[:3]:
@@ -239,7 +247,9 @@ def read(run: Run, number: int) -> None:
                 | {hit.id: (hit.fields or {}).get("version") for hit in hits if hit.id != "first"}
             )
         hits = index.search(text=" ".join(chance.sample(WORDS, 3)), k=50, beam=50)
-        seen.append({hit.id: (hit.fields or {}).get("version") for hit in hits if hit.id != "first"})
+        seen.append(
+            {hit.id: (hit.fields or {}).get("version") for hit in hits if hit.id != "first"}
+        )
         ended = time.monotonic()
         settled: State = {}
         for journal in journals:
@@ -248,7 +258,9 @@ def read(run: Run, number: int) -> None:
             compared = [name for name in found if name in settled]
             for name in compared:
                 if found[name] != settled[name]:
-                    run.wrong(f"reader {number}: {name} is {found[name]}, and should be {settled[name]}")
+                    run.wrong(
+                        f"reader {number}: {name} is {found[name]}, and should be {settled[name]}"
+                    )
             run.count("items compared", len(compared))
         run.count("searches", len(seen) - 1)
 
@@ -300,7 +312,9 @@ def check_end(run: Run) -> int:
             run.wrong(f"at the end {name} is {found[name]}, and should be {expected[name]}")
     alive = sum(version is not None for version in expected.values())
     if index.snapshot.num_alive != alive + 1:
-        run.wrong(f"at the end there are {index.snapshot.num_alive} items, and should be {alive + 1}")
+        run.wrong(
+            f"at the end there are {index.snapshot.num_alive} items, and should be {alive + 1}"
+        )
     index.verify()
     return alive
 
@@ -330,7 +344,10 @@ def main() -> int:
         writers = [start(write, number) for number in range(WRITERS)]
         readers = [start(read, number) for number in range(READERS)]
         while not run.all("wrong"):
-            if time.monotonic() - began > arguments.seconds and run.done()["changes"] >= arguments.changes:
+            if (
+                time.monotonic() - began > arguments.seconds
+                and run.done()["changes"] >= arguments.changes
+            ):
                 break
             time.sleep(chance.uniform(*KILL_SECONDS))
             number = chance.randrange(WRITERS)

@@ -47,7 +47,9 @@ PROGRAM = "from genius_search.cli import main; raise SystemExit(main())"
 def read_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
     """Read the records of files of JSON lines."""
     return [
-        json.loads(line) for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()
+        json.loads(line)
+        for path in sorted(folder.glob(pattern))
+        for line in path.read_text().splitlines()
     ]
 
 
@@ -100,8 +102,14 @@ class Load:
     async def send_picture(self, draw: random.Random, *_: Any) -> bool:
         line = draw.choice(self._pictures)
         body = json.dumps({"k": 10, "text": line["query_txt"], "image": "picture"})
-        files = {"json": (None, body), "picture": (self._data / line["query_img_path"]).read_bytes()}
-        return len((await self.send("picture", "POST", "/v1/search", files=files)).json()["hits"]) == 10
+        files = {
+            "json": (None, body),
+            "picture": (self._data / line["query_img_path"]).read_bytes(),
+        }
+        return (
+            len((await self.send("picture", "POST", "/v1/search", files=files)).json()["hits"])
+            == 10
+        )
 
     async def send_filtered(self, draw: random.Random, *_: Any) -> bool:
         kind = draw.choice(["image", "caption", "card", "fact"])
@@ -113,7 +121,9 @@ class Load:
 
     async def send_item(self, draw: random.Random, *_: Any) -> bool:
         name = draw.choice(self._ids)
-        return (await self.send("item", "GET", "/v1/items", params={"id": name})).json()["id"] == name
+        return (await self.send("item", "GET", "/v1/items", params={"id": name})).json()[
+            "id"
+        ] == name
 
     async def send_thumbnail(self, draw: random.Random, *_: Any) -> bool:
         query = {"id": draw.choice(self._with_pictures)}
@@ -145,7 +155,9 @@ def cpu_seconds(pid: int) -> float:
 
 def megabytes(pid: int, name: str) -> float:
     """Return a size that the kernel reports of a process, such as VmRSS."""
-    (found,) = re.findall(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    (found,) = re.findall(
+        rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     return int(found) / 1024
 
 

@@ -20,7 +20,12 @@ BATCH: Final = 4096
 
 
 def encode_features(
-    model: Genius, features: Features, folder: Path, *, embeddings: StoredEmbeddings, progress: Progress
+    model: Genius,
+    features: Features,
+    folder: Path,
+    *,
+    embeddings: StoredEmbeddings,
+    progress: Progress,
 ) -> ItemArrays:
     """Encode all rows of features; the result is memory-mapped.
 

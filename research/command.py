@@ -36,7 +36,10 @@ def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parsed: Any = tyro.cli(
-            kind, prog=f"python -m research.{name}", args=words, config=(tyro.conf.FlagCreatePairsOff,)
+            kind,
+            prog=f"python -m research.{name}",
+            args=words,
+            config=(tyro.conf.FlagCreatePairsOff,),
         )
         return parsed.run() or 0
     except GeniusError as error:

@@ -39,7 +39,9 @@ SETTINGS: Final = replace(
         training=replace(_SMALL.encoder.training, epochs=12.0, batch_size=512),
     ),
     quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=2.0)),
-    generator=replace(_SMALL.generator, dropout=0.0, training=replace(_SMALL.generator.training, epochs=1.0)),
+    generator=replace(
+        _SMALL.generator, dropout=0.0, training=replace(_SMALL.generator.training, epochs=1.0)
+    ),
 )
 """The preset ``small`` with fewer passes, which are enough for drawings. In smaller batches, and so
 in more steps, the encoder learns single words sooner."""
@@ -109,18 +111,28 @@ def demo(
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)
         if index.info().items != items:
-            raise UsageError(f"{folder} was added to since the demo; remove it, or choose another --out")
+            raise UsageError(
+                f"{folder} was added to since the demo; remove it, or choose another --out"
+            )
     else:
         pool = data.global_pool("test")[0]
-        index, _ = Index.create(folder, model=model, pool=pool, embeddings="fused", progress=progress)
+        index, _ = Index.create(
+            folder, model=model, pool=pool, embeddings="fused", progress=progress
+        )
         index.keep_calibration(calibrate(index, data.root, split="test", progress=progress))
     results = evaluate_index(index, data, progress=progress).rows
-    search_config = replace(USUAL_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE)
+    search_config = replace(
+        USUAL_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE
+    )
     searches = []
     for row in data.rows("test"):
-        for query in islice(read_queries(row.queries), SEARCHES_PER_TASK):  # in random order already
+        for query in islice(
+            read_queries(row.queries), SEARCHES_PER_TASK
+        ):  # in random order already
             wanted = TASKS[row.task_id][1]
-            instruction = choose_instruction(data.instructions, query, wanted, "hashed", seed=seed) or ""
+            instruction = (
+                choose_instruction(data.instructions, query, wanted, "hashed", seed=seed) or ""
+            )
             image = None if query.image is None else data.image_path(query.image)
             hits = index.search(
                 query.text, image=image, instruction=instruction, k=HITS_SHOWN, config=search_config

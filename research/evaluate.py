@@ -14,7 +14,13 @@ import torch
 import tyro
 from torch.nn import functional as F
 
-from genius_search.cli.options import DataArgument, DeviceOptions, JsonOption, OptionalFolder, command
+from genius_search.cli.options import (
+    DataArgument,
+    DeviceOptions,
+    JsonOption,
+    OptionalFolder,
+    command,
+)
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import PAPER_SEARCH, checked
 from genius_search.data.features import Features, look_up
@@ -104,7 +110,9 @@ class EvaluationPools:
             if not isinstance(model, Genius):
                 return features, None
             codes = place / f"codes-{keep}"
-            return features, encode_features(model, features, codes, embeddings=keep, progress=progress)
+            return features, encode_features(
+                model, features, codes, embeddings=keep, progress=progress
+            )
 
         union = data.global_pool(config.split)
         files = list(dict.fromkeys([*union, *(row.local_pool for row in data.rows(config.split))]))
@@ -112,7 +120,9 @@ class EvaluationPools:
         self._union = prepare(files, place) if "global" in config.pools else None
         own = dict.fromkeys(row.local_pool for row in rows) if self._union is None else {}
         names = {path: path.stem.removeprefix("mbeir_").removesuffix("_cand_pool") for path in own}
-        self._own = {path: prepare([path], folder / f"{CANDIDATES}-{name}") for path, name in names.items()}
+        self._own = {
+            path: prepare([path], folder / f"{CANDIDATES}-{name}") for path, name in names.items()
+        }
         # The union's candidates come first, in its order.
         self._union_size = count_lines(union) if len(union) == 1 else None
 
@@ -125,7 +135,8 @@ class EvaluationPools:
             size = len(features) if self._union_size is None else self._union_size
             return PoolCandidates(features, arrays, np.arange(size))
         numbers = np.fromiter(
-            (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])), dtype=np.int64
+            (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])),
+            dtype=np.int64,
         )
         rows, exists = look_up(features.ids, numbers)
         absent = numbers[~exists]
@@ -156,7 +167,9 @@ def evaluate(
     config = checked(config)
     if not isinstance(model, Genius):
         config = replace(config, methods=("exact-raw",))
-    names = {field.name for field in fields(PAPER_SEARCH)} & {field.name for field in fields(config)}
+    names = {field.name for field in fields(PAPER_SEARCH)} & {
+        field.name for field in fields(config)
+    }
     settings = replace(PAPER_SEARCH, **{name: getattr(config, name) for name in names})
     rows = evaluate_pools(
         data,
@@ -167,7 +180,12 @@ def evaluate(
         evaluation=evaluation or folder,
         progress=progress,
     )
-    about = {"model": model.fingerprint, "data": data.name, "split": config.split, "config": asdict(config)}
+    about = {
+        "model": model.fingerprint,
+        "data": data.name,
+        "split": config.split,
+        "config": asdict(config),
+    }
     return EvaluationResult(rows, about).write(folder)
 
 
@@ -234,9 +252,15 @@ def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     Raises BadData, UsageError: something that they need is missing; a choice is empty or names something
     twice.
     """
-    for name, chosen in (("pools", config.pools), ("methods", config.methods), ("rows", config.rows)):
+    for name, chosen in (
+        ("pools", config.pools),
+        ("methods", config.methods),
+        ("rows", config.rows),
+    ):
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
-            raise UsageError(f"{name} is {list(chosen)}, expected each at most once, and at least one")
+            raise UsageError(
+                f"{name} is {list(chosen)}, expected each at most once, and at least one"
+            )
     order = [*SIZES]
     rows = data.rows(config.split, names=config.rows)
     rows.sort(key=lambda row: order.index(row.name) if row.name in order else len(order))
@@ -274,7 +298,9 @@ def _evaluate_pool(
         lines: list[ResultRow] = []
         for found in found_by_methods:
             run = dict(zip(queries.qids, found.hits, strict=True))
-            write_run(runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", found.method, run)
+            write_run(
+                runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", found.method, run
+            )
             measures = measure_run(qrels[row.name], run, ks=KS_FASHION if headline == 10 else KS)
             lines.append(
                 ResultRow(
@@ -326,7 +352,9 @@ class Evaluate(DeviceOptions, JsonOption):
         model: Genius | Encoder
         with TerminalProgress() as progress:
             if self.model is None:
-                model = open_encoder(absolute_spec(self.encoder), download=self.download, device=self.device)
+                model = open_encoder(
+                    absolute_spec(self.encoder), download=self.download, device=self.device
+                )
             else:
                 model = Genius.open(self.model, device=self.device, download=self.download)
             result = evaluate(MBeir(self.data), model, self.options, folder, progress=progress)

@@ -49,7 +49,9 @@ def read_products(source: Path, *, most: int, seed: int) -> list[Product]:
     for number, (_, row) in enumerate(rows, start=1):
         group = (str(row["gender"]), str(row["articleType"]), str(row["name"]).split(maxsplit=1)[0])
         photo = f"photos/{row['id']}.jpg"
-        groups[group].append(Product(number, photo, str(row["name"]), str(row["baseColour"]).lower(), group))
+        groups[group].append(
+            Product(number, photo, str(row["name"]), str(row["baseColour"]).lower(), group)
+        )
     kept: list[Product] = []
     for place in np.random.default_rng(seed).permutation(len(groups)):
         if most and len(kept) >= most:
@@ -63,7 +65,9 @@ def queries_of(
 ) -> Iterator[Query]:
     """Yield the queries of one split."""
     by_name: dict[str, list[Product]] = defaultdict(list)
-    by_group: dict[tuple[str, str, str], dict[str, list[Product]]] = defaultdict(lambda: defaultdict(list))
+    by_group: dict[tuple[str, str, str], dict[str, list[Product]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for product in products:
         by_name[product.name].append(product)
         by_group[product.group][product.colour].append(product)
@@ -74,7 +78,9 @@ def queries_of(
             yield Query(own, Modality.IMAGE, None, product.photo, (f"{NAMES}:{names[name]}",), 3)
             if len(same) > 1:
                 others = tuple(photo for photo in photos if photo != own)
-                yield Query(f"{ALIKE}:{product.number}", Modality.IMAGE, None, product.photo, others, 4)
+                yield Query(
+                    f"{ALIKE}:{product.number}", Modality.IMAGE, None, product.photo, others, 4
+                )
     for colours in by_group.values():
         for product in (product for some in colours.values() for product in some):
             others = tuple(sorted(set(colours) - {product.colour}))
@@ -89,13 +95,17 @@ def write_data(source: Path, out: Path, *, most: int, seed: int) -> list[Product
     """Write queries and pools of each split, and return all products."""
     products, layout = read_products(source, most=most, seed=seed), Layout(out)
     groups = list(dict.fromkeys(product.group for product in products))
-    names = {name: number for number, name in enumerate(dict.fromkeys(p.name for p in products), start=1)}
+    names = {
+        name: number for number, name in enumerate(dict.fromkeys(p.name for p in products), start=1)
+    }
     start = 0.0
     for split, share in SPLITS.items():
         inside = set(groups[round(start * len(groups)) : round((start + share) * len(groups))])
         start += share
         some = [product for product in products if product.group in inside]
-        photos = [Candidate(f"{PHOTOS}:{one.number}", Modality.IMAGE, None, one.photo) for one in some]
+        photos = [
+            Candidate(f"{PHOTOS}:{one.number}", Modality.IMAGE, None, one.photo) for one in some
+        ]
         cards = [
             Candidate(f"{NAMES}:{names[name]}", Modality.TEXT, name, None)
             for name in dict.fromkeys(product.name for product in some)
@@ -126,7 +136,9 @@ def photo_features(photos: Sequence[Path], progress: TerminalProgress) -> np.nda
     progress.begin("features of photos", len(photos))
     for start in range(0, len(photos), _BATCH):
         pixels = [
-            np.asarray(Image.open(photo).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+            np.asarray(
+                Image.open(photo).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            )
             for photo in photos[start : start + _BATCH]
         ]
         inputs = (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() - 127) / 128
@@ -162,11 +174,17 @@ class Fashion:
             products = write_data(self.source, self.out, most=self.products, seed=self.seed)
             progress.say(f"{len(products):,} products are in {self.out}")
             if self.features:
-                found = photo_features([self.source / product.photo for product in products], progress)
+                found = photo_features(
+                    [self.source / product.photo for product in products], progress
+                )
                 folder = self.out / "features"
                 folder.mkdir(exist_ok=True)
                 numbers = [product.number for product in products]
-                ids = [f"{dataset}:{number}" for dataset in (PHOTOS, CHANGES, ALIKE) for number in numbers]
+                ids = [
+                    f"{dataset}:{number}"
+                    for dataset in (PHOTOS, CHANGES, ALIKE)
+                    for number in numbers
+                ]
                 np.save(folder / "image_features.npy", np.tile(found, (3, 1)))
                 np.save(folder / "image_features_ids.npy", np.array(ids))
 

@@ -59,7 +59,9 @@ def beam_figure(beams: Sequence[tuple[int, System]]) -> Drawing:
     """Draw recall by the beam's width, the spread of seeds as bars."""
     figure = new_figure()
     axes = figure.add_subplot()
-    columns = [(method, name) for method in beams[0][1].methods("global") for name in ("R@1", "R@5")]
+    columns = [
+        (method, name) for method in beams[0][1].methods("global") for name in ("R@1", "R@5")
+    ]
     for number, (method, name) in enumerate(columns):
         found = [(width, system.average("global", method, name)) for width, system in beams]
         known = [(width, one) for width, one in found if one is not None]
@@ -83,7 +85,10 @@ def beam_figure(beams: Sequence[tuple[int, System]]) -> Drawing:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return Drawing(
-        name="beam", title="Recall and the beam's width", alt="Recall by the beam's width", figure=figure
+        name="beam",
+        title="Recall and the beam's width",
+        alt="Recall by the beam's width",
+        figure=figure,
     )
 
 
@@ -127,7 +132,13 @@ def cloud_figure(
         own = modality[rows] == one.code
         if own.any():
             axes.scatter(
-                places[own, 0], places[own, 1], s=7, alpha=0.55, linewidths=0, color=colour, label=one.value
+                places[own, 0],
+                places[own, 1],
+                s=7,
+                alpha=0.55,
+                linewidths=0,
+                color=colour,
+                label=one.value,
             )
     axes.set_xlabel(f"{shares[:2].sum():.0%} of the variance is shown", color=INK)
     axes.set_xticks([])
@@ -180,7 +191,9 @@ def group_by_code(
     return found
 
 
-def _items(data: MBeir, split: str, features: Features, groups: Sequence[Group]) -> list[list[Shown]]:
+def _items(
+    data: MBeir, split: str, features: Features, groups: Sequence[Group]
+) -> list[list[Shown]]:
     wanted = {int(features.ids[row]) for group in groups for row in group.rows}
     found: dict[int, Shown] = {}
     pools = dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])

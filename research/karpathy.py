@@ -81,7 +81,11 @@ class _Split:
         """
         room = QUERY_CAP - 1 - len(self.images)
         captions = list(self.captions.items())
-        return captions if len(captions) <= room else sorted(captions, key=lambda item: item[1].place)[:room]
+        return (
+            captions
+            if len(captions) <= room
+            else sorted(captions, key=lambda item: item[1].place)[:room]
+        )
 
 
 def convert_karpathy(
@@ -107,7 +111,9 @@ def convert_karpathy(
         The JSON file has another form, or images are missing.
     """
     if not dataset_name.isalnum() or dataset_name != dataset_name.lower():
-        raise UsageError(f"data set name {dataset_name!r}: use small letters and digits, as in flickr30k")
+        raise UsageError(
+            f"data set name {dataset_name!r}: use small letters and digits, as in flickr30k"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already; give a new folder or delete it")
     if not images_root.is_dir():
@@ -121,8 +127,12 @@ def convert_karpathy(
         write_instructions(
             partial / "instructions" / "query_instructions.tsv",
             (
-                InstructionRow(Modality.TEXT, Modality.IMAGE, dataset_name, dataset_id, TEXT_TO_IMAGE),
-                InstructionRow(Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT),
+                InstructionRow(
+                    Modality.TEXT, Modality.IMAGE, dataset_name, dataset_id, TEXT_TO_IMAGE
+                ),
+                InstructionRow(
+                    Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT
+                ),
             ),
         )
         link = partial / "mbeir_images" / dataset_name
@@ -131,7 +141,9 @@ def convert_karpathy(
     return sizes
 
 
-def _collect(json_file: Path, images_root: Path, dataset_id: int, dataset_name: str) -> dict[str, _Split]:
+def _collect(
+    json_file: Path, images_root: Path, dataset_id: int, dataset_name: str
+) -> dict[str, _Split]:
     """Number pictures and captions in the order of the file, so that ids are unique in the data set."""
     splits: dict[str, _Split] = {}
     missing: list[Path] = []
@@ -176,7 +188,9 @@ def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
         raise BadData(f"{json_file} is not one of Karpathy's caption files ({error!r})") from None
     for place, (split, path, captions) in enumerate(images):
         if path.is_absolute() or ".." in path.parts:
-            raise BadData(f"{json_file}: images[{place}] leads out of the folder of pictures: {path}")
+            raise BadData(
+                f"{json_file}: images[{place}] leads out of the folder of pictures: {path}"
+            )
         if not any(captions):
             raise BadData(f"{json_file}: images[{place}] ({path}) has no caption")
         yield split, path, list(dict.fromkeys(filter(None, captions)))
@@ -188,18 +202,30 @@ def _write_split(
     """Write queries, pools and qrels of a split; the training queries of both tasks share a file."""
     captions = content.query_captions()
     pools = {
-        0: [Candidate(did, Modality.IMAGE, image=path) for did, (path, _) in content.images.items()],
+        0: [
+            Candidate(did, Modality.IMAGE, image=path) for did, (path, _) in content.images.items()
+        ],
         3: [Candidate(one.did, Modality.TEXT, text=text) for text, one in content.captions.items()],
     }
     queries = {
         0: [
             Query(
-                f"{dataset_id}:{number}", Modality.TEXT, text=text, positives=tuple(one.image_ids), task_id=0
+                f"{dataset_id}:{number}",
+                Modality.TEXT,
+                text=text,
+                positives=tuple(one.image_ids),
+                task_id=0,
             )
             for number, (text, one) in enumerate(captions, start=1)
         ],
         3: [
-            Query(f"{dataset_id}:{number}", Modality.IMAGE, image=path, positives=tuple(dids), task_id=3)
+            Query(
+                f"{dataset_id}:{number}",
+                Modality.IMAGE,
+                image=path,
+                positives=tuple(dids),
+                task_id=3,
+            )
             for number, (path, dids) in enumerate(content.images.values(), start=len(captions) + 1)
         ],
     }
@@ -238,7 +264,11 @@ class Karpathy:
     def run(self) -> None:
         """Convert the file and print the sizes of the splits."""
         splits = convert_karpathy(
-            self.file, self.images, self.out, dataset_id=self.dataset_id, dataset_name=self.dataset_name
+            self.file,
+            self.images,
+            self.out,
+            dataset_id=self.dataset_id,
+            dataset_name=self.dataset_name,
         )
         headings = ("split", "pictures", "captions", "queries")
         print_table(headings, [list(map(str, split)) for split in splits])

@@ -91,7 +91,9 @@ class Log(NamedTuple):
     chosen: Int64[np.ndarray, " queries"]
 
 
-def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, Int64[np.ndarray, " asked"]]:
+def draw_log(
+    given: Given, share: float, wrong: float, seed: int
+) -> tuple[Log, Int64[np.ndarray, " asked"]]:
     """Draw a log from at most half of the queries; return it, and the numbers of the queries that are asked.
 
     The other half is always the same for a seed, whatever the share.
@@ -113,7 +115,9 @@ def draw_log(given: Given, share: float, wrong: float, seed: int) -> tuple[Log, 
     return Log(given.queries[logged], chosen), order[len(order) // 2 :]
 
 
-def nearest_logged(queries: Queries, log: Log, num_items: int) -> Float32[np.ndarray, "queries items"]:
+def nearest_logged(
+    queries: Queries, log: Log, num_items: int
+) -> Float32[np.ndarray, "queries items"]:
     """Return the shares of items: by the most similar query for which they were chosen."""
     shares = np.zeros((num_items, len(queries)), dtype=np.float32)
     np.maximum.at(shares, log.chosen, shares_of(queries @ log.queries.T).T)
@@ -149,7 +153,9 @@ def train_adapter(
     return adapt
 
 
-def search_index(index: Index, queries: Queries, right: Sequence[set[int]]) -> Int64[np.ndarray, " queries"]:
+def search_index(
+    index: Index, queries: Queries, right: Sequence[set[int]]
+) -> Int64[np.ndarray, " queries"]:
     """Return how many hits of an index, whose ids are rows, are before the first right one of each query."""
     above = np.full(len(queries), DEPTH)
     # With an instruction, all modalities are ranked together, as by exact search.
@@ -164,7 +170,9 @@ def search_index(index: Index, queries: Queries, right: Sequence[set[int]]) -> I
 def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
     """Train the generator of the preset ``small`` to write the IDs of the items that were chosen."""
     model, snapshot = index.current()
-    rows = [int(item.id) for segment in reversed(snapshot.segments) for item in alive_items(segment)]
+    rows = [
+        int(item.id) for segment in reversed(snapshot.segments) for item in alive_items(segment)
+    ]
     place = np.argsort(rows)
     texts = np.full(len(log.chosen), Modality.TEXT.code, dtype=np.int8)
     queries = given_features(log.queries, np.arange(len(log.queries)), texts)
@@ -233,12 +241,15 @@ def measure_cost(given: Given, index: Index, count: int) -> dict[str, int]:
     cost = {"without": time_searches()}
     began = time.process_time()
     index.learn_many(
-        {"vector": query, "chosen": str(row)} for query, row in zip(queries, rows.tolist(), strict=True)
+        {"vector": query, "chosen": str(row)}
+        for query, row in zip(queries, rows.tolist(), strict=True)
     )
     cost["learning all, seconds"] = round(time.process_time() - began)
     index.search(vector=queries[-1])  # opens the log
     cost |= {"with new choices": time_searches(), "with known choices": time_searches()}
-    size = sum(file.stat().st_size for file in (index.folder / LEARNED).rglob("*") if file.is_file())
+    size = sum(
+        file.stat().st_size for file in (index.folder / LEARNED).rglob("*") if file.is_file()
+    )
     return {**cost, "bytes of a choice": round(size / count)}
 
 
@@ -314,7 +325,8 @@ class Learning(JsonOption):
             print_json({"data": self.data.stem, "rows": rows})
             return
         print_table(
-            ["log", "wrong", "ranked by", *GROUPS], [[str(value) for value in row.values()] for row in rows]
+            ["log", "wrong", "ranked by", *GROUPS],
+            [[str(value) for value in row.values()] for row in rows],
         )
 
     def _create_index(self, given: Given) -> Index:
@@ -328,7 +340,9 @@ class Learning(JsonOption):
         )
         return index
 
-    def _measure(self, given: Given, index: Index, share: float, wrong: float) -> list[dict[str, str]]:
+    def _measure(
+        self, given: Given, index: Index, share: float, wrong: float
+    ) -> list[dict[str, str]]:
         """Return R@1 / R@5 of each row, mean over the seeds, by group."""
         found: dict[str, list[pd.DataFrame]] = {}
         for seed in self.seeds:
@@ -348,7 +362,10 @@ class Learning(JsonOption):
                 found.setdefault(name, []).append(ranked)
         return [
             {"log": f"{share:.0%}", "wrong": f"{wrong:.0%}", "ranked by": name}
-            | {group: describe(pd.concat(measured), low, high) for group, (low, high) in GROUPS.items()}
+            | {
+                group: describe(pd.concat(measured), low, high)
+                for group, (low, high) in GROUPS.items()
+            }
             for name, measured in found.items()
         ]
 
@@ -383,7 +400,10 @@ class Learning(JsonOption):
             {"vector": query, "chosen": str(row)}
             for query, row in zip(log.queries, log.chosen.tolist(), strict=True)
         )
-        return [("index", plain), ("index that learned the log", search_index(index, queries, right))]
+        return [
+            ("index", plain),
+            ("index that learned the log", search_index(index, queries, right)),
+        ]
 
     def _generate(
         self,
@@ -404,7 +424,10 @@ class Learning(JsonOption):
         near = lift(plain, nearest_logged(queries, log, len(given.items)), plain.std(axis=1))
         return [
             ("generator", ranks(generated, right)),
-            ("generator routes, exact vectors rank", ranks(np.where(is_found, plain, -np.inf), right)),
+            (
+                "generator routes, exact vectors rank",
+                ranks(np.where(is_found, plain, -np.inf), right),
+            ),
             ("exact search and generator", ranks(plain + gain, right)),
             ("nearest logged queries and generator", ranks(near + gain, right)),
         ]
@@ -418,7 +441,8 @@ def describe(ranked: pd.DataFrame, low: int, high: int | None) -> str:
     own = ranked[(ranked["times"] >= low) & (ranked["times"] < (high or np.inf))]
     seeds = ranked["seed"].unique()
     first, five = (
-        own["above"].lt(k).groupby(own["seed"]).mean().reindex(seeds).mean(skipna=False) for k in (1, 5)
+        own["above"].lt(k).groupby(own["seed"]).mean().reindex(seeds).mean(skipna=False)
+        for k in (1, 5)
     )
     return f"{first:.3f} / {five:.3f}"
 
@@ -441,7 +465,9 @@ def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.minorticks_off()
     panels[0].set_ylabel("R@5 of all queries that are asked")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
+    )
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 

@@ -34,7 +34,10 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 def replacing(path: Path) -> Iterator[TextIO]:
     """Open a text file for writing that replaces ``path`` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with (
+        write_atomically(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
         yield file
 
 
@@ -94,7 +97,9 @@ def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
     rows = list(rows)
     for row in rows:
         if any(set(text) & set("\t\r\n") for text in row.instructions):
-            raise BadData(f"instructions of {row.dataset} hold a tab or a line break, which a TSV row cannot")
+            raise BadData(
+                f"instructions of {row.dataset} hold a tab or a line break, which a TSV row cannot"
+            )
     width = max((len(row.instructions) for row in rows), default=0)
     with replacing(path) as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")

@@ -103,7 +103,9 @@ class PoolCandidates:
 
     def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
         """Return unit sums of the encoder's features."""
-        return F.normalize(torch.from_numpy(self._features.gather(self._rows[places]).total()), dim=-1)
+        return F.normalize(
+            torch.from_numpy(self._features.gather(self._rows[places]).total()), dim=-1
+        )
 
     @property
     def _kept(self) -> ItemArrays:
@@ -146,7 +148,8 @@ class PoolCandidates:
     def hits(self, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
         """Return items of the pool with their scores, for a run."""
         return [
-            Hit(self.did(item), score) for item, score in zip(items.tolist(), scores.tolist(), strict=True)
+            Hit(self.did(item), score)
+            for item, score in zip(items.tolist(), scores.tolist(), strict=True)
         ]
 
 
@@ -194,7 +197,10 @@ def find(
     nearest |= {
         method: knn_ground_truth(
             torch.cat([queries_of(queries) for queries in rows]).numpy(),
-            (vectors_of(slice(start, start + BLOCK)).numpy() for start in range(0, len(pool), BLOCK)),
+            (
+                vectors_of(slice(start, start + BLOCK)).numpy()
+                for start in range(0, len(pool), BLOCK)
+            ),
             min(depth, len(pool)),
             faiss.METRIC_INNER_PRODUCT,
         )
@@ -209,7 +215,11 @@ def find(
         found = []
         for method, (scores, items) in nearest.items():
             hits = [pool.hits(*pair) for pair in zip(items[own], scores[own], strict=True)]
-            size = pool.id_bytes if method == "exact-codes" else vector_bytes + method.endswith("+hubness")
+            size = (
+                pool.id_bytes
+                if method == "exact-codes"
+                else vector_bytes + method.endswith("+hubness")
+            )
             found.append(MethodHits(method, hits, size, float(len(pool))))
         if isinstance(model, Genius) and by_beams:
             found += _search(model, queries, pool, by_beams, settings, depth)
@@ -304,13 +314,18 @@ def _search(
         True: Evidence(model.ranker, [pool.raw], is_raw=True),
     }
     configs = {method: _config(BEAM_METHODS[method], settings) for method in methods}
-    shared = {method: (BEAM_METHODS[method].by, _beam_config(config)) for method, config in configs.items()}
+    shared = {
+        method: (BEAM_METHODS[method].by, _beam_config(config))
+        for method, config in configs.items()
+    }
     hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
     touched = dict.fromkeys(methods, 0)
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         fused = queries.fused[start : start + SEARCH_BATCH]
         beams = {
-            (by, config): search(model.router if by == "geometry" else model.decoder, segments, fused, config)
+            (by, config): search(
+                model.router if by == "geometry" else model.decoder, segments, fused, config
+            )
             for by, config in set(shared.values())
         }
         for query in range(len(fused)):

@@ -35,7 +35,12 @@ from research.methods import PoolCandidates, RowQueries, find
 from research.runs import strictly_decreasing
 
 Method = Literal[
-    "generative", "generative+codes", "generative+embeddings", "generative+raw", "exact-fused", "exact-raw"
+    "generative",
+    "generative+codes",
+    "generative+embeddings",
+    "generative+raw",
+    "exact-fused",
+    "exact-raw",
 ]
 RAW: Final = frozenset({"generative+raw", "exact-raw"})
 FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
@@ -79,21 +84,32 @@ def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Itera
     Raises BadData: there is no ``id``, or a row has a text or a picture of another type.
     """
     columns = {"text": ["title", "text", "body"], "image": ["image"]}
-    wanted = ["id", "instruction", *(name for modality in modalities for name in columns.get(modality, ()))]
+    wanted = [
+        "id",
+        "instruction",
+        *(name for modality in modalities for name in columns.get(modality, ())),
+    ]
     if "id" not in data.column_names:
         raise BadData(f"the columns are {', '.join(data.column_names)}; expected one called id")
     chosen = data.select_columns([name for name in wanted if name in data.column_names])
     for batch in chosen.iter(batch_size):
-        yield [_content(dict(zip(batch, row, strict=True))) for row in zip(*batch.values(), strict=True)]
+        yield [
+            _content(dict(zip(batch, row, strict=True)))
+            for row in zip(*batch.values(), strict=True)
+        ]
 
 
 def _content(row: Mapping[str, Any]) -> Content:
     image = row.get("image")
     if image is not None and not isinstance(image, Image.Image):
-        raise BadData(f"{row['id']}: its image is a {type(image).__name__}, expected a decoded picture")
+        raise BadData(
+            f"{row['id']}: its image is a {type(image).__name__}, expected a decoded picture"
+        )
     body = row.get("text") or row.get("body") or ""
     if not isinstance(body, str):
-        raise BadData(f"{row['id']}: its text is a {type(body).__name__}; conversations are not supported")
+        raise BadData(
+            f"{row['id']}: its text is a {type(body).__name__}; conversations are not supported"
+        )
     return Content(
         id=str(row["id"]),
         image=None if image is None else image.convert("RGB"),
@@ -179,7 +195,9 @@ class MtebModel:
             }
         )
 
-    def index(self, corpus: Any, *, task_metadata: Any, encode_kwargs: Mapping[str, Any], **_: Any) -> None:
+    def index(
+        self, corpus: Any, *, task_metadata: Any, encode_kwargs: Mapping[str, Any], **_: Any
+    ) -> None:
         """Encode a corpus to IDs; called by mteb.
 
         Raises BadData: an id occurs twice, or no candidate has any content.
@@ -199,7 +217,9 @@ class MtebModel:
             contents = [one for one in batch if not one.is_empty]
             if not contents:
                 continue
-            features = self._features([(one.image, format_text(one.text) or "") for one in contents])
+            features = self._features(
+                [(one.image, format_text(one.text) or "") for one in contents]
+            )
             kinds = [one.modality for one in contents]
             codes = np.array([kind.code for kind in kinds], dtype=np.int8)
             encoded.append(encode_batch(self.model, features, codes, embeddings=stored))
@@ -251,14 +271,18 @@ class MtebModel:
             features = self._features([(one.image, self._text(one, prompt)) for one in contents])
             vectors = normalize(features.total()), self.model.embed(features)
             asked = RowQueries([one.id for one in contents], *map(torch.from_numpy, vectors))
-            ((ranked,),) = find(self.model, [asked], self._pool, [self.method], self._config, depth=top_k)
+            ((ranked,),) = find(
+                self.model, [asked], self._pool, [self.method], self._config, depth=top_k
+            )
             for qid, hits in zip(asked.qids, ranked.hits, strict=True):
                 # Strictly decreasing, so that sorting by score keeps the order.
                 scores = strictly_decreasing([hit.score for hit in hits]).tolist()
                 found[qid] = {hit.did: score for hit, score in zip(hits, scores, strict=True)}
         empty = sum(not hits for hits in found.values())
         if empty:
-            logger.warning("%d of %d queries found nothing (no content, or no candidates)", empty, len(found))
+            logger.warning(
+                "%d of %d queries found nothing (no content, or no candidates)", empty, len(found)
+            )
         return found
 
     def _text(self, query: Content, prompt: str | None) -> str:

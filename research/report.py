@@ -54,19 +54,25 @@ RUN_MEASURES: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
 def recall_table(systems: Sequence[System], pool: Pool) -> Table:
     """Return recall by task for all systems and methods of one pool, published numbers below."""
     tasks = systems[0].tasks(pool)
-    first = systems[0].rows[systems[0].rows["pool"] == pool].drop_duplicates("name").set_index("name")
+    first = (
+        systems[0].rows[systems[0].rows["pool"] == pool].drop_duplicates("name").set_index("name")
+    )
     lines: list[tuple[Cell, ...]] = []
     for system in systems:
         for method in system.methods(pool):
             values = [system.task(pool, method, task) for task in tasks]
             average = system.average(pool, method) if system.tasks(pool) == tasks else None
             exact = system.average(pool, "exact-raw")
-            kept = 100 * average.value / exact.value if average and exact and exact.value > 0 else None
+            kept = (
+                100 * average.value / exact.value if average and exact and exact.value > 0 else None
+            )
             lines.append((system.title, method, *values, average, kept))
     bold = find_best(lines, range(2, 3 + len(tasks)))
     is_comparable = "published" in first.columns and bool(first["published"].map(bool).all())
     for method, name in COMPARABLE.items() if is_comparable else ():
-        numbers = [next((one.value for one in references(task, pool, method)), None) for task in tasks]
+        numbers = [
+            next((one.value for one in references(task, pool, method)), None) for task in tasks
+        ]
         lines.append((f"{name}, published", method, *numbers, None, None))
     seeds = sorted({len(system.folders) for system in systems})
     return Table(
@@ -101,7 +107,16 @@ def significance_table(pairs: Sequence[Pair], *, title: str) -> Table:
         title=title,
         note="Difference in points; queries that the first answers better and worse (the mean over seeds); "
         "p of the paired randomisation test over queries, two-sided, corrected by Holm for all lines.",
-        headings=("system", "against", "measure", "difference", "better", "worse", "p", "below 0.05"),
+        headings=(
+            "system",
+            "against",
+            "measure",
+            "difference",
+            "better",
+            "worse",
+            "p",
+            "below 0.05",
+        ),
         lines=lines,
         text_columns=3,
     )
@@ -168,13 +183,19 @@ def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawin
     if pools:
         pool = pools[-1]
         own = [one for one in main if one.methods(pool)]
-        parts.append(significance_table(tested_pairs(own, pool), title=f"Paired tests, {pool} pool"))
+        parts.append(
+            significance_table(tested_pairs(own, pool), title=f"Paired tests, {pool} pool")
+        )
     by_name = {one.name: one for one in systems}
     for kind in ABLATIONS:
-        changed = [one for one in systems if one.table == kind and TESTED[0] in one.methods("global")]
+        changed = [
+            one for one in systems if one.table == kind and TESTED[0] in one.methods("global")
+        ]
         if changed:
             parts.append(ablation_table(kind, by_name.get(changed[0].like), changed))
-    beams = sorted((one for one in systems if one.table == "beam"), key=lambda one: one.rows["beam"].iloc[0])
+    beams = sorted(
+        (one for one in systems if one.table == "beam"), key=lambda one: one.rows["beam"].iloc[0]
+    )
     if len(beams) > 1:
         parts.append(figures.beam_figure([(int(one.rows["beam"].iloc[0]), one) for one in beams]))
     for system in main:
@@ -193,15 +214,21 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     BadData
         A run answers none of the queries.
     """
-    judged = {qid: answers for qid, answers in read_qrels(qrels).items() if max(answers.values()) > 0}
+    judged = {
+        qid: answers for qid, answers in read_qrels(qrels).items() if max(answers.values()) > 0
+    }
     lines: list[tuple[Cell, ...]] = []
     values: dict[str, pd.DataFrame] = {}
     for path in runs:
         found = read_run(path)
         if not judged.keys() & found.keys():
-            raise BadData(f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels")
+            raise BadData(
+                f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels"
+            )
         measured = measure_run(judged, {qid: found.get(qid, ()) for qid in judged})
-        values[path.stem] = pd.concat({"": pd.DataFrame.from_dict(measured.per_query, orient="index")})
+        values[path.stem] = pd.concat(
+            {"": pd.DataFrame.from_dict(measured.per_query, orient="index")}
+        )
         lines.append((path.stem, *(100 * measured.means[name] for name in RUN_MEASURES)))
     first, *others = values
     pairs = [
@@ -229,7 +256,9 @@ def write(folder: Path, parts: Sequence[Table | Drawing]) -> Path:
             write_file(folder / "tables" / f"{part.name}.csv", part.csv().encode())
             blocks.append(part.markdown())
         else:
-            part.figure.savefig(folder / "figures" / f"{part.name}.png", metadata={"Software": None})
+            part.figure.savefig(
+                folder / "figures" / f"{part.name}.png", metadata={"Software": None}
+            )
             blocks += [f"![{part.alt}](figures/{part.name}.png)", f"*{part.title}.*"]
     write_file(folder / "report.md", ("\n\n".join(blocks) + "\n").encode())
     return folder / "report.md"

@@ -121,7 +121,9 @@ def averages(rows: Sequence[ResultRow]) -> list[ResultRow]:
 def of_exact(row: ResultRow, rows: Iterable[ResultRow]) -> float | None:
     """Return a row's headline measure over that of exact search on fused embeddings, where there is one."""
     same = (row.name, row.pool, BASELINE)
-    exact = next((other.score for other in rows if (other.name, other.pool, other.method) == same), None)
+    exact = next(
+        (other.score for other in rows if (other.name, other.pool, other.method) == same), None
+    )
     return row.score / exact if row.score is not None and exact else None
 
 
@@ -150,10 +152,18 @@ def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
     ordered = [*in_order(rows), *averages(rows)]
     for row in ordered:
         costs = (row.bytes_per_item, row.candidates_touched)
-        whole = (round(cost) if cost >= 100 or abs(cost - round(cost)) < 0.01 else cost for cost in costs)
+        whole = (
+            round(cost) if cost >= 100 or abs(cost - round(cost)) < 0.01 else cost for cost in costs
+        )
         values = [row.measures.get(name) for name in names]
         title = f"{row.task}, {row.pool} {row.dataset}, {row.queries:,} queries"
-        line = (row.method, *values[: len(FIRST)], of_exact(row, ordered), *whole, *values[len(FIRST) :])
+        line = (
+            row.method,
+            *values[: len(FIRST)],
+            of_exact(row, ordered),
+            *whole,
+            *values[len(FIRST) :],
+        )
         groups.setdefault(title, []).append(line)
     headings = ("method", *FIRST, "of exact", "bytes", "touched", *names[len(FIRST) :])
     return [
@@ -167,7 +177,11 @@ def published_beside(row: ResultRow) -> list[Reference]:
     size = (row.queries, row.pool_size)
     if size == CAPTION_SIZES.get(row.name):
         return caption_references(row.name, row.method)
-    return references(row.name, row.pool, row.method) if size == expected_size(row.name, row.pool) else []
+    return (
+        references(row.name, row.pool, row.method)
+        if size == expected_size(row.name, row.pool)
+        else []
+    )
 
 
 def published_tables(rows: Sequence[ResultRow]) -> list[Table]:
@@ -182,7 +196,12 @@ def published_tables(rows: Sequence[ResultRow]) -> list[Table]:
     headings = ("row", "method", "published", "ours", "theirs", "difference")
     title = "Beside published numbers"
     table = Table(
-        name="published", title=title, note=PAPER_NOTE, headings=headings, lines=lines, text_columns=3
+        name="published",
+        title=title,
+        note=PAPER_NOTE,
+        headings=headings,
+        lines=lines,
+        text_columns=3,
     )
     return [table] if lines else []
 

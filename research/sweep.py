@@ -100,14 +100,18 @@ def read_recipe(file: Path) -> Recipe:
         A row builds on one that does not come before it.
     """
     try:
-        recipe = TypeAdapter(Recipe).validate_python(tomllib.loads(file.read_text(encoding="utf-8")))
+        recipe = TypeAdapter(Recipe).validate_python(
+            tomllib.loads(file.read_text(encoding="utf-8"))
+        )
     except (tomllib.TOMLDecodeError, ValidationError) as error:
         raise BadData(f"{file} is not a recipe: {error}") from None
     rows: dict[str, Row] = {}
     for row in recipe.row:
         for name in filter(None, (row.like, row.model)):
             if name not in rows:
-                raise UsageError(f"{file}: row {row.name!r} builds on {name!r}, which is no row before it")
+                raise UsageError(
+                    f"{file}: row {row.name!r} builds on {name!r}, which is no row before it"
+                )
         if row.like:
             base = rows[row.like]
             row = replace(  # noqa: PLW2901
@@ -136,12 +140,20 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
 def settings_of(row: Row, seed: int, quick: Mapping[str, Any]) -> FitConfig:
     """Return the settings of a row's model; all rows have the same encoder."""
     seeded = {part: {"training": {"seed": seed}} for part in ("quantizer", "generator")}
-    given = merge(merge(merge(to_json(preset("small")), row.fit or {}), quick.get("fit", {})), seeded)
+    given = merge(
+        merge(merge(to_json(preset("small")), row.fit or {}), quick.get("fit", {})), seeded
+    )
     return from_json(FitConfig, given)
 
 
 def make_row(
-    row: Row, seed: int, data: MBeir, encoder: str, out: Path, quick: Mapping[str, Any], progress: Progress
+    row: Row,
+    seed: int,
+    data: MBeir,
+    encoder: str,
+    out: Path,
+    quick: Mapping[str, Any],
+    progress: Progress,
 ) -> None:
     """Run one row: fit what it fits, and evaluate it into the folder ``evaluation``."""
     folder = out / row.name / f"seed-{seed}"
@@ -149,13 +161,17 @@ def make_row(
     place = model_folder.parent / EVALUATION
     if row.fit is not None:
         fit(data, encoder, model_folder, settings_of(row, seed, quick), progress=progress)
-    config = from_json(EvaluationConfig, {"seed": 0, **merge(row.evaluate, quick.get("evaluate", {}))})
+    config = from_json(
+        EvaluationConfig, {"seed": 0, **merge(row.evaluate, quick.get("evaluate", {}))}
+    )
     model = Genius.open(model_folder)
     if row.baseline is None:
         evaluate(data, model, config, folder / EVALUATION, evaluation=place, progress=progress)
         return
     rival = from_json(BaselineConfig, {**row.baseline, "seed": seed, **quick.get("baseline", {})})
-    evaluate_baseline(data, model, rival, config, folder / EVALUATION, evaluation=place, progress=progress)
+    evaluate_baseline(
+        data, model, rival, config, folder / EVALUATION, evaluation=place, progress=progress
+    )
 
 
 def share(first: Path, folder: Path) -> None:
@@ -228,7 +244,12 @@ class Sweep:
                         progress.say(failed[-1])
                         continue
                     first = first or folder
-                    record = {**asdict(row), "seed": seed, "plan": plan, "place": names.index(row.name)}
+                    record = {
+                        **asdict(row),
+                        "seed": seed,
+                        "plan": plan,
+                        "place": names.index(row.name),
+                    }
                     write_json(done, {**record, "seconds": round(time.monotonic() - began)})
             progress.say(f"failed: {'; '.join(failed) or 'none'}")
         return 1 if failed else 0

@@ -76,14 +76,19 @@ class System:
             for folder in self.folders
         ]  # fmt: skip
         if any(set(own.index) != set(seeds[0].index) for own in seeds):
-            raise BadData(f"the seeds of {self.title!r} answered different queries; evaluate one again")
+            raise BadData(
+                f"the seeds of {self.title!r} answered different queries; evaluate one again"
+            )
         return sum(seeds[1:], seeds[0]) / len(seeds)
 
 
 @lru_cache(maxsize=4096)
 def _measured(folder: Path, stem: str, method: str) -> pd.DataFrame:
     """Return a line of measures for each query."""
-    qrels_file, run_file = folder / "runs" / f"{stem}.qrels", folder / "runs" / f"{stem}.{method}.trec"
+    qrels_file, run_file = (
+        folder / "runs" / f"{stem}.qrels",
+        folder / "runs" / f"{stem}.{method}.trec",
+    )
     for file in (qrels_file, run_file):
         if not file.exists():
             raise ArtifactMissing(f"{file} is missing; evaluate again")
@@ -130,7 +135,9 @@ def _read_sweep(files: Sequence[Path]) -> Iterator[System]:
         yield _system(name, row["title"] or name, row["table"], row["like"], places, base / MODEL)
 
 
-def _system(name: str, title: str, table: str, like: str, folders: Sequence[Path], model: Path) -> System:
+def _system(
+    name: str, title: str, table: str, like: str, folders: Sequence[Path], model: Path
+) -> System:
     frames = []
     for seed, folder in enumerate(folders):
         file = folder / RESULTS
@@ -143,7 +150,9 @@ def _system(name: str, title: str, table: str, like: str, folders: Sequence[Path
     rows = pd.concat(frames, ignore_index=True)
     sizes = rows.groupby(["pool", "name"])["queries"].nunique()
     if (sizes > 1).any():
-        raise BadData(f"the seeds of {title!r} were evaluated on different queries; evaluate one again")
+        raise BadData(
+            f"the seeds of {title!r} were evaluated on different queries; evaluate one again"
+        )
     is_model = (model / "model.json").exists()
     return System(
         name=name, title=title, table=table, like=like, folders=tuple(folders),

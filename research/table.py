@@ -115,16 +115,24 @@ class Table:
         ]
         headings = [escape(heading) for heading in self.headings]
         colalign = align if lines else None
-        return str(tabulate(lines, headings, tablefmt=layout, disable_numparse=True, colalign=colalign))
+        return str(
+            tabulate(lines, headings, tablefmt=layout, disable_numparse=True, colalign=colalign)
+        )
 
 
-def find_best(lines: Sequence[Sequence[Cell]], columns: Sequence[int]) -> frozenset[tuple[int, int]]:
+def find_best(
+    lines: Sequence[Sequence[Cell]], columns: Sequence[int]
+) -> frozenset[tuple[int, int]]:
     """Return line and column of the highest numbers of columns; they are compared by one decimal, as printed.
 
     >>> sorted(find_best([("a", 1.0), ("b", 2.04), ("c", 2.0)], [1]))
     [(1, 1), (2, 1)]
     """
     cells = pd.DataFrame(list(lines))[list(columns)]
-    values = cells.map(lambda cell: cell.value if isinstance(cell, Estimate) else cell).astype(float).round(1)
+    values = (
+        cells.map(lambda cell: cell.value if isinstance(cell, Estimate) else cell)
+        .astype(float)
+        .round(1)
+    )
     best = np.argwhere(values.eq(values.max()))
     return frozenset((row, columns[place]) for row, place in best.tolist())

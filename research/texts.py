@@ -53,7 +53,9 @@ class Texts:
             source.pop(query, None)
         place = {text: row for row, text in enumerate(source)}
         if not place:
-            raise BadData(f"no file has a text of {FEWEST_WORDS} words; give files with a text in each line")
+            raise BadData(
+                f"no file has a text of {FEWEST_WORDS} words; give files with a text in each line"
+            )
         self.out.mkdir(parents=True, exist_ok=True)
         items = self._encode(list(place))
         arrays = {"items": items, "sources": np.array([*source.values()])}
@@ -62,7 +64,10 @@ class Texts:
             for row, (_, _, *right) in zip(answers, asked, strict=True):
                 rows = [place[text] for text in right if text in place]
                 row[: len(rows)] = rows
-            kinds, queries = [kind for kind, *_ in asked], self._encode([query for _, query, *_ in asked])
+            kinds, queries = (
+                [kind for kind, *_ in asked],
+                self._encode([query for _, query, *_ in asked]),
+            )
             arrays |= {"answers": answers, "queries": queries, "kinds": np.array(kinds)}
         for name, array in arrays.items():
             np.save(self.out / f"{name}.npy", array)

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers inherit it; threads that wait keep their cores busy
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # workers inherit it; threads that wait keep their cores busy
 
 settings.register_profile(
     "default",

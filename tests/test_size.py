@@ -40,8 +40,12 @@ def test_no_part_differs_from_the_table_of_sizes() -> None:
     told = {part: int(size.replace(",", "")) for part, size in ROW.findall(text)}
     found = measured()
     assert told.keys() == found.keys(), f"python tests/test_size.py writes this table:\n{table()}"
-    wrong = {part: size for part, size in found.items() if abs(size - told[part]) > SLACK * told[part]}
-    assert not wrong, f"the table differs from {wrong}; python tests/test_size.py writes this one:\n{table()}"
+    wrong = {
+        part: size for part, size in found.items() if abs(size - told[part]) > SLACK * told[part]
+    }
+    assert not wrong, (
+        f"the table differs from {wrong}; python tests/test_size.py writes this one:\n{table()}"
+    )
 
 
 if __name__ == "__main__":

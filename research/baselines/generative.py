@@ -94,7 +94,9 @@ class Baseline:
         for batch in queries.split(SEARCH_BATCH):
             beams = beam_search(self.generator, tables, batch, config)
             for query in range(len(batch)):
-                yield rank_items(tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k)
+                yield rank_items(
+                    tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k
+                )
 
 
 class TrainingData(NamedTuple):
@@ -137,10 +139,16 @@ def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
     IDs are memorised sooner without dropout; the control is trained in the same way.
     """
     if model.generator is None:
-        raise UsageError(f"{model.folder} has no generator to compare with; `genius fit` trains one")
+        raise UsageError(
+            f"{model.folder} has no generator to compare with; `genius fit` trains one"
+        )
     own = model.generator.config
     training = dataclasses.replace(
-        own.training, epochs=config.epochs, max_steps=0, batch_size=config.batch_size, seed=config.seed
+        own.training,
+        epochs=config.epochs,
+        max_steps=0,
+        batch_size=config.batch_size,
+        seed=config.seed,
     )
     return dataclasses.replace(
         own,
@@ -152,9 +160,13 @@ def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
     )
 
 
-def _read_items(model: Genius, features: Features, files: list[Path], *, with_codes: bool) -> Candidates:
+def _read_items(
+    model: Genius, features: Features, files: list[Path], *, with_codes: bool
+) -> Candidates:
     texts = {candidate_number(candidate.did): candidate.text for candidate in read_pool(files)}
-    codes = encode_features(model.codebooks, features).codes.astype(np.int16) if with_codes else None
+    codes = (
+        encode_features(model.codebooks, features).codes.astype(np.int16) if with_codes else None
+    )
     return Candidates(
         torch.from_numpy(fuse_features(model.codebooks, features)).float(),
         np.zeros((len(features), 0), dtype=np.int16) if codes is None else codes,
@@ -190,7 +202,9 @@ def _give_ids(
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
-    files = list(dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))]))
+    files = list(
+        dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])
+    )
     place = evaluation / CANDIDATES / "features"
     pool_features = embed_pool(data, files, model.encoder, place, progress=progress)
     pool = _read_items(model, pool_features, files, with_codes=with_codes)
@@ -206,7 +220,9 @@ def _give_ids(
             num_training=len(trained.numbers),
             queries=queries,
             query_numbers=features.queries.ids,
-            query_texts={query_number(one.qid): one.text for one in records.queries.values() if one.text},
+            query_texts={
+                query_number(one.qid): one.text for one in records.queries.values() if one.text
+            },
             pairs=pairs,
             training=settings.training,
             folder=folder / "ids",
@@ -240,7 +256,9 @@ def _train(
         chosen = torch.from_numpy(batch.candidate_rows)
         given = data.queries[torch.from_numpy(batch.query_rows)].float()
         inputs = augment(given, embeddings[chosen], settings, step.generator)
-        rows = torch.from_numpy(data.indexed[draw_items(len(data.indexed), size, step.number, seed)])
+        rows = torch.from_numpy(
+            data.indexed[draw_items(len(data.indexed), size, step.number, seed)]
+        )
         inputs = torch.cat([inputs, embeddings[rows]])
         targets = torch.cat([codes[chosen], codes[rows]])
         losses = generator.loss(inputs, targets)
@@ -267,7 +285,9 @@ def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray,
         number: np.random.default_rng([seed, number, 2]).permutation(items)
         for number in np.unique(passes).tolist()
     }
-    return np.array([orders[number][place % items] for number, place in zip(passes, places, strict=True)])
+    return np.array(
+        [orders[number][place % items] for number, place in zip(passes, places, strict=True)]
+    )
 
 
 def evaluate_baseline(
@@ -285,7 +305,9 @@ def evaluate_baseline(
     Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
     """
     config = checked(config)
-    baseline = fit_baseline(data, model, rival, split=config.split, evaluation=evaluation, progress=progress)
+    baseline = fit_baseline(
+        data, model, rival, split=config.split, evaluation=evaluation, progress=progress
+    )
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
         table = baseline.index(pool.dids)
@@ -296,7 +318,14 @@ def evaluate_baseline(
             yield [MethodHits(rival.kind, hits, table.nbytes / len(pool), touched)]
 
     rows = evaluate_pools(
-        data, model, config, answer, folder, evaluation=evaluation, with_codes=False, progress=progress
+        data,
+        model,
+        config,
+        answer,
+        folder,
+        evaluation=evaluation,
+        with_codes=False,
+        progress=progress,
     )
     about = {
         "model": model.fingerprint,

@@ -30,7 +30,14 @@ from genius_search.recipe import TrainingConfig
 from genius_search.training.loop import Step, StepResult, num_steps, random_for, train
 
 IdKind = Literal[
-    "grace-numeric", "grace-string", "grace-semantic", "grace-structured", "dsi", "nci", "irgen", "genius"
+    "grace-numeric",
+    "grace-string",
+    "grace-semantic",
+    "grace-structured",
+    "dsi",
+    "nci",
+    "irgen",
+    "genius",
 ]
 BATCH: Final = 4096
 
@@ -103,7 +110,9 @@ class Ids(NamedTuple):
     """The code vectors of each level, where codes have any."""
 
 
-def spell(rows: Sequence[Sequence[int]], *, end: int, shares_codes: bool = True, levels: int = 0) -> Ids:
+def spell(
+    rows: Sequence[Sequence[int]], *, end: int, shares_codes: bool = True, levels: int = 0
+) -> Ids:
     """Return IDs of different lengths, filled up with the end code to the longest, or to a number of levels.
 
     An ID that takes all levels has no end code and needs none. ``end`` is one more than the largest other
@@ -184,9 +193,14 @@ def grace_semantic(data: TrainingSet) -> Ids:
     found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
     _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
     rows = [row for row in first.tolist() if found[row]]
-    texts, queries = [found[row] or "" for row in rows], data.queries[torch.tensor(rows, dtype=torch.int64)]
+    texts, queries = (
+        [found[row] or "" for row in rows],
+        data.queries[torch.tensor(rows, dtype=torch.int64)],
+    )
     items, own = data.candidates, list(data.candidates.texts)
-    counts = Counter(word for text in [*own, *texts] if text for word in _WORD.findall(text.lower()))
+    counts = Counter(
+        word for text in [*own, *texts] if text for word in _WORD.findall(text.lower())
+    )
     if not counts:
         raise BadData(
             "no training text has a word, so there are no captions to make IDs of; take another scheme"
@@ -227,10 +241,14 @@ def tree_paths(
                 paths[row] = (*node, code)
         else:
             inside = items[rows]
-            chosen = _assign(inside, _kmeans(inside, branches, generator)).unique(return_inverse=True)[1]
+            chosen = _assign(inside, _kmeans(inside, branches, generator)).unique(
+                return_inverse=True
+            )[1]
             if not chosen.any():
                 chosen = torch.arange(len(rows)) // -(-len(rows) // branches)
-            queue += [((*node, code), rows[chosen == code]) for code in range(int(chosen.max()) + 1)]
+            queue += [
+                ((*node, code), rows[chosen == code]) for code in range(int(chosen.max()) + 1)
+            ]
     return paths
 
 
@@ -340,10 +358,14 @@ class RetrievalTokenizer(nn.Module):
         asked, targets = self(queries), self(candidates)
         prefixes = self.prefixes(targets)
         retrieval = [
-            contrastive_loss(asked, vectors, false_negatives, temperature=self.temperature, direction="query")
+            contrastive_loss(
+                asked, vectors, false_negatives, temperature=self.temperature, direction="query"
+            )
             for vectors in (targets, *F.normalize(prefixes.sums, dim=-1))
         ]
-        return torch.stack(retrieval).mean() + self.commitment_weight * prefixes.commitment, prefixes
+        return torch.stack(
+            retrieval
+        ).mean() + self.commitment_weight * prefixes.commitment, prefixes
 
     @torch.no_grad()
     def update_codebooks(self, prefixes: Prefixes, *, generator: torch.Generator) -> None:

@@ -75,7 +75,9 @@ class Search:
                 progress=progress,
             )
             given, distances = invent(given, self.invent) if self.invent else (given, [])
-            rows = bench_search(given, self.out, timed=self.timed, rivals=self.rivals, progress=progress)
+            rows = bench_search(
+                given, self.out, timed=self.timed, rivals=self.rivals, progress=progress
+            )
         rows |= {"distances": distances} if distances else {}
         for table in write(rows, self.out, self.pictures or self.out, about(sys.argv[1:])):
             print_text(table.text(max(shutil.get_terminal_size().columns, MIN_WIDTH)))

@@ -35,7 +35,9 @@ def cost_of_changes(folder: Path, new: np.ndarray) -> dict[str, float]:
 
     spend("add", lambda: index.add(vectors=new, ids=[f"new{row}" for row in range(len(new))]))
     spend("first search", lambda: index.search_vectors(new[:1]))
-    spend("add again", lambda: index.add(vectors=-new, ids=[f"more{row}" for row in range(len(new))]))
+    spend(
+        "add again", lambda: index.add(vectors=-new, ids=[f"more{row}" for row in range(len(new))])
+    )
     spend("delete", lambda: index.delete([str(row) for row in range(len(new))]))
     spend("compact", index.compact)
     spend("compact all", lambda: index.compact(min_deleted=0))

@@ -77,11 +77,15 @@ def read_given(
     Raises UsageError where files do not go together, BadData where one is not what it should be.
     """
     if answers is not None and query_vectors is None:
-        raise UsageError(f"{answers} holds the answers of queries; give these with --query-vectors FILE.npy")
+        raise UsageError(
+            f"{answers} holds the answers of queries; give these with --query-vectors FILE.npy"
+        )
     if data.suffix == ".npy":
         return _read_arrays(data, query_vectors, answers, most_queries)
     if query_vectors is not None:
-        raise UsageError(f"{data} has queries of its own; --query-vectors is for a .npy file of items")
+        raise UsageError(
+            f"{data} has queries of its own; --query-vectors is for a .npy file of items"
+        )
     if (data / "items.npy").exists():
         known = {name: data / f"{name}.npy" for name in ("answers", "kinds", "sources")}
         read = {name: _open_array(file) for name, file in known.items() if file.exists()}
@@ -91,7 +95,9 @@ def read_given(
     return _read_mbeir(MBeir(data), most_queries, folder, progress=progress)
 
 
-def _read_arrays(file: Path, query_vectors: Path | None, answers: Path | None, most: int | None) -> Given:
+def _read_arrays(
+    file: Path, query_vectors: Path | None, answers: Path | None, most: int | None
+) -> Given:
     """Read items, and queries with their answers from the other files or queries from among the items."""
     vectors, right = _read_vectors(file), None
     if query_vectors is not None:
@@ -155,7 +161,9 @@ def _read_mbeir(data: MBeir, most_queries: int, folder: Path, *, progress: Progr
     """Embed the global pool and the queries of all rows from ``DATA/features``."""
     encoder = PrecomputedEncoder(data.root / "features")
     rows = data.rows(SPLIT)
-    pool = embed_pool(data, data.global_pool(SPLIT), encoder, folder / "features", progress=progress)
+    pool = embed_pool(
+        data, data.global_pool(SPLIT), encoder, folder / "features", progress=progress
+    )
     place = {number: row for row, number in enumerate(pool.ids.tolist())}
     queries, right = [], []
     for row in rows:
@@ -167,14 +175,18 @@ def _read_mbeir(data: MBeir, most_queries: int, folder: Path, *, progress: Progr
         queries.append(normalize(features.total()))
         for qid in qids:
             dids = [did for did, relevance in judged[qid].items() if relevance > 0]
-            right.append({place[number] for did in dids if (number := candidate_number(did)) in place})
+            right.append(
+                {place[number] for did in dids if (number := candidate_number(did)) in place}
+            )
     items = normalize(pool.gather(np.arange(len(pool))).total())
     return Given(items, pool.modality, np.concatenate(queries), right)
 
 
 def exact_search(items: Float32[np.ndarray, "items dim"], queries: Queries) -> Found:
     """Return the nearest items of each query."""
-    found: Found = faiss.knn(queries, items, min(K, len(items)), metric=faiss.METRIC_INNER_PRODUCT)[1]
+    found: Found = faiss.knn(queries, items, min(K, len(items)), metric=faiss.METRIC_INNER_PRODUCT)[
+        1
+    ]
     return found
 
 
@@ -212,7 +224,9 @@ def tenth_nearest(items: Float32[np.ndarray, "items dim"], number: int) -> float
 
 def search_all(search: Search, queries: Queries) -> Found:
     """Search in batches."""
-    return np.concatenate([search(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)])
+    return np.concatenate(
+        [search(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)]
+    )
 
 
 def share_found(truth: Int64[np.ndarray, "queries known"], found: Found) -> float:

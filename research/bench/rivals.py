@@ -62,7 +62,10 @@ class Rival:
 
 
 def kept(
-    file: Path, build: Callable[[], Any], write: Callable[[Any, str], object], read: Callable[[str], Any]
+    file: Path,
+    build: Callable[[], Any],
+    write: Callable[[Any, str], object],
+    read: Callable[[str], Any],
 ) -> tuple[Any, float]:
     """Return an index and the CPU-seconds that building it took; it is built only once."""
     seconds = file.with_suffix(".seconds")
@@ -229,7 +232,9 @@ def rabitq_rival(kind: str, bits: int, links: int, vectors: Vectors, file: Path)
         except ValueError as error:
             raise UsageError(f"{name} with vectors of {dim} numbers: {error}") from None
         points = max(1, TRAINING_ITEMS // lists)
-        means = faiss.Kmeans(dim, lists, niter=10, min_points_per_centroid=1, max_points_per_centroid=points)
+        means = faiss.Kmeans(
+            dim, lists, niter=10, min_points_per_centroid=1, max_points_per_centroid=points
+        )
         means.train(vectors)
         nearest = means.index.search(vectors, 1)[1][:, 0].astype(np.uint32)
         index.build(vectors, means.centroids, nearest, num_threads=1, fast_quantization=True)
@@ -270,7 +275,9 @@ def builders(vectors: Vectors, folder: Path) -> list[Callable[[], Rival]]:
     links = LINKS if len(vectors) < MANY_ITEMS else LINKS // 2
     names = [f"IVF{lists},{code}" for code in (f"PQ{dim // 2}x4fs", "RaBitQ", "RaBitQ4")]
     names.append(f"HNSW{links}_SQ8")
-    found: dict[str, Callable[..., Rival]] = {f"faiss-{name}": partial(faiss_rival, name) for name in names}
+    found: dict[str, Callable[..., Rival]] = {
+        f"faiss-{name}": partial(faiss_rival, name) for name in names
+    }
     if is_installed("rabitqlib"):
         for kind, bits in (("IVF", 1), ("IVF", 2), ("IVF", 4), ("HNSW", 4)):
             found[f"rabitqlib-{kind}-{bits}"] = partial(rabitq_rival, kind, bits, links)

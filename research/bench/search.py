@@ -87,7 +87,10 @@ def bench_search(
 ) -> dict[str, list[Row]]:
     """Build what is not in the folder yet, and measure everything; return the rows of each part."""
     usual: EmbeddingBits = 4 if len(given.items) < MANY_ITEMS else 2
-    built, methods = [], [Method(EXACT, "", partial(exact_search, given.items), 4 * given.items.shape[1])]
+    built, methods = (
+        [],
+        [Method(EXACT, "", partial(exact_search, given.items), 4 * given.items.shape[1])],
+    )
     for bits in BITS:
         index, cost = create(given, folder / f"ours-{bits}", bits=bits, with_fields=bits == usual)
         told = " and two fields" if bits == usual else ""
@@ -107,7 +110,9 @@ def bench_search(
     progress.say("measured by effort")
     graph = methods[0]
     for method, row in zip(methods, curves, strict=True):
-        enough = min(share for name, share in row.items() if name.startswith("of the ten")) >= REACHED
+        enough = (
+            min(share for name, share in row.items() if name.startswith("of the ten")) >= REACHED
+        )
         if method.name == "hnswlib" and enough and graph is methods[0]:
             graph = method
     default = folder / f"ours-{usual}.index"
@@ -125,9 +130,15 @@ def in_new_process(call: Callable[..., Row], *arguments: object) -> Row:
         return executor.submit(call, *arguments).result()
 
 
-def create(given: Given, place: Path, *, bits: EmbeddingBits, with_fields: bool) -> tuple[Index, Row]:
+def create(
+    given: Given, place: Path, *, bits: EmbeddingBits, with_fields: bool
+) -> tuple[Index, Row]:
     """Return an index and what creating it cost; it is created only once."""
-    folder, told, items = place.with_suffix(".index"), place.with_suffix(".json"), place.parent / "items.npy"
+    folder, told, items = (
+        place.with_suffix(".index"),
+        place.with_suffix(".json"),
+        place.parent / "items.npy",
+    )
     if not told.exists():
         if not items.exists():
             np.save(items, given.items.astype(np.float16))
@@ -144,12 +155,16 @@ def fields_of(given: Given) -> list[Row]:
     return [{"source": source, "draw": draw} for source, draw in zip(sources, drawn, strict=True)]
 
 
-def find_rows(index: Index, config: SearchConfig | None = None, where: Sequence[str] = ()) -> Search:
+def find_rows(
+    index: Index, config: SearchConfig | None = None, where: Sequence[str] = ()
+) -> Search:
     """Return the search of an index by requests, up to the rows of the items that were found."""
     searcher = SnapshotSearcher(index.model, index.snapshot, config)
 
     def find(queries: Queries) -> Found:
-        encoded = searcher.encode([SearchRequest(vector=query, k=K, where=where) for query in queries])
+        encoded = searcher.encode(
+            [SearchRequest(vector=query, k=K, where=where) for query in queries]
+        )
         rows = np.full((len(queries), K), -1)
         for own, ranking in zip(rows, searcher.rank(encoded, at_least=1), strict=True):
             own[: len(ranking.items)] = ranking.items
@@ -166,7 +181,10 @@ def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Met
     codes = (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / table.num_items
     stored = codes + stored_width(index.model.dim, bits) + SCALE_BYTES
     name = f"{bits} bit{'s' * (bits > 1)}"
-    ways = [(name, usual, stored), (f"{name}, no correction", replace(usual, density_weight=0.0), stored)]
+    ways = [
+        (name, usual, stored),
+        (f"{name}, no correction", replace(usual, density_weight=0.0), stored),
+    ]
     ways += [("codes", replace(usual, rerank="codes"), codes)] if bits == BITS[0] else []
     for name, settings, size in ways:
         for factor in FACTORS:
@@ -184,7 +202,9 @@ def sweep(rival: Rival) -> Iterator[Method]:
         yield Method(rival.name, f"{effort} {word}", rival.search(effort), rival.item_bytes)
 
 
-def shares_by_kind(given: Given, truth: Int64[np.ndarray, "queries known"], found: Found) -> dict[str, float]:
+def shares_by_kind(
+    given: Given, truth: Int64[np.ndarray, "queries known"], found: Found
+) -> dict[str, float]:
     """Return the share of the true ten that is found, and recall if answers are known, by kind of query."""
     shares, kinds = {}, np.full(len(given.queries), "") if given.kinds is None else given.kinds
     for kind in dict.fromkeys(kinds.tolist()):
@@ -218,7 +238,9 @@ def measure_filters(given: Given, index: Index, graph: Method, timed: int) -> li
     draws, sources = (np.array([field[name] for field in fields]) for name in ("draw", "source"))
     conditions = {f"draw<{share}": draws < share for share in SHARES}
     if given.sources is not None:
-        conditions |= {f"source={name}": sources == name for name in dict.fromkeys(sources.tolist())}
+        conditions |= {
+            f"source={name}": sources == name for name in dict.fromkeys(sources.tolist())
+        }
     finds = {"graph": graph.find} | {where: find_rows(index, where=[where]) for where in conditions}
     first = {}
     for where, find in finds.items():
@@ -231,8 +253,15 @@ def measure_filters(given: Given, index: Index, graph: Method, timed: int) -> li
         places = np.flatnonzero(allowed)
         truth = places[exact_search(given.items[places], given.queries)]
         found = search_all(finds[where], given.queries)
-        row: Row = {"condition": where, "allowed": f"{allowed.mean():.2%}", "us": 1000 * times[where]}
-        row |= {"of the graph's time": times[where] / times["graph"], "first time, ms": first[where]}
+        row: Row = {
+            "condition": where,
+            "allowed": f"{allowed.mean():.2%}",
+            "us": 1000 * times[where],
+        }
+        row |= {
+            "of the graph's time": times[where] / times["graph"],
+            "first time, ms": first[where],
+        }
         rows.append(row | shares_by_kind(given._replace(right=None), truth, found))
         rows[-1]["graph"] = f"{graph.name}, {graph.effort}"
     return rows
@@ -293,10 +322,17 @@ def draw(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
     shares = [name for name in rows[0] if name.startswith("of the ten")]
     for name, x, label, curves in (
         ("recall-time", "us", "CPU-µs of a query", methods),
-        ("recall-bytes", "bytes", f"bytes an item, searched in at most {limit:,.0f} CPU-µs", in_time),
+        (
+            "recall-bytes",
+            "bytes",
+            f"bytes an item, searched in at most {limit:,.0f} CPU-µs",
+            in_time,
+        ),
     ):
         figure = new_figure(8.0, 4.2 * len(shares))
-        for axes, share in zip(figure.subplots(len(shares), 1, squeeze=False)[:, 0], shares, strict=True):
+        for axes, share in zip(
+            figure.subplots(len(shares), 1, squeeze=False)[:, 0], shares, strict=True
+        ):
             ends = {}
             for number, (method, own) in enumerate(curves.items()):
                 shown = own if x == "us" else sorted(own, key=lambda row: row[share])[-1:]

@@ -85,9 +85,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if asked is not None:
             problem = f"holds a {asked[1]} besides weights, which was not executed; save the weights alone"
         elif begin and begin.isascii() and b"\0" not in begin:
-            problem = "is a text, such as a web page or the pointer of Git LFS; fetch the file itself"
+            problem = (
+                "is a text, such as a web page or the pointer of Git LFS; fetch the file itself"
+            )
         raise ArtifactMismatch(f"{path} {problem} ({type(error).__name__})") from None
-    if isinstance(body, Mapping) and body and all(isinstance(value, Tensor) for value in body.values()):
+    if (
+        isinstance(body, Mapping)
+        and body
+        and all(isinstance(value, Tensor) for value in body.values())
+    ):
         body = {WEIGHTS: body}
     parts = body if isinstance(body, Mapping) else {}
     found = {name: part for name, part in parts.items() if _is_weights(part)}
@@ -100,7 +106,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         )
     weights = found[known[0]]
     names = [".".join(part for part in name.split(".") if part != COMPILED) for name in weights]
-    while wrapper := next((one for one in WRAPPERS if all(name.startswith(one) for name in names)), None):
+    while wrapper := next(
+        (one for one in WRAPPERS if all(name.startswith(one) for name in names)), None
+    ):
         names = [name.removeprefix(wrapper) for name in names]
     tensors = {name: value.detach() for name, value in zip(names, weights.values(), strict=True)}
     return Checkpoint(path, tensors)
@@ -111,7 +119,9 @@ def _is_weights(part: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    return (
+        isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    )
 
 
 def check_names(
@@ -133,7 +143,9 @@ def check_names(
         What the tensors are and where they were read, for the message.
     """
     missing = [name for name in expected if name not in tensors]
-    unknown = [name for name in tensors if name not in expected and not is_tolerated(name, tolerated)]
+    unknown = [
+        name for name in tensors if name not in expected and not is_tolerated(name, tolerated)
+    ]
     misshapen = [
         f"{name} {tuple(tensors[name].shape)}, expected {shape}"
         for name, shape in expected.items()
@@ -141,7 +153,11 @@ def check_names(
     ]
     problems = [
         f"{len(names)} {kind}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
-        for kind, names in (("missing", missing), ("unknown", unknown), ("of another shape", misshapen))
+        for kind, names in (
+            ("missing", missing),
+            ("unknown", unknown),
+            ("of another shape", misshapen),
+        )
         if names
     ]
     if problems:
@@ -163,7 +179,9 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
     return name
 
 
-def single_precision(tensors: Mapping[str, Tensor], names: Iterable[str], *, what: str) -> dict[str, Tensor]:
+def single_precision(
+    tensors: Mapping[str, Tensor], names: Iterable[str], *, what: str
+) -> dict[str, Tensor]:
     """Return these tensors in single precision; those that are already stay in the file's memory.
 
     Raises ArtifactMismatch: a tensor holds whole or complex numbers, NaN or infinity, or nothing.

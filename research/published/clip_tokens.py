@@ -39,9 +39,13 @@ def clip_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=_WORD_END))
     tokenizer.normalizer = Normalizers([NFC(), Replace(Regex(r"\s+"), " "), Lowercase()])
     words = Split(Regex(_WORDS), behavior="removed", invert=True)
-    tokenizer.pre_tokenizer = PreTokenizers([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = PreTokenizers(
+        [words, ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in _SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=False, special=True) for name in _SPECIAL]
+    )
     first, last = _SPECIAL
     tokenizer.post_processor = TemplateProcessing(
         single=f"{first} $A {last}",

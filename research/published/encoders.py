@@ -142,7 +142,12 @@ class EncoderWeights:
 
 
 def import_encoder(
-    file: Path, kind: EncoderKind, folder: Path, *, progress: Progress, tokenizer: Path | None = None
+    file: Path,
+    kind: EncoderKind,
+    folder: Path,
+    *,
+    progress: Progress,
+    tokenizer: Path | None = None,
 ) -> Manifest:
     """Turn a checkpoint into a folder, and return its manifest; one of the same file is kept.
 
@@ -158,7 +163,9 @@ def import_encoder(
             else f"{kind} brings its own vocabulary; leave --tokenizer out"
         )
     checkpoint = open_checkpoint(file)
-    progress.say(f"{file}: {file.stat().st_size / 1e9:.2f} GB; checking names, shapes and numbers, hashing")
+    progress.say(
+        f"{file}: {file.stat().st_size / 1e9:.2f} GB; checking names, shapes and numbers, hashing"
+    )
     weights = convert(checkpoint, kind)
     texts = _small_files(weights, tokenizer)
     inputs = {"checkpoint": file_fingerprint(file), "texts": fingerprint_of(texts)}
@@ -187,7 +194,9 @@ def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, s
         vocabulary = clip_tokenizer()
     else:
         settings = {"model_max_length": MAX_BERT_TOKENS, "tokenizer_class": "BertTokenizer"}
-        vocabulary = find_bert_tokenizer(tokenizer, rows=weights.config["text_config"]["vocab_size"])
+        vocabulary = find_bert_tokenizer(
+            tokenizer, rows=weights.config["text_config"]["vocab_size"]
+        )
     return {
         "config.json": json.dumps(weights.config, indent=2) + "\n",
         "preprocessor_config.json": json.dumps(weights.pixels, indent=2) + "\n",
@@ -224,7 +233,9 @@ def find_bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
     return tokenizer
 
 
-def size_of(tensors: Mapping[str, Tensor], name: str, *, rank: int = 2, what: str) -> tuple[int, ...]:
+def size_of(
+    tensors: Mapping[str, Tensor], name: str, *, rank: int = 2, what: str
+) -> tuple[int, ...]:
     """Return the shape of a tensor that tells a size; raise :class:`ArtifactMismatch` where it cannot."""
     tensor = tensors.get(name)
     if tensor is None or tensor.dim() != rank or 0 in tensor.shape:
@@ -245,14 +256,18 @@ def grid_of(positions: int, *, what: str) -> int:
     """Return the patches along one side, from the number of positions: the patches and one for the class."""
     side = math.isqrt(max(positions - 1, 0))
     if side * side + 1 != positions:
-        raise ArtifactMismatch(f"{what} has {positions} image positions, expected a square number and one")
+        raise ArtifactMismatch(
+            f"{what} has {positions} image positions, expected a square number and one"
+        )
     return side
 
 
 def heads_of(width: int) -> int:
     """Return the attention heads of a tower of this width."""
     if width % HEAD:
-        raise ArtifactMismatch(f"the checkpoint has layers {width} wide, expected a multiple of {HEAD}")
+        raise ArtifactMismatch(
+            f"the checkpoint has layers {width} wide, expected a multiple of {HEAD}"
+        )
     return width // HEAD
 
 
@@ -280,7 +295,11 @@ def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
     Raises ArtifactMismatch: a tensor is missing, unknown, of another shape, or holds no weights.
     """
     tensors, what = checkpoint.tensors, f"{checkpoint.path} as {kind}"
-    config = _blip_config(tensors, what=what) if kind == "blip-ff" else _clip_config(tensors, kind, what=what)
+    config = (
+        _blip_config(tensors, what=what)
+        if kind == "blip-ff"
+        else _clip_config(tensors, kind, what=what)
+    )
     network = network_shapes(kind, config)
     expected = checkpoint_shapes(kind, network)
     check_names(tensors, expected, tolerated=_UNUSED[kind], what=what)
@@ -419,7 +438,9 @@ def _blip_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
             "intermediate_size": size("text_encoder.encoder.layer.0.intermediate.dense.weight")[0],
             "num_hidden_layers": 12,
             "num_attention_heads": heads_of(text_width),
-            "max_position_embeddings": size("text_encoder.embeddings.position_embeddings.weight")[0],
+            "max_position_embeddings": size("text_encoder.embeddings.position_embeddings.weight")[
+                0
+            ],
             **BERT_SETTINGS,
             "is_decoder": True,  # transformers' word for "attends to images"; nothing is decoded
         },
@@ -460,7 +481,9 @@ class ImportEncoder:
     def run(self) -> None:
         """Import the encoder."""
         with TerminalProgress() as progress:
-            made = import_encoder(self.file, self.kind, self.out, progress=progress, tokenizer=self.tokenizer)
+            made = import_encoder(
+                self.file, self.kind, self.out, progress=progress, tokenizer=self.tokenizer
+            )
             progress.say(f"sha256 of the checkpoint: {made.inputs['checkpoint']}")
             spec = f"{'uniir' if self.kind == 'clip-sf' else 'fusion'}:{self.out}"
             progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as {spec}")

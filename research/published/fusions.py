@@ -57,7 +57,13 @@ class ClipFusion(nn.Module):
     """CLIP-FF: text tokens and projected image tokens, texts first, through two T5 layers, averaged."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        from transformers import CLIPTextConfig, CLIPTextModel, CLIPVisionConfig, CLIPVisionModel, T5Config
+        from transformers import (
+            CLIPTextConfig,
+            CLIPTextModel,
+            CLIPVisionConfig,
+            CLIPVisionModel,
+            T5Config,
+        )
         from transformers.models.t5.modeling_t5 import T5Stack
 
         super().__init__()
@@ -72,7 +78,9 @@ class ClipFusion(nn.Module):
         self.mixer = T5Stack(T5Config(**config["mixer_config"]))
         self.mixer.embed_tokens = nn.Identity()  # it reads given vectors
 
-    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+    def patches(
+        self, pixels: Float[Tensor, "items 3 side side"]
+    ) -> Float[Tensor, "items patches width"]:
         """Return the vectors of patches and class in the space of the text tokens."""
         states = self.vision_model(pixel_values=pixels).last_hidden_state
         projected: Tensor = self.visual_projection(self.vision_model.post_layernorm(states))
@@ -83,7 +91,9 @@ class ClipFusion(nn.Module):
     ) -> Float[Tensor, "items dim"]:
         """Return the mean over all tokens, padding and blank image included."""
         words = self.text_model(**texts).last_hidden_state
-        mixed: Tensor = self.mixer(inputs_embeds=torch.cat([words, patches], dim=1)).last_hidden_state
+        mixed: Tensor = self.mixer(
+            inputs_embeds=torch.cat([words, patches], dim=1)
+        ).last_hidden_state
         return mixed.mean(dim=1)
 
 
@@ -100,7 +110,9 @@ class BlipFusion(nn.Module):
         self.vision_model = BlipVisionModel(BlipVisionConfig(**config["vision_config"]))
         self.text_encoder = BlipTextModel(BlipTextConfig(**config["text_config"]))
 
-    def patches(self, pixels: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items patches width"]:
+    def patches(
+        self, pixels: Float[Tensor, "items 3 side side"]
+    ) -> Float[Tensor, "items patches width"]:
         """Return the vectors of patches and class."""
         states: Tensor = self.vision_model(pixel_values=pixels).last_hidden_state
         return states
@@ -147,7 +159,9 @@ class FeatureFusion:
     def _prepare(self, images: Sequence[Image.Image]) -> Float[Tensor, "items 3 side side"]:
         """Return the middle square of images for CLIP, images squashed to a square for BLIP."""
         if self._processor.do_center_crop:
-            images = [middle_square(image, side=self._processor.crop_size["height"]) for image in images]
+            images = [
+                middle_square(image, side=self._processor.crop_size["height"]) for image in images
+            ]
         pixels: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
         return pixels
 
@@ -159,7 +173,9 @@ class FeatureFusion:
         items = list(zip(images, texts, strict=True))
         return in_batches(self._encode, items, size=self.batch_size, dim=self.dim)
 
-    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float[Tensor, "items dim"]:
+    def image_features(
+        self, images: Sequence[Image.Image], _: Keys = ()
+    ) -> Float[Tensor, "items dim"]:
         """Return the vectors of images without a text."""
         return self.joint_features(images, [""] * len(images))
 
@@ -167,11 +183,15 @@ class FeatureFusion:
         """Return the vectors of texts without an image."""
         return self.joint_features([None] * len(texts), texts)
 
-    def _encode(self, items: Sequence[tuple[Image.Image | None, str]]) -> Float[Tensor, "items dim"]:
+    def _encode(
+        self, items: Sequence[tuple[Image.Image | None, str]]
+    ) -> Float[Tensor, "items dim"]:
         """Return the vectors of a batch of items; a missing image is a blank one, a missing text empty."""
         images = [image for image, _ in items if image is not None]
         blank = torch.zeros(1, 3, self._network.side, self._network.side)
-        patches = self._network.patches(torch.cat([blank, *([self._prepare(images)] if images else [])]))
+        patches = self._network.patches(
+            torch.cat([blank, *([self._prepare(images)] if images else [])])
+        )
         has_image = torch.tensor([image is not None for image, _ in items])
         # Row 0 is the blank image's, the others are the images' in order.
         rows = torch.where(has_image, has_image.cumsum(0), 0)

@@ -61,7 +61,10 @@ RELEASED: Final = read_toml(Path(__file__).parents[2] / "recipes" / "reference.t
 """Settings of the authors' released code."""
 QUANTIZER_FILE: Final = "rq_clip_large.pth"
 GENERATOR_FILE: Final = "GENIUS_t5small.pth"
-TOLERATED: Final = (re.compile(r"contra_projector\..*"), re.compile(r"(quantizer\.)?clip_model\..*"))
+TOLERATED: Final = (
+    re.compile(r"contra_projector\..*"),
+    re.compile(r"(quantizer\.)?clip_model\..*"),
+)
 """The encoder may be there, and a layer that the released code builds and never uses."""
 
 NUM_MODALITIES: Final = 3
@@ -70,7 +73,8 @@ INSIDE: Final = "quantizer."
 """The prefix of the quantizer's names in the generator's file."""
 SHARED: Final = "id_generator.shared.weight"
 TIED: Final = tuple(
-    f"id_generator.{part}.weight" for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+    f"id_generator.{part}.weight"
+    for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 )
 BOOK: Final = ("initted", "cluster_size", "embed_avg", "embed")
 GENERATOR_NAMES: Final = {
@@ -118,7 +122,9 @@ def quantizer_parts(checkpoint: Checkpoint) -> Parts[QuantizerConfig]:
     _check_books(tensors, config.levels, what)
     used = single_precision(tensors, names.values(), what=what)
     state = {ours: used[name].contiguous() for ours, name in names.items()}
-    return Parts(dim, config, {o: t[0] if o.startswith("codebooks.") else t for o, t in state.items()})
+    return Parts(
+        dim, config, {o: t[0] if o.startswith("codebooks.") else t for o, t in state.items()}
+    )
 
 
 def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> Parts[GeneratorConfig]:
@@ -144,7 +150,9 @@ def generator_parts(checkpoint: Checkpoint, quantizer: Checkpoint) -> Parts[Gene
     _check_same_quantizer(copy, checkpoint, quantizer)
     for name in TIED:
         if not _equal(tensors[name], tensors[SHARED]):
-            raise ArtifactMismatch(f"{what}: {name} differs from {SHARED}, and they are one in this model")
+            raise ArtifactMismatch(
+                f"{what}: {name} differs from {SHARED}, and they are one in this model"
+            )
     used = single_precision(tensors, names.values(), what=what)
     state = {name: used[published].contiguous() for name, published in names.items()}
     return Parts(dim, config, state, sizes)
@@ -168,7 +176,9 @@ def _generator_sizes(tensors: Mapping[str, Tensor]) -> GeneratorConfig:
     blocks = [int(match[1]) for name in tensors if (match := _BLOCK.match(name))]
     first = "id_generator.decoder.block.0.layer."
     width = _size(tensors, SHARED, 1, reference.width)
-    heads = _size(tensors, f"{first}0.SelfAttention.relative_attention_bias.weight", 1, reference.heads)
+    heads = _size(
+        tensors, f"{first}0.SelfAttention.relative_attention_bias.weight", 1, reference.heads
+    )
     inside = _size(tensors, f"{first}0.SelfAttention.q.weight", 0, heads * reference.head_width)
     prefixed = _size(tensors, "embed_projector.0.weight", 0, reference.prefixes * width)
     return dataclasses.replace(
@@ -190,15 +200,17 @@ def _quantizer_tensors(
         ours = Quantizer(dim, config).state_dict()
     names, shapes = {}, {}
     for name in ours:
-        names[name] = re.sub(r"^codebooks\.(\d+)", r"residual_rq.layers.\1._codebook", name).replace(
-            "fusion.", "encoder.", 1
-        )
+        names[name] = re.sub(
+            r"^codebooks\.(\d+)", r"residual_rq.layers.\1._codebook", name
+        ).replace("fusion.", "encoder.", 1)
         shape = tuple(ours[name].shape)
         shapes[names[name]] = (1, *shape) if name.startswith("codebooks.") else shape
     for kind in BOOK[1:]:
         shapes[_book(None, kind)] = shapes[_book(0, kind)]
     for level in (None, *range(1 + config.levels)):
-        started = _book(level, "initted")  # of one number or of no dimension, by the version of a library
+        started = _book(
+            level, "initted"
+        )  # of one number or of no dimension, by the version of a library
         shapes[started] = () if started in tensors and tensors[started].shape == () else (1,)
     return names, shapes
 
@@ -217,7 +229,9 @@ def _check_books(tensors: Mapping[str, Tensor], levels: int, what: str) -> None:
             )
 
 
-def _check_same_quantizer(copy: Mapping[str, Tensor], checkpoint: Checkpoint, quantizer: Checkpoint) -> None:
+def _check_same_quantizer(
+    copy: Mapping[str, Tensor], checkpoint: Checkpoint, quantizer: Checkpoint
+) -> None:
     differing = [
         name
         for name, tensor in quantizer.tensors.items()
@@ -233,7 +247,11 @@ def _check_same_quantizer(copy: Mapping[str, Tensor], checkpoint: Checkpoint, qu
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     """Return whether two copies hold the same numbers; a copy that is stored once is not read."""
-    if one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride():
+    if (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    ):
         return True
     return one.dtype == other.dtype and torch.equal(one.reshape(-1), other.reshape(-1))
 
@@ -312,7 +330,9 @@ def import_genius(
             f"{quantizer_part.dim}; give the encoder it was trained with (UniIR's CLIP-SF)"
         )
     with new_folder(folder) as work, tempfile.TemporaryDirectory() as scratch:
-        sample = _sample(data, opened, Path(scratch) / "candidates", progress=progress) if data else None
+        sample = (
+            _sample(data, opened, Path(scratch) / "candidates", progress=progress) if data else None
+        )
         with torch.device("meta"):
             network = Quantizer(quantizer_part.dim, quantizer_part.config)
             decoder = Generator(generator_part.dim, generator_part.sizes, generator_part.config)
@@ -335,7 +355,9 @@ def import_genius(
         config = to_json(generator_part.config)
         writer = ArtifactWriter(work / GENERATOR, kind=GENERATOR, config=config, inputs=inputs)
         trained = write_generator(writer, decoder.to(device), dim=generator_part.dim)
-        Genius.finish(work, opened, ours, trained, known_instructions(data.instructions) if data else [])
+        Genius.finish(
+            work, opened, ours, trained, known_instructions(data.instructions) if data else []
+        )
     return Genius.open(folder, device=device, download=download)
 
 
@@ -366,7 +388,9 @@ def _sample(data: MBeir, encoder: Encoder, folder: Path, *, progress: Progress) 
 
 def _describe_level0(codebooks: Codebooks, health: Health, candidates: int) -> list[str]:
     """Return what a person must know of the modality level, line by line."""
-    names = [[*Modality][code].value if code >= 0 else "unknown" for code in codebooks.level0_modality]
+    names = [
+        [*Modality][code].value if code >= 0 else "unknown" for code in codebooks.level0_modality
+    ]
     meaning = ", ".join(f"{code} = {name}" for code, name in enumerate(names))
     lines = [f"level 0: {meaning}; right for {health.purity:.1%} of {candidates:,} candidates"]
     lost = [one.value for one in Modality if one.value not in names]

@@ -50,7 +50,10 @@ UNION_SIZE: Final = sum(size.pool for size in SIZES.values())
 RESULTS: Final = _read("results.csv")
 """A line for each system, pool, weights and source, with a column for each row of :data:`SIZES`, empty where
 only the average is known."""
-CAPTION_SIZES: Final = {"flickr30k_task0": RowSize(5_000, 1_000), "mscoco_task0": RowSize(24_809, 5_000)}
+CAPTION_SIZES: Final = {
+    "flickr30k_task0": RowSize(5_000, 1_000),
+    "mscoco_task0": RowSize(24_809, 5_000),
+}
 """Different captions and pictures of Karpathy's test splits, as `research.karpathy` makes them."""
 
 COMPARABLE: Final = {"exact-raw": "CLIP_SF", "generative": "GENIUS", "generative+raw": "GENIUS^R"}
@@ -70,14 +73,17 @@ def references(name: str, pool: Pool, method: str) -> list[Reference]:
         return []
     own = RESULTS[(RESULTS["system"] == COMPARABLE.get(method)) & (RESULTS["pool"] == pool)]
     own = own.dropna(subset=name).drop_duplicates("weights").sort_values("weights", ascending=False)
-    return [Reference(*one) for one in own[["system", "weights", name, "source"]].to_numpy().tolist()]
+    return [
+        Reference(*one) for one in own[["system", "weights", name, "source"]].to_numpy().tolist()
+    ]
 
 
 def caption_references(name: str, method: str) -> list[Reference]:
     """Return the R@5 that was published on one of :data:`CAPTION_SIZES` for our method."""
     captions = _read("captions.csv")
     own = captions[
-        (captions["system"] == COMPARABLE.get(method)) & (captions["dataset"] == name.partition("_")[0])
+        (captions["system"] == COMPARABLE.get(method))
+        & (captions["dataset"] == name.partition("_")[0])
     ]
     systems = own["system"] + " trained on " + own["trained_on"]
     return [

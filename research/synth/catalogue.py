@@ -110,7 +110,9 @@ class SplitRows:
                     text = wordings.caption(Product.of(code), self._rng("caption", code))
                     yield self._candidate(kind, place, text, None)
                 case "card":
-                    yield self._candidate(kind, place, self._card_text(code), self._path(place, "card"))
+                    yield self._candidate(
+                        kind, place, self._card_text(code), self._path(place, "card")
+                    )
                 case "fact":
                     yield from (self._fact(place, which) for which in (0, 1))
         if kind == "fact":
@@ -283,7 +285,9 @@ def draw_catalogue(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if about.is_file() and json.loads(about.read_text())["plan"] == plan:
             return {"folder": out, **json.loads(about.read_text())["counts"], "drawn": False}
-        raise UsageError(f"{out} holds something else than this catalogue; give another folder, or remove it")
+        raise UsageError(
+            f"{out} holds something else than this catalogue; give another folder, or remove it"
+        )
     font_file()
     worlds = _plan_splits(items, seed, train_products, queries_per_task)
     # Not `writing.new_folder`, which waits for the disk at every file: these can be drawn again.
@@ -304,7 +308,9 @@ def draw_catalogue(
     return {"folder": out, **counts, "drawn": True}
 
 
-def _plan_splits(items: int, seed: int, train_products: int, queries_per_task: int) -> list[SplitRows]:
+def _plan_splits(
+    items: int, seed: int, train_products: int, queries_per_task: int
+) -> list[SplitRows]:
     """Decide the contents of each split; candidate ids run through test, val, train."""
     splits = split_of_products(seed)
     sizes: dict[Split, int] = {
@@ -358,7 +364,9 @@ def _write_texts(root: Path, worlds: list[SplitRows]) -> None:
         split = rows.split
         all_queries = chain.from_iterable(map(rows.queries, TASKS))
         if split == "train":  # in one piece only
-            write_candidates(layout.union_pool(split), chain.from_iterable(map(rows.candidates, KINDS)))
+            write_candidates(
+                layout.union_pool(split), chain.from_iterable(map(rows.candidates, KINDS))
+            )
             write_queries(query_file(layout.root, "union_train", "union_up_train"), all_queries)
             continue
         pools = {task: layout.local_pool(f"{DATASET}_task{task}_{split}") for task in TASKS}

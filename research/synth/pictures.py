@@ -51,7 +51,9 @@ def font_file() -> Path:
     """Return matplotlib's DejaVu Sans; matplotlib itself is not imported."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("the catalogue is drawn with a font of matplotlib", name="matplotlib")
+        raise ModuleNotFoundError(
+            "the catalogue is drawn with a font of matplotlib", name="matplotlib"
+        )
     return Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
 
 
@@ -66,7 +68,9 @@ def draw(product: Product, pose: Pose) -> UInt8[ndarray, "pixels pixels 3"]:
         paint, alpha = first + (second - first) * masks.body[place], masks.rim[place]
     else:
         paint, alpha = _paint(product.colour, product.fill), masks.body[place]
-    picture: UInt8[ndarray, "pixels pixels 3"] = (canvas + (paint - canvas) * alpha + 0.5).astype(np.uint8)
+    picture: UInt8[ndarray, "pixels pixels 3"] = (canvas + (paint - canvas) * alpha + 0.5).astype(
+        np.uint8
+    )
     return picture
 
 
@@ -82,7 +86,9 @@ def _masks(shape: int, look: int) -> _Masks:
     glyph = SHAPES[shape][0]
     stroke = _extra_stroke(glyph)
     font = _font_for(glyph, size - 2 * stroke)
-    return _Masks(_ink(glyph, font, angle, stroke=stroke), _ink(glyph, font, angle, stroke=stroke + _RIM))
+    return _Masks(
+        _ink(glyph, font, angle, stroke=stroke), _ink(glyph, font, angle, stroke=stroke + _RIM)
+    )
 
 
 @cache
@@ -131,7 +137,9 @@ def _pair(colour: int) -> tuple[Float32[ndarray, 3], Float32[ndarray, 3]]:
 @cache
 def _paint(colour: int, fill: int) -> Float32[ndarray, "pixels pixels 3"]:
     first, second = _pair(colour)
-    paint: Float32[ndarray, "pixels pixels 3"] = first + (second - first) * _pattern(VALUES["fill"][fill])
+    paint: Float32[ndarray, "pixels pixels 3"] = first + (second - first) * _pattern(
+        VALUES["fill"][fill]
+    )
     return paint
 
 
@@ -158,11 +166,15 @@ def _pattern(fill: str) -> Float32[ndarray, "pixels pixels 1"]:
 
 @cache
 def _canvas(background: int, frame: int) -> Float32[ndarray, "pixels pixels 3"]:
-    top, bottom = np.array(WORDS["backgrounds"][VALUES["background"][background]]["rgb"], dtype=np.float32)
+    top, bottom = np.array(
+        WORDS["backgrounds"][VALUES["background"][background]]["rgb"], dtype=np.float32
+    )
     slope = np.linspace(0, 1, PIXELS, dtype=np.float32)[:, None, None]
     canvas = np.broadcast_to(top + (bottom - top) * slope, (PIXELS, PIXELS, 3))
     ink = np.array((70, 70, 78) if canvas.mean() > 128 else (215, 215, 220), dtype=np.float32)
-    framed: Float32[ndarray, "pixels pixels 3"] = canvas + (ink - canvas) * _frame(VALUES["frame"][frame])
+    framed: Float32[ndarray, "pixels pixels 3"] = canvas + (ink - canvas) * _frame(
+        VALUES["frame"][frame]
+    )
     return framed
 
 

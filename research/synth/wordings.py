@@ -42,7 +42,9 @@ def question(product: Product | None, kind: FactKind, rng: random.Random) -> str
 
 def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
     """State a fact in a sentence that names its product."""
-    return _capital(_template("statements", fact.kind, rng).format(x=_named(product, rng), v=fact.value))
+    return _capital(
+        _template("statements", fact.kind, rng).format(x=_named(product, rng), v=fact.value)
+    )
 
 
 def edit(target: Product, changed: Attribute, rng: random.Random) -> str:

@@ -55,7 +55,9 @@ def read_json(path: Path) -> Any:
     if path.exists() and not path.is_file():  # a pipe or a device may never end
         raise ArtifactMismatch(f"{path} is damaged: it is not a file")
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise ArtifactMismatch(f"{path} has more than {MAX_JSON_BYTES:,} bytes, too many for settings")
+        raise ArtifactMismatch(
+            f"{path} has more than {MAX_JSON_BYTES:,} bytes, too many for settings"
+        )
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -106,7 +108,9 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         why = f"it has no {MANIFEST}" if folder.exists() else "the folder does not exist"
-        raise ArtifactMissing(f"no finished {kind} at {folder}: {why}. Run the command that makes it")
+        raise ArtifactMissing(
+            f"no finished {kind} at {folder}: {why}. Run the command that makes it"
+        )
     body = read_json(path)
     try:
         if body["format"] != FORMAT:
@@ -120,7 +124,9 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
         problem = first_problem(error) if isinstance(error, ValidationError) else repr(error)
         raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again") from None
     if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in manifest.files):
-        raise ArtifactMismatch(f"{path} names files outside its folder; do not use what came from there")
+        raise ArtifactMismatch(
+            f"{path} names files outside its folder; do not use what came from there"
+        )
     signed = {name: value for name, value in body.items() if name != "fingerprint"}
     if fingerprint_of(signed) != manifest.fingerprint:
         raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
@@ -142,8 +148,12 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
             raise ArtifactMissing(f"{folder} is damaged: {name} is missing")
         status = file.stat()
         if (size := status.st_size) != fact.bytes:
-            raise ArtifactMismatch(f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}")
-        on_disk = 512 * getattr(status, "st_blocks", 0)  # 0 where the disk, or Windows, does not tell
+            raise ArtifactMismatch(
+                f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}"
+            )
+        on_disk = 512 * getattr(
+            status, "st_blocks", 0
+        )  # 0 where the disk, or Windows, does not tell
         if size > HOLE_BYTES and 0 < 100 * on_disk < size:  # compression reaches a tenth
             raise ArtifactMismatch(
                 f"{file} is nearly all holes: it has {size:,} bytes, {on_disk:,} of them on the disk, and "
@@ -197,7 +207,9 @@ def read_arrays(
 
 def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     """Return whether a shape is the wanted one, in which None stands for any length."""
-    return len(shape) == len(wanted) and all(map(lambda one, other: other in (None, one), shape, wanted))
+    return len(shape) == len(wanted) and all(
+        map(lambda one, other: other in (None, one), shape, wanted)
+    )
 
 
 def unfit(file: Path, error: Exception) -> ArtifactMismatch:

@@ -51,7 +51,9 @@ def as_text(text: object, name: str) -> str:
     """
     if not isinstance(text, str):
         raise UsageError(f"{name} is {_show(text)}, expected a text")
-    return clean(check_unicode(str.__str__(text)))  # those of NumPy and of enumerations become plain ones
+    return clean(
+        check_unicode(str.__str__(text))
+    )  # those of NumPy and of enumerations become plain ones
 
 
 def is_missing(value: object) -> bool:

@@ -201,7 +201,9 @@ class SearchSettings(SearchConfig):
         UsageError
             An option is out of range.
         """
-        options = {name: value for name, value in to_json(checked(config)).items() if value is not None}
+        options = {
+            name: value for name, value in to_json(checked(config)).items() if value is not None
+        }
         return dataclasses.replace(self, **options)
 
 
@@ -266,7 +268,9 @@ def usual_search(items: int) -> SearchSettings:
     if items > LARGE:
         candidates = round(CANDIDATES_PER_ROOT * math.sqrt(items))
         shortlist = round(candidates / CANDIDATES_PER_SHORTLISTED)
-        return dataclasses.replace(usual, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist)
+        return dataclasses.replace(
+            usual, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist
+        )
     candidates = max(min(items, SMALL_POOL), items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates)
     shortlist = 0 if items <= COMPARED_POOL else USUAL_SEARCH.shortlist
     return dataclasses.replace(usual, candidates=candidates, shortlist=shortlist)

@@ -54,7 +54,9 @@ class Measures(NamedTuple):
     """Query id -> measure -> value; for significance tests."""
 
 
-def measure(qrels: Qrels, rankings: Mapping[str, Sequence[str]], *, ks: Sequence[int] = KS) -> Measures:
+def measure(
+    qrels: Qrels, rankings: Mapping[str, Sequence[str]], *, ks: Sequence[int] = KS
+) -> Measures:
     """Measure rankings of items against the right answers (M-BEIR, section 2.9).
 
     A ranking is measured in its own order: trec_eval would sort by score and break ties by id. An empty
@@ -174,7 +176,8 @@ def evaluate_index(
             rankings, touched = [], 0.0
             for start in range(0, len(kept), BATCH):
                 batch = [
-                    query._replace(number=place) for place, query in enumerate(kept[start : start + BATCH])
+                    query._replace(number=place)
+                    for place, query in enumerate(kept[start : start + BATCH])
                 ]
                 found = SnapshotSearcher(index.model, index.snapshot, config).search_encoded(batch)
                 rankings += [[hit.id for hit in one.hits] for one in found]
@@ -221,7 +224,9 @@ def evaluate_model(
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)
     else:
-        index, _ = Index.create(folder, model=model, pool=pools[0], embeddings="fused", progress=progress)
+        index, _ = Index.create(
+            folder, model=model, pool=pools[0], embeddings="fused", progress=progress
+        )
     return evaluate_index(index, data, split=split, progress=progress)
 
 
@@ -245,7 +250,9 @@ def _encode(
 ) -> tuple[list[str], list[EncodedQuery]]:
     """Return ids and vectors of a row's queries, each with one of its instructions."""
     with tempfile.TemporaryDirectory() as folder:
-        qids, features = embed_queries(data, index.model.encoder, row, Path(folder), progress=progress)
+        qids, features = embed_queries(
+            data, index.model.encoder, row, Path(folder), progress=progress
+        )
     fused = index.model.embed(features)
     is_raw = index.snapshot.manifest.embeddings == "raw"
     evidence = normalize(features.total()) if is_raw else fused

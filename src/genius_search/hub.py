@@ -21,7 +21,10 @@ DATASETS: Final = "datasets/"
 """Prefix of the name of an index, which is a data set on the hub, as in the hub's own addresses."""
 ENCODER_FILES: Final = (
     *("*.json", "*.txt", "*.model", "*.safetensors"),
-    *("*text_model.onnx*", "*vision_model.onnx*"),  # repositories have each graph in several precisions
+    *(
+        "*text_model.onnx*",
+        "*vision_model.onnx*",
+    ),  # repositories have each graph in several precisions
 )
 """Files of a pretrained encoder: settings, tokenizers, weights."""
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
@@ -40,7 +43,11 @@ def is_name(text: str) -> bool:
 def known_fingerprint(file: Path) -> str:
     """Return the SHA-256 of a file; in the cache, large files lie under names that are just that."""
     blob = file.resolve()
-    return blob.name if blob.parent.name == "blobs" and len(blob.name) == 64 else file_fingerprint(file)
+    return (
+        blob.name
+        if blob.parent.name == "blobs" and len(blob.name) == 64
+        else file_fingerprint(file)
+    )
 
 
 def contents_fingerprint(folder: Path) -> str:
@@ -84,7 +91,9 @@ def pull(name: str, *, out: Path | None = None) -> Path:
 
     out = None if out is None else as_path(out)
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is there already; move it away, or choose another place with --out")
+        raise UsageError(
+            f"{out} is there already; move it away, or choose another place with --out"
+        )
     with translate_errors(name), _checked_answers():
         return Path(
             snapshot_download(
@@ -168,7 +177,9 @@ def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
     if name and folder.is_dir():
         return folder
     if not is_name(given):
-        raise ArtifactMissing(f"there is no folder {given!r}; give one, or a name on the hub as owner/name")
+        raise ArtifactMissing(
+            f"there is no folder {given!r}; give one, or a name on the hub as owner/name"
+        )
     if (cached := find(name)) is not None:
         return cached
     if not download:
@@ -195,10 +206,17 @@ def translate_errors(name: str) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError as error:
-        raise UsageError(f"{name!r} is not a repository's name; give owner/name ({error})") from None
+        raise UsageError(
+            f"{name!r} is not a repository's name; give owner/name ({error})"
+        ) from None
     except (errors.RepositoryNotFoundError, errors.LocalTokenNotFoundError):
         raise refused from None
-    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
+    except (
+        errors.HTTPError,
+        errors.LocalEntryNotFoundError,
+        ConnectionError,
+        TimeoutError,
+    ) as error:  # type: ignore[attr-defined]
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
             raise refused from None
         reason = (str(error).splitlines() or [type(error).__name__])[0]

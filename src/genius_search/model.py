@@ -13,7 +13,14 @@ import numpy as np
 from jaxtyping import Float32, Integer
 from pydantic import BaseModel, ValidationError
 
-from genius_search.artifact import FileFact, Manifest, fingerprint_of, first_problem, open_artifact, read_json
+from genius_search.artifact import (
+    FileFact,
+    Manifest,
+    fingerprint_of,
+    first_problem,
+    open_artifact,
+    read_json,
+)
 from genius_search.border import as_path
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
@@ -120,7 +127,10 @@ def read_model_file(folder: Path) -> ModelFile:
     except ValidationError as error:
         problem = first_problem(error)
     else:
-        if file.fingerprint == file.fingerprint_of_parts() and file.checksum in (None, file.sum_up()):
+        if file.fingerprint == file.fingerprint_of_parts() and file.checksum in (
+            None,
+            file.sum_up(),
+        ):
             return file
     raise ArtifactMismatch(
         f"{path} is damaged or of another version ({problem}); train the model again, or `genius pull` it if "
@@ -160,7 +170,11 @@ class Genius:
 
     @staticmethod
     def open(
-        folder: str | Path, *, device: str = "cpu", download: bool = False, with_encoder: bool = True
+        folder: str | Path,
+        *,
+        device: str = "cpu",
+        download: bool = False,
+        with_encoder: bool = True,
     ) -> Genius:
         """Open a finished model by its folder, or by its name on the Hugging Face hub.
 
@@ -217,7 +231,13 @@ class Genius:
         if generator is not None:
             check("generator", generator.fingerprint)
         return Genius(
-            folder, encoder, quantizer, generator, file.instructions, file.fingerprint, device=device
+            folder,
+            encoder,
+            quantizer,
+            generator,
+            file.instructions,
+            file.fingerprint,
+            device=device,
         )
 
     @staticmethod
@@ -262,7 +282,9 @@ class Genius:
     def unchecked(self) -> dict[Path, FileFact]:
         """Files that were not compared with their checksums since the model was opened; not the encoder's."""
         parts = (self.quantizer_manifest, self.generator_manifest)
-        return {part.folder / name: fact for part in parts if part for name, fact in part.files.items()}
+        return {
+            part.folder / name: fact for part in parts if part for name, fact in part.files.items()
+        }
 
     @property
     def num_levels(self) -> int:
@@ -359,7 +381,9 @@ class Genius:
         """Return fused unit embeddings."""
         return self.fuse(features.image, features.text)
 
-    def encode(self, features: FeatureBatch, modalities: Integer[np.ndarray, " items"]) -> EncodedItems:
+    def encode(
+        self, features: FeatureBatch, modalities: Integer[np.ndarray, " items"]
+    ) -> EncodedItems:
         """Return the embeddings and IDs of items."""
         return self.coder.encode_items(self.embed(features), modalities)
 
@@ -393,7 +417,10 @@ class Genius:
     def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
         """Return an instruction the model was trained with for this kind of query and result."""
         for known in self.instructions:
-            if Modality.parse(known.query) is query and Modality.parse(known.candidate) is candidate:
+            if (
+                Modality.parse(known.query) is query
+                and Modality.parse(known.candidate) is candidate
+            ):
                 return known.text
         return None
 

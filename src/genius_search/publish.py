@@ -87,7 +87,11 @@ def save(
     target.mkdir()
     if (source / CURRENT).exists():
         state = _copy_index(source, target, model)
-        pull, flag = ("", "") if model is None else (f"$ genius pull {model} --out model\n", " --model model")
+        pull, flag = (
+            ("", "")
+            if model is None
+            else (f"$ genius pull {model} --out model\n", " --model model")
+        )
         text = _INDEX.format(name=name, pull=pull, flag=flag)
         head: dict[str, Any] = {"viewer": False}
         facts = {"model": state.manifest.model_fingerprint}
@@ -140,7 +144,9 @@ def _copy_model(source: Path, folder: Path) -> tuple[bool, dict[str, str]]:
             f"this model reads with {local[0]}, which is on this machine only; publish that encoder, and "
             "train with its name on the hub"
         )
-    parts = {part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"}
+    parts = {
+        part: open_artifact(source / part, kind=part) for part in model.parts if part != "encoder"
+    }
     for part in parts:
         copy_artifact(source / part, folder / part)
     encoder = as_path(place)
@@ -149,7 +155,9 @@ def _copy_model(source: Path, folder: Path) -> tuple[bool, dict[str, str]]:
     elif encoder.is_dir():
         hub.copy_checkpoint(encoder, folder / "encoder")
     spec = f"{kind}:./encoder" if encoder.is_dir() else f"{kind}:{place}"
-    model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})}).write(folder)
+    model.model_copy(update={"encoder": model.encoder.model_copy(update={"spec": spec})}).write(
+        folder
+    )
     is_imported = any("published" in manifest.inputs for manifest in parts.values())
     return is_imported, {"encoder": spec, "fingerprint": model.fingerprint}
 
@@ -164,7 +172,9 @@ def _write_card(
 ) -> str:
     """Return the README.md of what is published: metadata, text in Markdown, and a table of facts."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", license):
-        raise UsageError(f"the licence is {license!r}, expected its short name on the hub, such as mit")
+        raise UsageError(
+            f"the licence is {license!r}, expected its short name on the hub, such as mit"
+        )
     tags = ["genius", "generative-retrieval", "multimodal-search"]
     data = CardData(**{"license": license, "tags": tags, **head})
     rows = "\n".join(f"| {fact} | {value} |" for fact, value in facts.items())

@@ -156,7 +156,12 @@ class EncoderConfig:
     from whole captions."""
 
     training: TrainingConfig = TrainingConfig(
-        epochs=6.0, batch_size=1024, learning_rate=6e-3, warmup_steps=50, weight_decay=0.05, beta2=0.98
+        epochs=6.0,
+        batch_size=1024,
+        learning_rate=6e-3,
+        warmup_steps=50,
+        weight_decay=0.05,
+        beta2=0.98,
     )
     """Training settings."""
 
@@ -199,7 +204,9 @@ class FitConfig:
 
 _TINY = FitConfig(
     encoder=EncoderConfig(
-        network=SmallEncoderConfig(dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96),
+        network=SmallEncoderConfig(
+            dim=48, vocabulary=1024, pair_buckets=1024, text_width=64, image_width=96
+        ),
         training=TrainingConfig(batch_size=128, learning_rate=6e-3, epochs=3.0, weight_decay=0.05),
     ),
     quantizer=QuantizerConfig(

@@ -185,7 +185,11 @@ class ArtifactWriter:
             anything a reader needs beside the files.
         """
         scratch = {CHECKPOINT, f"{CHECKPOINT}.tmp"}
-        files = {path.relative_to(self.path): path for path in sorted(self.path.rglob("*")) if path.is_file()}
+        files = {
+            path.relative_to(self.path): path
+            for path in sorted(self.path.rglob("*"))
+            if path.is_file()
+        }
         sync_tree(self.path)
         body = {
             "format": FORMAT,

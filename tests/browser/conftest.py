@@ -49,7 +49,16 @@ def serve(chromium) -> Iterator[Callable[..., Server]]:
     with contextlib.ExitStack() as stack:
 
         def start(index: Path, *arguments: str) -> Server:
-            command = [sys.executable, "-c", _GENIUS, "serve", str(index), "--port", "0", *arguments]
+            command = [
+                sys.executable,
+                "-c",
+                _GENIUS,
+                "serve",
+                str(index),
+                "--port",
+                "0",
+                *arguments,
+            ]
             process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -65,13 +74,19 @@ def serve(chromium) -> Iterator[Callable[..., Server]]:
 def small_index(chromium, trained, tmp_path_factory) -> Path:
     """Twelve items of each modality, whose pictures and texts were drawn."""
     root = tmp_path_factory.mktemp("browser")
-    pool = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
+    pool = list(
+        read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl")
+    )
     (root / "mbeir_images").symlink_to(trained.data / "mbeir_images")
     (root / "cand_pool").mkdir()
-    few = [one for modality in Modality for one in [c for c in pool if c.modality is modality][:EACH]]
+    few = [
+        one for modality in Modality for one in [c for c in pool if c.modality is modality][:EACH]
+    ]
     write_candidates(root / "cand_pool" / "some.jsonl", few)
     folder = root / "things.index"
-    Index.create(folder, model=trained.model, pool=root / "cand_pool" / "some.jsonl", embeddings="fused")
+    Index.create(
+        folder, model=trained.model, pool=root / "cand_pool" / "some.jsonl", embeddings="fused"
+    )
     return folder
 
 

@@ -19,7 +19,9 @@ VIEWS = [
 @pytest.fixture
 def serious(request):
     """Ask axe what is wrong with a page; serious and critical findings only."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python"
+    )
 
     def find(page: Page) -> list[str]:
         found = axe.Axe().run(page).response["violations"]
@@ -35,7 +37,10 @@ def serious(request):
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
     page = open_page(
-        server.address, color_scheme=scheme, viewport={"width": width, "height": 850}, reduced_motion="reduce"
+        server.address,
+        color_scheme=scheme,
+        viewport={"width": width, "height": 850},
+        reduced_motion="reduce",
     )
     for view in VIEWS:
         page.goto(server.address + view)
@@ -82,7 +87,10 @@ def test_a_search_and_a_look_at_a_hit_need_no_mouse(page):
 )
 def test_a_phone_does_not_scroll_sideways_and_its_buttons_can_be_hit(open_page, server, address):
     page = open_page(
-        server.address + address, viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True
+        server.address + address,
+        viewport={"width": 360, "height": 740},
+        is_mobile=True,
+        has_touch=True,
     )
     expect(page.locator("main")).not_to_be_empty()
     page.wait_for_load_state("networkidle")

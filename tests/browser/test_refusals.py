@@ -30,7 +30,9 @@ def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(
     picture = page.locator(".grid .frame img").first
     expect(picture).to_have_attribute("src", re.compile("^blob:"))
     expect(picture).not_to_have_js_property("naturalWidth", 0)
-    expect(page.get_by_role("link", name="Add", exact=True)).to_be_hidden()  # a key that may only read
+    expect(
+        page.get_by_role("link", name="Add", exact=True)
+    ).to_be_hidden()  # a key that may only read
     assert page.evaluate("[localStorage.length, Object.values(sessionStorage)]") == [0, [key]]
     assert key not in page.url
     server.process.kill()
@@ -47,7 +49,11 @@ def test_a_busy_server_is_asked_again_when_it_said(page):
         if len(answers) > 1:
             route.continue_()
             return
-        problem = {"title": "Too Many Requests", "detail": "256 searches wait.", "request_id": "r-1"}
+        problem = {
+            "title": "Too Many Requests",
+            "detail": "256 searches wait.",
+            "request_id": "r-1",
+        }
         route.fulfill(
             status=429,
             content_type="application/problem+json",
@@ -97,7 +103,9 @@ def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):
     search(page)
     expect(page.get_by_role("heading", name="No good match")).to_be_visible()
     expect(page.locator("#status")).to_contain_text("No good match")
-    expect(page.get_by_text("The best hit is right with a probability of only 4.0 %.")).to_be_visible()
+    expect(
+        page.get_by_text("The best hit is right with a probability of only 4.0 %.")
+    ).to_be_visible()
     expect(page.locator(".doubtful .card")).to_have_count(20)
     expect(page.locator(".doubtful .meter")).to_have_count(0)
 
@@ -114,6 +122,8 @@ def test_words_of_an_item_are_never_part_of_the_page(page):
 
     page.route("**/v1/search", hostile)
     search(page)
-    expect(page.locator(".card .text").first).to_have_text("<img src=x onerror=document.title='taken'>")
+    expect(page.locator(".card .text").first).to_have_text(
+        "<img src=x onerror=document.title='taken'>"
+    )
     assert page.title() == "a leaf · genius"
     assert page.locator(".card img[src$=x], .card script").count() == 0

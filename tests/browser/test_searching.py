@@ -118,7 +118,9 @@ def test_a_hit_is_added_to_the_query_and_weighed(page):
     ("operator", "value", "condition"),
     [("is", "image", "kind=image"), ("is one of", "image, card", "kind in image,card")],
 )
-def test_a_condition_narrows_and_survives_in_the_address(page, open_page, operator, value, condition):
+def test_a_condition_narrows_and_survives_in_the_address(
+    page, open_page, operator, value, condition
+):
     search(page, "a leaf")
     page.get_by_role("button", name="Filters").click()
     page.get_by_role("combobox", name="Field").select_option("kind")
@@ -136,7 +138,9 @@ def test_filters_without_a_query_show_what_they_allow(page):
     page.get_by_role("button", name="Filters").click()
     page.get_by_role("combobox", name="Field").select_option("kind")
     page.get_by_role("textbox", name="Value", exact=True).fill("image")
-    expect(page.get_by_role("heading", name=re.compile("items, the last added first"))).to_be_visible()
+    expect(
+        page.get_by_role("heading", name=re.compile("items, the last added first"))
+    ).to_be_visible()
     expect(page.locator(".grid .text.alone")).to_have_count(0)
 
 

@@ -32,7 +32,9 @@ def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp
     assert len(found["rows"]) == (8 + 1) * len(methods)
     exact = [row for row in found["rows"] if row["method"] == "exact"]
     assert all(row["touched"] == 1_000 for row in exact)
-    average = {row["method"]: row["measures"]["R@10"] for row in found["rows"] if row["row"] == "average"}
+    average = {
+        row["method"]: row["measures"]["R@10"] for row in found["rows"] if row["row"] == "average"
+    }
     assert 0 < average["search"] <= average["exact"] + 0.1
     out, _ = run(capsys, *words, "--index", tmp_path / "index")
     printed = [line.split() for line in out.splitlines()]

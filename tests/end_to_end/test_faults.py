@@ -47,9 +47,9 @@ Contents = dict[str, int]
 def given(contents: Contents) -> tuple[list[Item], ItemArrays]:
     """Items whose text, codes and embedding all say which write they are from."""
     writes = np.array(list(contents.values()), dtype=np.int64)
-    return [Item(name, Modality.TEXT, f"write {write}") for name, write in contents.items()], ItemArrays(
-        codes_of(writes), np.ones(len(writes), dtype=np.float16), vectors_of(writes)
-    )
+    return [
+        Item(name, Modality.TEXT, f"write {write}") for name, write in contents.items()
+    ], ItemArrays(codes_of(writes), np.ones(len(writes), dtype=np.float16), vectors_of(writes))
 
 
 def codes_of(writes: np.ndarray) -> np.ndarray:
@@ -70,9 +70,9 @@ def found(folder: Path) -> Contents:
         codes = np.empty((table.num_items, table.ids.shape[1]), dtype=np.int16)
         codes[table.items] = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
         assert np.array_equal(codes, codes_of(writes)), segment
-        assert np.allclose(segment.vectors(None)(np.arange(len(items))), vectors_of(writes), atol=1e-3), (
-            segment
-        )
+        assert np.allclose(
+            segment.vectors(None)(np.arange(len(items))), vectors_of(writes), atol=1e-3
+        ), segment
         dead = set(segment.dead.tolist())
         for row, item in enumerate(items):
             if row not in dead:
@@ -151,11 +151,15 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
         writer.begin(FACTS)
         writer.add([given(state)])
     usual = dict.fromkeys(("add", "delete", "compact"), 60.0)  # the first of each kind may finish
-    counts = {f"{kind} {outcome}": 0 for kind in usual for outcome in ("old", "new")} | {"acknowledged": 0}
+    counts = {f"{kind} {outcome}": 0 for kind in usual for outcome in ("old", "new")} | {
+        "acknowledged": 0
+    }
     done, write = 0, 0
     while done < kills:
         write += 1
-        kind = min(usual, key=lambda kind: (counts[f"{kind} old"] + counts[f"{kind} new"], chance.random()))
+        kind = min(
+            usual, key=lambda kind: (counts[f"{kind} old"] + counts[f"{kind} new"], chance.random())
+        )
         # So that there is something to do. An addition may itself merge everything: then another one.
         while len(state) < 400 or (kind == "compact" and is_compact(folder)):
             change(folder, draw("add", state, write, chance).work)
@@ -245,7 +249,9 @@ def add_one_by_one(folder: Path, names: Iterable[str], wait_seconds: float) -> i
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 60.0])
 def test_of_two_writers_at_once_one_waits_or_is_refused_and_nothing_is_lost(index, wait_seconds):
-    with forked(lambda: add_one_by_one(index, [f"theirs {number}" for number in range(4)], wait_seconds)):
+    with forked(
+        lambda: add_one_by_one(index, [f"theirs {number}" for number in range(4)], wait_seconds)
+    ):
         refused = add_one_by_one(index, [f"ours {number}" for number in range(4)], wait_seconds)
     assert wait_seconds == 0 or refused == 0
     assert len(found(index)) == 12 + 8

@@ -93,12 +93,17 @@ def kill_until_enough(
 @pytest.fixture
 def seconds(trained) -> float:
     """How long the training of the shared model took, without imports."""
-    ended, began = (path.stat().st_mtime for path in (trained.model / "model.json", trained.settings))
+    ended, began = (
+        path.stat().st_mtime for path in (trained.model / "model.json", trained.settings)
+    )
     return ended - began
 
 
 def losses(folder: Path, part: str) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / part / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["loss"]
+        for line in (folder / part / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def finished(folder: Path, part: str) -> str | None:
@@ -143,7 +148,9 @@ def test_a_killed_training_goes_on_to_the_very_same_model(trained, seconds, tmp_
     assert check()
     for part in PARTS:
         assert losses(folder, part) == losses(trained.model, part)
-    assert {path.name for path in folder.iterdir()} == {path.name for path in trained.model.iterdir()}
+    assert {path.name for path in folder.iterdir()} == {
+        path.name for path in trained.model.iterdir()
+    }
 
 
 def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mixture(
@@ -168,7 +175,9 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
     second = tmp_path / "second.toml"
     second.write_text(trained.settings.read_text() + "\ngenerator.training.seed = 1\n")
     command = (*trained.command, "--config", second, "--out", folder)
-    kill_until_enough(max(1, KILLS // 3), 0.6 * seconds, command, check=check, begin_again=begin_again)
+    kill_until_enough(
+        max(1, KILLS // 3), 0.6 * seconds, command, check=check, begin_again=begin_again
+    )
     run_whole(*command)
     assert check()
 
@@ -195,7 +204,9 @@ def pools(trained) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("kind", ["create", "add"])
-def test_a_killed_command_leaves_the_index_before_or_the_whole_one(trained, model, pools, tmp_path, kind):
+def test_a_killed_command_leaves_the_index_before_or_the_whole_one(
+    trained, model, pools, tmp_path, kind
+):
     folder, before = tmp_path / "index", tmp_path / "before"
     create = ("--model", trained.model, "--pool", pools[0])
     words = ("index", kind, folder, *(create if kind == "create" else (pools[1],)))

@@ -102,7 +102,9 @@ def disk(tmp_path, record_property) -> Iterator[Disk]:
 def quick(levels: int):
     config = preset("tiny")
     parts = {
-        name: replace(getattr(config, name), training=replace(getattr(config, name).training, max_steps=1))
+        name: replace(
+            getattr(config, name), training=replace(getattr(config, name).training, max_steps=1)
+        )
         for name in ("encoder", "quantizer", "generator")
     }
     return replace(config, **{**parts, "quantizer": replace(parts["quantizer"], levels=levels)})
@@ -140,7 +142,9 @@ def test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes
     assert found == sorted(found, key=[old, None, new].index)
     assert found[-1] == new
     with disk.after(disk.copies[found.index(None)]) as place:
-        again = fit(MBeir(trained.data), "small", place / "model", quick(2), progress=Silent()).fingerprint
+        again = fit(
+            MBeir(trained.data), "small", place / "model", quick(2), progress=Silent()
+        ).fingerprint
         assert again == new
         gc.collect()
 
@@ -149,7 +153,9 @@ def check_parts(model: Path) -> None:
     """Compare every file of a model with its checksum."""
     for part in ("encoder", "quantizer", "generator"):
         if (model / part / MANIFEST).exists():
-            open_artifact(model / part, kind=str(read_json(model / part / MANIFEST)["kind"]), verify=True)
+            open_artifact(
+                model / part, kind=str(read_json(model / part / MANIFEST)["kind"]), verify=True
+            )
 
 
 def texts(number: int) -> list[dict[str, str]]:

@@ -75,6 +75,7 @@ def test_a_killed_process_changes_no_weight(of_two, trained, tmp_path):
     assert "exitcode: -9" in finish(process)
     for stage in STAGES:
         expected, found = (
-            load_file(next((model / stage).glob("*.safetensors"))) for model in (of_two, tmp_path / "killed")
+            load_file(next((model / stage).glob("*.safetensors")))
+            for model in (of_two, tmp_path / "killed")
         )
         assert all(np.array_equal(found[name], expected[name]) for name in expected), stage

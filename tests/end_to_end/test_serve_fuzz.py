@@ -35,7 +35,9 @@ def app(trained, tmp_path_factory) -> Iterator[FastAPI]:
     assert index.verify().items
 
 
-@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")  # of schemathesis
+@pytest.mark.filterwarnings(
+    "ignore::hypothesis.errors.HypothesisDeprecationWarning"
+)  # of schemathesis
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(app, mode):
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "localhost"})
@@ -57,7 +59,10 @@ def test_every_answer_to_whatever_is_asked_is_one_that_the_description_names(app
     assert asked > 100
 
 
-@given(st.binary(max_size=300), st.sampled_from(["application/json", "multipart/form-data; boundary=x"]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(["application/json", "multipart/form-data; boundary=x"]),
+)
 @settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_any_bytes_are_refused_clearly(app, body, kind):
     client = TestClient(app, base_url="http://localhost")

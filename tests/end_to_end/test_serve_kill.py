@@ -93,7 +93,9 @@ def check(address: str, known: dict[str, str]) -> None:
         words = sorted(set(known.values()))
         for word in words[-40:]:  # the last before the kill among them
             hits = client.post("/v1/search", json={"text": "a kite", "match": word}).json()["hits"]
-            assert {name for name, own in known.items() if own == word} <= {hit["id"] for hit in hits}
+            assert {name for name, own in known.items() if own == word} <= {
+                hit["id"] for hit in hits
+            }
         for name in known:
             assert client.get("/v1/items", params={"id": name}).json()["id"] == name
 
@@ -106,7 +108,8 @@ def test_what_a_killed_server_acknowledged_is_there_when_it_is_started_again(tra
         with serving(folder) as (process, address), ThreadPoolExecutor(ADDERS) as pool:
             check(address, known)
             adders = [
-                pool.submit(add_until_killed, address, adder, kill, known, first) for adder in range(ADDERS)
+                pool.submit(add_until_killed, address, adder, kill, known, first)
+                for adder in range(ADDERS)
             ]
             assert first.wait(60)
             time.sleep(moments.uniform(0.1, 1.5))

@@ -58,6 +58,8 @@ def run(tmp_path):
 
 @pytest.mark.slow
 def test_two_nodes_train_one_model(run, trained, tmp_path):
-    output = run("fit.sbatch", TWO_TASKS, trained.data, tmp_path / "model", *SETTINGS, "--device", "cpu")
+    output = run(
+        "fit.sbatch", TWO_TASKS, trained.data, tmp_path / "model", *SETTINGS, "--device", "cpu"
+    )
     assert output.count("next: genius evaluate") == 1
     assert Genius.open(tmp_path / "model").generator is not None

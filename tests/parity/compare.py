@@ -56,7 +56,8 @@ class Reference:
         with np.load(folder / "golden.npz") as arrays:
             self.golden = {name: arrays[name] for name in arrays.files}
         self.shapes = {
-            name: tuple(shape) for name, shape in json.loads((folder / "keys.json").read_text()).items()
+            name: tuple(shape)
+            for name, shape in json.loads((folder / "keys.json").read_text()).items()
         }
         seed_file = folder / "seed"
         self.seed = int(seed_file.read_text()) if seed_file.exists() else 1
@@ -121,7 +122,11 @@ def write_published(reference: Reference, folder: Path) -> Files:
 def container(weights: dict[str, Tensor]) -> dict[str, Any]:
     """What the authors save beside the weights; the optimizer's state is cut down to a few tensors."""
     moments = {
-        number: {"step": torch.tensor(9.0), "exp_avg": torch.zeros(4, 3), "exp_avg_sq": torch.zeros(4, 3)}
+        number: {
+            "step": torch.tensor(9.0),
+            "exp_avg": torch.zeros(4, 3),
+            "exp_avg_sq": torch.zeros(4, 3),
+        }
         for number in range(3)
     }
     return {
@@ -139,7 +144,11 @@ def container(weights: dict[str, Tensor]) -> dict[str, Any]:
 
 def configuration() -> Any:
     """An OmegaConf configuration, where omegaconf is installed."""
-    plain = {"seed": 2023, "model": {"name": "t5-small", "codes": [3, 4096], "clip": None}, "lr": 1e-4}
+    plain = {
+        "seed": 2023,
+        "model": {"name": "t5-small", "codes": [3, 4096], "clip": None},
+        "lr": 1e-4,
+    }
     if find_spec("omegaconf") is None:
         return plain
     from omegaconf import OmegaConf  # noqa: PLC0415
@@ -189,7 +198,9 @@ def measure(reference: Reference, model: Genius, quantizer: Quantizer) -> Measur
     ours["quant"] = F.normalize(torch.from_numpy(vectors), dim=-1)
     ours["rerank"] = F.normalize(image + text, dim=-1)
     hidden = generator(reference.numbers("z"), reference.numbers("target"))
-    ours["logits"] = generator.row_logits(hidden.flatten(0, 1), slice(None)).unflatten(0, hidden.shape[:2])
+    ours["logits"] = generator.row_logits(hidden.flatten(0, 1), slice(None)).unflatten(
+        0, hidden.shape[:2]
+    )
     ours |= _training(reference, quantizer)
     largest = {name: _difference(tensor, reference.numbers(name)) for name, tensor in ours.items()}
     misplaced = {}

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("parity_compare", Path(__file__).with_name("compare.py"))
+_spec = importlib.util.spec_from_file_location(
+    "parity_compare", Path(__file__).with_name("compare.py")
+)
 compare = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(compare)
 

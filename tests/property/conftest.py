@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("plain_search", Path(__file__).with_name("plain_search.py"))
+_spec = importlib.util.spec_from_file_location(
+    "plain_search", Path(__file__).with_name("plain_search.py")
+)
 _module = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = _module
 _spec.loader.exec_module(_module)

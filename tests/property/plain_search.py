@@ -137,10 +137,14 @@ class Pool(NamedTuple):
         segments = []
         for own, living in zip(codes, alive, strict=True):
             table = IdTable.build(own, np.linspace(0, 1, len(own), dtype=np.float32))
-            segments.append(SearchSegment(table, None if living is None else Allowed.of(table, living)))
+            segments.append(
+                SearchSegment(table, None if living is None else Allowed.of(table, living))
+            )
         return Pool(list(codes), list(alive), segments)
 
-    def restricted(self, masks: Sequence[np.ndarray | None] | None) -> tuple[Allowed | None, ...] | None:
+    def restricted(
+        self, masks: Sequence[np.ndarray | None] | None
+    ) -> tuple[Allowed | None, ...] | None:
         """What a query with these masks may find."""
         if masks is None:
             return None
@@ -220,7 +224,9 @@ class Case(NamedTuple):
 
     def ids(self, query: int) -> set[Id]:
         """What a query may find."""
-        return self.pool.ids(self.masks[query], frozenset() if self.level0 is None else self.level0[query])
+        return self.pool.ids(
+            self.masks[query], frozenset() if self.level0 is None else self.level0[query]
+        )
 
 
 def sizes_of(number: int) -> tuple[int, ...]:
@@ -246,13 +252,17 @@ def model(number: int) -> Generator:
         return Generator(DIM, sizes_of(number), config).eval()
 
 
-def teacher_forced(generator: Generator, queries: torch.Tensor, ids: set[Id], scores: str) -> list[Foretold]:
+def teacher_forced(
+    generator: Generator, queries: torch.Tensor, ids: set[Id], scores: str
+) -> list[Foretold]:
     """For each query what the generator, as it is trained, says after the prefixes of these IDs."""
     distinct = sorted(ids)
     rows = {id_[:level]: row for row, id_ in enumerate(distinct) for level in range(len(id_))}
     codes = torch.tensor(distinct, dtype=torch.int64).reshape(len(distinct), len(generator.sizes))
     with torch.no_grad():
-        hidden = generator(queries.repeat_interleave(len(codes), dim=0), codes.repeat(len(queries), 1))
+        hidden = generator(
+            queries.repeat_interleave(len(codes), dim=0), codes.repeat(len(queries), 1)
+        )
         values = [
             generator.log_probabilities(hidden[:, level], level, scores)
             for level in range(len(generator.sizes))
@@ -274,7 +284,9 @@ def draw_pool(random: np.random.Generator, sizes: tuple[int, ...]) -> Pool:
     for _ in range(random.integers(1, 4)):
         num_items = int(random.integers(random.integers(0, 2), 41))
         codes.append(known[random.integers(0, len(known), num_items)])
-        alive.append(random.random(num_items) < random.choice([0.2, 0.8]) if random.random() < 0.5 else None)
+        alive.append(
+            random.random(num_items) < random.choice([0.2, 0.8]) if random.random() < 0.5 else None
+        )
     return Pool.of(codes, alive)
 
 
@@ -285,7 +297,8 @@ def draw_case(seed: int, sizes: tuple[int, ...], **config) -> Case:
     level0 = None
     if random.random() < 0.5:  # the last of these codes no ID begins with
         level0 = [
-            frozenset(random.choice(sizes[0] + 1, random.integers(0, 3)).tolist()) for _ in range(QUERIES)
+            frozenset(random.choice(sizes[0] + 1, random.integers(0, 3)).tolist())
+            for _ in range(QUERIES)
         ]
     masks: list[list[np.ndarray | None] | None] = []
     for _ in range(QUERIES):
@@ -324,7 +337,9 @@ class WrittenState(NamedTuple):
         width = len(self.rows) // self.num_queries
         for query, own in zip(kept, rows.tolist(), strict=True):
             assert all(row // width == query for row in own)
-        return WrittenState(self.level, [self.rows[row] for row in rows.flatten().tolist()], len(kept))
+        return WrittenState(
+            self.level, [self.rows[row] for row in rows.flatten().tolist()], len(kept)
+        )
 
 
 class WrittenStep(NamedTuple):
@@ -345,7 +360,9 @@ class ExactDecoder:
         self._drawn: dict[tuple[int, ...], np.ndarray] = {}
 
     def start(self, queries: torch.Tensor, level0=None) -> WrittenState:
-        return WrittenState(0, [(int(number), ()) for number in queries[:, 0].tolist()], len(queries))
+        return WrittenState(
+            0, [(int(number), ()) for number in queries[:, 0].tolist()], len(queries)
+        )
 
     def advance(self, state: WrittenState, codes: torch.Tensor) -> WrittenStep:
         rows = state.rows
@@ -355,7 +372,10 @@ class ExactDecoder:
         self.num_rows += codes.numel()
         said, written = [], []
         for (query, prefix), new in zip(rows, codes.tolist(), strict=True):
-            steps = [(*prefix, *new[:count]) for count in range(0 if state.level == 0 else 1, len(new) + 1)]
+            steps = [
+                (*prefix, *new[:count])
+                for count in range(0 if state.level == 0 else 1, len(new) + 1)
+            ]
             said.append([[query, *step, *[-1] * (len(self.sizes) - len(step))] for step in steps])
             written.append((query, (*prefix, *new)))
         level = state.level + codes.shape[1] + (state.level == 0)

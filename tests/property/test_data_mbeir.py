@@ -68,7 +68,9 @@ def test_qrels_say_what_the_positives_say(fields):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.txt"
         write_qrels(path, written)
-        expected = {query.qid: dict.fromkeys(query.positives, 1) for query in written if query.positives}
+        expected = {
+            query.qid: dict.fromkeys(query.positives, 1) for query in written if query.positives
+        }
         assert read_qrels(path) == expected
 
 
@@ -87,7 +89,9 @@ def test_a_pool_of_several_files_holds_each_id_once_first_come(pools):
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 rows = st.dictionaries(
@@ -96,14 +100,18 @@ rows = st.dictionaries(
 )
 
 
-@given(st.lists(st.binary(max_size=30) | rows.map(lambda row: json.dumps(row).encode()), max_size=8))
+@given(
+    st.lists(st.binary(max_size=30) | rows.map(lambda row: json.dumps(row).encode()), max_size=8)
+)
 def test_whatever_a_file_holds_every_line_is_read_or_counted(raw):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.jsonl"
         path.write_bytes(b"\n\n\n\n" + b"\n".join(raw))  # the first four bytes tell the encoding
         bad = []
         good = list(read_candidates(path, on_bad=bad.append))
-        assert len(good) + len(bad) == sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
+        assert len(good) + len(bad) == sum(
+            bool(line.strip()) for line in path.read_bytes().split(b"\n")
+        )
 
 
 @given(st.lists(st.tuples(ids, st.integers(0, 255))), st.lists(ids))

@@ -32,8 +32,12 @@ def pool(request, tmp_path_factory):
     random = np.random.default_rng(0)
     centres = random.standard_normal((30, DIM - 1))
     items = centres[random.integers(0, 30, ITEMS)] + 0.6 * random.standard_normal((ITEMS, DIM - 1))
-    items = np.concatenate([items / np.linalg.norm(items, axis=1)[:, None], np.zeros((ITEMS, 1))], axis=1)
-    queries = np.concatenate([random.standard_normal((QUERIES, DIM - 1)), np.zeros((QUERIES, 1))], axis=1)
+    items = np.concatenate(
+        [items / np.linalg.norm(items, axis=1)[:, None], np.zeros((ITEMS, 1))], axis=1
+    )
+    queries = np.concatenate(
+        [random.standard_normal((QUERIES, DIM - 1)), np.zeros((QUERIES, 1))], axis=1
+    )
     constant = np.eye(DIM)[-1]
     if request.param == "rotated":
         rotation = np.linalg.qr(random.standard_normal((DIM, DIM)))[0]
@@ -66,7 +70,9 @@ class Pool:
         if bits == 16:
             return StoredVectors(quantize(self.items, 16), 16, self.ranker, self.table)
         if bits == "raw":
-            return StoredVectors(Quantized(self.items.astype(np.float16), None), 16, self.ranker, self.table)
+            return StoredVectors(
+                Quantized(self.items.astype(np.float16), None), 16, self.ranker, self.table
+            )
         return StoredVectors(quantize(self.residuals, bits), bits, self.ranker, self.table)
 
     def search(self, queries, bits, decoder, fast, *, level0=frozenset(), allowed=None, **settings):
@@ -127,7 +133,8 @@ def test_nor_does_a_generator_with_a_guide(pool, is_compiled):
         torch.manual_seed(0)
         network = Generator(DIM, pool.quantizer.sizes, config).eval()
         network.start_codes(
-            [*map(torch.from_numpy, pool.quantizer.tables())], generator=torch.Generator().manual_seed(0)
+            [*map(torch.from_numpy, pool.quantizer.tables())],
+            generator=torch.Generator().manual_seed(0),
         )
         network.prefix_projection.weight.zero_()
     weights = {name: weight.numpy() for name, weight in network.state_dict().items()}

@@ -24,7 +24,9 @@ CONFIGS = st.builds(
     prefixes=st.integers(1, 5),
     head=st.sampled_from(["tied", "per-level"]),
 )
-PLANS = st.tuples(st.integers(0, 10_000), CONFIGS, st.lists(st.integers(1, 6), min_size=1, max_size=5))
+PLANS = st.tuples(
+    st.integers(0, 10_000), CONFIGS, st.lists(st.integers(1, 6), min_size=1, max_size=5)
+)
 
 
 def make(seed, config, sizes):
@@ -87,7 +89,9 @@ def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data
             break
         # Some queries, in any order and perhaps twice; of each some of its beams, in any order.
         present = len(owner) // width
-        kept = data.draw(st.lists(st.integers(0, present - 1), min_size=1, max_size=3), label="queries")
+        kept = data.draw(
+            st.lists(st.integers(0, present - 1), min_size=1, max_size=3), label="queries"
+        )
         everyone = kept == list(range(present))
         kept = torch.tensor(kept)
         chosen = torch.randint(width, (len(kept), data.draw(st.integers(1, 4), label="beams")))

@@ -59,7 +59,11 @@ class Drawn:
     """A case of the plain search with code vectors, stored embeddings, norms and densities."""
 
     def __init__(
-        self, plain, seed: int, sizes: tuple[int, ...] | None = None, generator: GeneratorConfig | None = None
+        self,
+        plain,
+        seed: int,
+        sizes: tuple[int, ...] | None = None,
+        generator: GeneratorConfig | None = None,
     ) -> None:
         random = np.random.default_rng([seed, 2])
         self.sizes = sizes or plain.sizes_of(seed % plain.NUM_MODELS)
@@ -89,7 +93,9 @@ class Drawn:
             self.decoder = self.network
             if self.network.guide is not None:
                 self.decoder = GuidedDecoder(self.network, spread)
-        self.queries = torch.from_numpy(np.asarray(draw((len(self.case.queries), plain.DIM)), np.float32))
+        self.queries = torch.from_numpy(
+            np.asarray(draw((len(self.case.queries), plain.DIM)), np.float32)
+        )
         self.segments = self.case.pool.segments
         if random.random() < 0.5:
             self.is_exact = False
@@ -99,7 +105,9 @@ class Drawn:
                 SearchSegment(table, None if alive is None else Allowed.of(table, alive))
                 for table, alive in (
                     (
-                        IdTable.build(np.concatenate([codes, cost], axis=1), np.linspace(0, 1, len(codes))),
+                        IdTable.build(
+                            np.concatenate([codes, cost], axis=1), np.linspace(0, 1, len(codes))
+                        ),
                         alive,
                     )
                     for codes, cost, alive in zip(
@@ -107,7 +115,9 @@ class Drawn:
                     )
                 )
             ]
-        stored = [np.asarray(draw((len(codes), plain.DIM)), np.float32) for codes in self.case.pool.codes]
+        stored = [
+            np.asarray(draw((len(codes), plain.DIM)), np.float32) for codes in self.case.pool.codes
+        ]
         self.evidence = Evidence(
             CodeRanker(self.tables, spread, norm_weight),
             [lambda items, own=own: torch.from_numpy(own[items]) for own in stored],
@@ -166,14 +176,19 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
             for mine, theirs in zip((*one[:3], one.beams), (*other[:3], other.beams), strict=True):
                 np.testing.assert_array_equal(mine, theirs, err_msg=note)
         mine, theirs = (
-            {(segment, item): place for place, (segment, item) in enumerate(zip(*hits[:2], strict=True))}
+            {
+                (segment, item): place
+                for place, (segment, item) in enumerate(zip(*hits[:2], strict=True))
+            }
             for hits in (one, other)
         )
         for hit in mine.keys() | theirs.keys():
             if hit in mine and hit in theirs:
                 here, there = mine[hit], theirs[hit]
                 assert one.rows[here] == other.rows[there], note
-                np.testing.assert_allclose(one.scores[here], other.scores[there], rtol=1e-6, atol=error)
+                np.testing.assert_allclose(
+                    one.scores[here], other.scores[there], rtol=1e-6, atol=error
+                )
                 largest = np.nanmax(np.abs(other.log_probabilities[there]), initial=1)
                 np.testing.assert_allclose(
                     one.log_probabilities[here],
@@ -196,8 +211,12 @@ def test_hits_are_those_of_the_general_search(plain, make):
 
 def test_levels_of_many_codes_are_searched_alike(plain, make):
     for seed in range(plain.SOME_POOLS):
-        drawn = Drawn(plain, seed, (3, 256, 200, 256, 256, 256, 256))  # more codes than the Gram matrix has
-        assert_same(drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed)
+        drawn = Drawn(
+            plain, seed, (3, 256, 200, 256, 256, 256, 256)
+        )  # more codes than the Gram matrix has
+        assert_same(
+            drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed
+        )
 
 
 def test_more_hits_than_there_are_items_take_no_memory(plain, make):
@@ -249,14 +268,24 @@ def test_a_generator_finds_the_same(plain, make, layers, guide, head):
 
 
 @pytest.mark.parametrize(("layers", "prefixes"), [(1, 300), (3, 5)])
-def test_a_generator_of_odd_widths_finds_the_same_in_fresh_memory(plain, make, layers, prefixes, monkeypatch):
+def test_a_generator_of_odd_widths_finds_the_same_in_fresh_memory(
+    plain, make, layers, prefixes, monkeypatch
+):
     config = GeneratorConfig(
-        layers=layers, width=72, feedforward=100, heads=3, head_width=20, prefixes=prefixes, guide="geometry"
+        layers=layers,
+        width=72,
+        feedforward=100,
+        heads=3,
+        head_width=20,
+        prefixes=prefixes,
+        guide="geometry",
     )
     for seed in range(plain.SOME_POOLS // 3):
         monkeypatch.setattr(kernel, "_works", [])
         drawn = Drawn(plain, seed, (3, 100, 70, 9), config)
-        assert_same(drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed)
+        assert_same(
+            drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed
+        )
 
 
 def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
@@ -277,12 +306,15 @@ def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
 
 def test_large_pools_are_searched_alike(make):
     random = np.random.default_rng(0)
-    tables = [torch.from_numpy(random.integers(-9, 10, (64, 8)).astype(np.float32)) for _ in range(4)]
+    tables = [
+        torch.from_numpy(random.integers(-9, 10, (64, 8)).astype(np.float32)) for _ in range(4)
+    ]
     codes = np.concatenate(
         [random.integers(0, 64, (20_000, 4)), random.integers(0, 256, (20_000, 2))], axis=1
     )
     segments = [
-        SearchSegment(IdTable.build(own, np.zeros(len(own)))) for own in (codes[:15_000], codes[15_000:])
+        SearchSegment(IdTable.build(own, np.zeros(len(own))))
+        for own in (codes[:15_000], codes[15_000:])
     ]
     ranker = CodeRanker(tables)
     for num_segments in (1, 2):
@@ -293,14 +325,18 @@ def test_large_pools_are_searched_alike(make):
         drawn.queries = torch.from_numpy(random.integers(-9, 10, (16, 8)).astype(np.float32))
         drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 4]
         drawn.case = type(
-            "Case", (), {"config": dataclasses.replace(PAPER_SEARCH, rerank="codes", candidates=500)}
+            "Case",
+            (),
+            {"config": dataclasses.replace(PAPER_SEARCH, rerank="codes", candidates=500)},
         )
         assert_same(drawn, drawn.find(make(drawn.network, ranker)), drawn.find(), num_segments)
 
 
 def test_damaged_tables_are_refused(compiled):
     random = np.random.default_rng(1)
-    tables = [torch.from_numpy(random.standard_normal((size, 3)).astype(np.float32)) for size in (3, 8, 8)]
+    tables = [
+        torch.from_numpy(random.standard_normal((size, 3)).astype(np.float32)) for size in (3, 8, 8)
+    ]
     fast = CompiledSearch(CodeRanker(tables), compiled)
     config = dataclasses.replace(PAPER_SEARCH, rerank="codes", candidates=4)
     refused = 0
@@ -311,7 +347,9 @@ def test_damaged_tables_are_refused(compiled):
         name = ("ids", "starts", "bucket_starts", "items")[seed % 4]
         array = getattr(table, name).ravel()
         limit = 2**31 if name != "ids" else 128
-        array[random.integers(0, array.size, 5)] = random.integers(-limit, limit, 5).astype(array.dtype)
+        array[random.integers(0, array.size, 5)] = random.integers(-limit, limit, 5).astype(
+            array.dtype
+        )
         query = random.standard_normal((1, 3)).astype(np.float32)
         try:
             (found,) = fast.search(
@@ -334,12 +372,18 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
 ):
     random = np.random.default_rng(shortlist)
     tables = [
-        torch.from_numpy(random.standard_normal((size, dim)).astype(np.float32)) for size in (3, 64, 64)
+        torch.from_numpy(random.standard_normal((size, dim)).astype(np.float32))
+        for size in (3, 64, 64)
     ]
     codes = np.stack([random.integers(0, size, 5000) for size in (3, 64, 64)], axis=1)
     costs = random.integers(0, 256, (5000, 2))
-    table = IdTable.build(np.concatenate([codes, costs * (codes[:, 1:2] % 2)], axis=1), np.zeros(5000))
-    segments = [SearchSegment(table), SearchSegment(table, Allowed.of(table, random.random(5000) < 0.5))]
+    table = IdTable.build(
+        np.concatenate([codes, costs * (codes[:, 1:2] % 2)], axis=1), np.zeros(5000)
+    )
+    segments = [
+        SearchSegment(table),
+        SearchSegment(table, Allowed.of(table, random.random(5000) < 0.5)),
+    ]
     densities = [random.integers(0, 256, 5000).astype(np.uint8) for _ in segments]
     spread = draw_spread(random, (3, 64, 64))
     constant = np.linalg.qr(random.standard_normal((dim, 2)))[0].T.astype(np.float32)
@@ -351,7 +395,11 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
     queries[3] = 0
     others = queries if bits < 16 else random.standard_normal((8, dim)).astype(np.float32)
     config = dataclasses.replace(
-        PAPER_SEARCH, rerank="embeddings", candidates=900, shortlist=shortlist, density_weight=density_weight
+        PAPER_SEARCH,
+        rerank="embeddings",
+        candidates=900,
+        shortlist=shortlist,
+        density_weight=density_weight,
     )
     for is_raw, known in ((False, densities), (False, None), (True, densities)):
         evidence = Evidence(ranker, stored, is_raw, known)
@@ -369,7 +417,9 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
             )
             assert fast.covers(segments, config, stored)
             for own, other in zip(
-                find(lambda: None, fast, segments, queries, wanted, config, **given), expected, strict=True
+                find(lambda: None, fast, segments, queries, wanted, config, **given),
+                expected,
+                strict=True,
             ):
                 error = 1e-4 if bits == 16 else 2e-1  # of scores up to 2,000
                 np.testing.assert_allclose(own.scores, other.scores, rtol=1e-4, atol=error)
@@ -408,7 +458,9 @@ class NearQueries:
 
     def __init__(self, bits: int, dim: int) -> None:
         random = np.random.default_rng(bits)
-        tables = [random.standard_normal((size, dim)).astype(np.float32) / 8 for size in (2, 40, 40)]
+        tables = [
+            random.standard_normal((size, dim)).astype(np.float32) / 8 for size in (2, 40, 40)
+        ]
         codes = np.stack([random.integers(0, size, self.ITEMS) for size in (2, 40, 40)], axis=1)
         sums = sum(table[codes[:, level]] for level, table in enumerate(tables))
         items = unit(sums + 0.1 * random.standard_normal(sums.shape) / dim**0.5)
@@ -458,7 +510,9 @@ class NearQueries:
     [(16, 40, 1e-5), (16, 100, 1e-5), (8, 40, 1e-3), (4, 100, 1e-3), (1, 40, 1e-3)],
 )
 @pytest.mark.parametrize("shortlist", [0, 10**6])
-def test_densities_fade_near_a_query_whatever_searches(plain, make_variant, bits, dim, error, shortlist):
+def test_densities_fade_near_a_query_whatever_searches(
+    plain, make_variant, bits, dim, error, shortlist
+):
     case, weight = NearQueries(bits, dim), 0.3
     fast = make_variant(case.ranker)
     rankings = case.find(fast, weight, shortlist)
@@ -473,7 +527,9 @@ def test_densities_fade_near_a_query_whatever_searches(plain, make_variant, bits
             ]
         )
         # A density costs at most .3 × .16 / scale, 1.2 % of it more if a product errs by 1e-3.
-        np.testing.assert_allclose(found.scores, expected[found.items], atol=error * (1 + 1 / scale))
+        np.testing.assert_allclose(
+            found.scores, expected[found.items], atol=error * (1 + 1 / scale)
+        )
         assert (np.diff(found.scores) <= 0).all()
         products = case.vectors @ query
         near += int(((products > 0.75) & (products < 1)).sum())
@@ -490,7 +546,9 @@ def test_an_items_own_vector_finds_it_first_although_its_density_is_the_largest(
 
 def drawn_vectors(random, bits, shape, ranker=None, table=None) -> StoredVectors:
     if bits == 16:
-        values = random.standard_normal(shape) * 10.0 ** random.integers(-7, 2, shape)  # subnormal ones too
+        values = random.standard_normal(shape) * 10.0 ** random.integers(
+            -7, 2, shape
+        )  # subnormal ones too
         return StoredVectors(Quantized(values.astype(np.float16), None), 16, ranker, table)
     scales = random.random(shape[0]).astype(np.float16)
     packed = random.integers(0, 256, (shape[0], stored_width(shape[1], bits))).astype(np.uint8)
@@ -501,7 +559,10 @@ def test_stored_embeddings_of_other_widths_and_counts_are_refused(compiled):
     random = np.random.default_rng(0)
     table = IdTable.build(np.zeros((9, 1), dtype=np.int64), np.zeros(9))
     fast = CompiledSearch(CodeRanker([torch.zeros(1, 8)]), compiled)
-    config, query = dataclasses.replace(PAPER_SEARCH, rerank="embeddings"), np.zeros((1, 8), dtype=np.float32)
+    config, query = (
+        dataclasses.replace(PAPER_SEARCH, rerank="embeddings"),
+        np.zeros((1, 8), dtype=np.float32),
+    )
 
     def search(bits: int, shape: tuple[int, int]) -> None:
         stored = [drawn_vectors(random, bits, shape)]

@@ -26,7 +26,8 @@ WORDS = st.sampled_from(
 ) | st.text(CHARACTERS, max_size=4)  # fmt: skip
 HUNDREDTHS = st.integers(-300, 3000).map(lambda cents: cents / 100)
 NUMBERS = (
-    st.sampled_from([0, 1, -1, 20, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30, 1e30]) | HUNDREDTHS
+    st.sampled_from([0, 1, -1, 20, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30, 1e30])
+    | HUNDREDTHS
 )
 SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
 VALUES = st.recursive(
@@ -37,16 +38,20 @@ VALUES = st.recursive(
 SOURCES = st.one_of(
     st.none(),
     st.builds(json.dumps, st.dictionaries(KEYS, VALUES, max_size=4), ensure_ascii=st.booleans()),
-    st.dictionaries(KEYS, VALUES, max_size=2).map(lambda fields: json.dumps({**fields, "n": float("nan")})),
+    st.dictionaries(KEYS, VALUES, max_size=2).map(
+        lambda fields: json.dumps({**fields, "n": float("nan")})
+    ),
     st.sampled_from(["", "no JSON", "[1]", '"a"', "20", "{", "null"]),
 )
 SENTENCES = st.none() | st.lists(
-    st.sampled_from(["red", "Red-bag", "leather", "strap", "straps", "café", "CAFE", "don't", "20"]),
+    st.sampled_from(
+        ["red", "Red-bag", "leather", "strap", "straps", "café", "CAFE", "don't", "20"]
+    ),
     max_size=5,
 ).map(" ".join)
-ITEMS = st.lists(st.tuples(st.sampled_from(Modality), SENTENCES, WORDS | st.none(), SOURCES), max_size=6).map(
-    lambda rows: [Item(f"{number}:é", *row) for number, row in enumerate(rows)]
-)
+ITEMS = st.lists(
+    st.tuples(st.sampled_from(Modality), SENTENCES, WORDS | st.none(), SOURCES), max_size=6
+).map(lambda rows: [Item(f"{number}:é", *row) for number, row in enumerate(rows)])
 OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in"]
 NEGATED = {"!=": "=", "!~": "~"}
 
@@ -77,12 +82,16 @@ def satisfies(source: str | None, path: tuple[str, ...], how: str, wanted: list[
     for segment in path:
         have = have.get(segment) if isinstance(have, dict) else None
     return any(
-        fits(one, how, want) for one in (have if isinstance(have, list) else [have]) for want in wanted
+        fits(one, how, want)
+        for one in (have if isinstance(have, list) else [have])
+        for want in wanted
     )
 
 
 def fits(have: object, how: str, want: object) -> bool:
-    compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}.get(how, operator.eq)
+    compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}.get(
+        how, operator.eq
+    )
     if have is None or isinstance(have, dict | list):
         return False
     if isinstance(want, bool):
@@ -126,7 +135,9 @@ def stored(folders, items: list[Item]) -> ItemStore:
 
 
 @given(ITEMS, st.lists(st.lists(conditions(), min_size=1, max_size=3), min_size=1, max_size=6))
-def test_conditions_hold_for_the_items_for_which_they_hold_in_plain_python(tmp_path_factory, items, drawn):
+def test_conditions_hold_for_the_items_for_which_they_hold_in_plain_python(
+    tmp_path_factory, items, drawn
+):
     store = stored(tmp_path_factory, items)
     for together in drawn:
         expected = [
@@ -167,7 +178,9 @@ def test_conditions_on_an_items_own_fields_compare_texts(tmp_path_factory, items
         expected = []
         for row, item in enumerate(items):
             have = {"id": item.id, "text": item.text, "image": item.image}[name]
-            found = have is not None and any(fits(have, NEGATED.get(how, how), want) for want in wanted)
+            found = have is not None and any(
+                fits(have, NEGATED.get(how, how), want) for want in wanted
+            )
             expected += [row] if found != (how in NEGATED) else []
         filter_ = Filter.parse({name: {how: wanted if how == "in" else wanted[0]}})
         assert rows_of(store, filter_) == expected
@@ -215,7 +228,9 @@ def test_a_match_finds_the_texts_that_have_all_words_side_by_side_inside_quotes(
 
 
 @settings(max_examples=100)
-@given(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('"*()^:+-{}\\\0 ' + "'")))
+@given(
+    st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('"*()^:+-{}\\\0 ' + "'"))
+)
 def test_nothing_that_is_typed_as_a_match_is_wrong_to_the_database(tmp_path_factory, match):
     folder = tmp_path_factory.getbasetemp() / "typed"
     if not folder.exists():
@@ -230,5 +245,7 @@ def test_nothing_that_is_typed_as_a_match_is_wrong_to_the_database(tmp_path_fact
 def test_a_number_means_the_same_however_it_is_spelt(tmp_path_factory, number: Decimal):
     folder = tmp_path_factory.mktemp("items")
     sources = [f'{{"a": {number}}}', f'{{"a": {float(number)!r}}}', f'{{"a": "{number}"}}']
-    write_items(folder, [Item(str(row), Modality.TEXT, "a", None, one) for row, one in enumerate(sources)])
+    write_items(
+        folder, [Item(str(row), Modality.TEXT, "a", None, one) for row, one in enumerate(sources)]
+    )
     assert rows_of(ItemStore(folder), Filter.parse([f"a={float(number)!r}"])) == [0, 1, 2]

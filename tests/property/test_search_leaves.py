@@ -45,10 +45,15 @@ def test_a_leaf_stop_loses_nothing_that_full_decoding_finds(plain):
     stopped_early = 0
     for seed in range(plain.SOME_POOLS):
         case, decoder = exact(
-            plain, seed, rerank=("codes", "embeddings")[seed % 2], candidates=(0, 3, 10, 30)[seed % 4]
+            plain,
+            seed,
+            rerank=("codes", "embeddings")[seed % 2],
+            candidates=(0, 3, 10, 30)[seed % 4],
         )
         beams = case.search(decoder)
-        whole = case.replaced(rerank="none", candidates=0).search(plain.ExactDecoder(decoder.sizes, seed))
+        whole = case.replaced(rerank="none", candidates=0).search(
+            plain.ExactDecoder(decoder.sizes, seed)
+        )
         for query in range(len(case.queries)):
             found = allowed_leaves(case, beams, query)
             assert found >= allowed_leaves(case, whole, query), (seed, query)
@@ -58,7 +63,9 @@ def test_a_leaf_stop_loses_nothing_that_full_decoding_finds(plain):
                 stopped_early += 1
                 most = case.config.candidates
                 if not is_decoded.any():  # of few IDs none is left out
-                    most = math.sqrt(most * sum(len(segment.table) for segment in case.pool.segments))
+                    most = math.sqrt(
+                        most * sum(len(segment.table) for segment in case.pool.segments)
+                    )
                 assert len(found) <= max(case.width(query), most), (seed, query)
             depth = is_decoded.sum(axis=1)
             assert len(set(depth.tolist())) <= 1
@@ -93,11 +100,17 @@ def test_a_larger_budget_never_decodes_more_and_never_finds_less(plain):
 @pytest.mark.parametrize("shortlist", [0, 4])
 def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, shortlist):
     for seed in range(plain.SOME_POOLS):
-        case, decoder = exact(plain, seed, rerank=rerank, candidates=(0, 12)[seed % 2], shortlist=shortlist)
+        case, decoder = exact(
+            plain, seed, rerank=rerank, candidates=(0, 12)[seed % 2], shortlist=shortlist
+        )
         random = np.random.default_rng(seed)
         # Integers: sums are exact, and many are equal.
-        tables = [torch.from_numpy(random.integers(-2, 3, (size, 3))).float() for size in decoder.sizes]
-        stored = [random.integers(-2, 3, (len(codes), 3)).astype(np.float32) for codes in case.pool.codes]
+        tables = [
+            torch.from_numpy(random.integers(-2, 3, (size, 3))).float() for size in decoder.sizes
+        ]
+        stored = [
+            random.integers(-2, 3, (len(codes), 3)).astype(np.float32) for codes in case.pool.codes
+        ]
         vectors = [lambda items, own=own: torch.from_numpy(own[items]) for own in stored]
         beams = case.search(decoder)
         for query in range(len(case.queries)):
@@ -118,7 +131,8 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
             for segment, row in sorted(allowed_leaves(case, beams, query)):
                 table = case.pool.segments[segment].table
                 by_codes = float(
-                    asked @ sum(tables[level][code] for level, code in enumerate(table.ids[row].tolist()))
+                    asked
+                    @ sum(tables[level][code] for level, code in enumerate(table.ids[row].tolist()))
                 )
                 entries += [
                     (segment, item, row, by_codes, float(asked.numpy() @ stored[segment][item]))
@@ -126,7 +140,12 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
                     if masks[segment] is None or masks[segment][item]
                 ]
             given = list(
-                zip(answer.segments.tolist(), answer.items.tolist(), answer.rows.tolist(), strict=True)
+                zip(
+                    answer.segments.tolist(),
+                    answer.items.tolist(),
+                    answer.rows.tolist(),
+                    strict=True,
+                )
             )
             mine = {entry[:3]: entry[3:] for entry in entries}
             assert answer.touched == len(entries)
@@ -134,7 +153,8 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
             assert mine.keys() >= set(given)
             if rerank == "codes":
                 assert (
-                    answer.scores.tolist() == sorted((codes for codes, _ in mine.values()), reverse=True)[:k]
+                    answer.scores.tolist()
+                    == sorted((codes for codes, _ in mine.values()), reverse=True)[:k]
                 )
                 assert answer.scores.tolist() == [mine[hit][0] for hit in given]
                 continue

@@ -45,7 +45,8 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
                 assert step.items == sum(
                     int(
                         (
-                            (codes[:, : level + 1] == prefix).all(axis=1) & (True if alive is None else alive)
+                            (codes[:, : level + 1] == prefix).all(axis=1)
+                            & (True if alive is None else alive)
                         ).sum()
                     )
                     for codes, alive in zip(case.pool.codes, case.pool.alive, strict=True)

@@ -15,8 +15,12 @@ def coded_items(draw) -> tuple[np.ndarray, np.ndarray]:
     items = draw(st.integers(1, 40))
     levels = draw(st.integers(1, 4))
     code = st.integers(0, draw(st.integers(0, 4)))
-    rows = draw(st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items))
-    code_cosine = draw(st.lists(st.sampled_from([-0.5, 0.0, 0.25, 1.0]), min_size=items, max_size=items))
+    rows = draw(
+        st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items)
+    )
+    code_cosine = draw(
+        st.lists(st.sampled_from([-0.5, 0.0, 0.25, 1.0]), min_size=items, max_size=items)
+    )
     return np.array(rows, dtype=np.int64), np.array(code_cosine, dtype=np.float32)
 
 
@@ -51,11 +55,15 @@ def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(d
 @given(coded_items(), st.data())
 def test_ids_are_allowed_if_one_of_their_items_is(drawn, data):
     table = IdTable.build(*drawn)
-    items = np.array(data.draw(st.lists(st.booleans(), min_size=table.num_items, max_size=table.num_items)))
+    items = np.array(
+        data.draw(st.lists(st.booleans(), min_size=table.num_items, max_size=table.num_items))
+    )
     allowed = Allowed.of(table, items)
     _, rows = allowed.ids.inside(np.array([0]), np.array([len(table)]))
     bounds = table.bucket_starts.tolist()
-    ids = [row for row in range(len(table)) if items[table.items[bounds[row] : bounds[row + 1]]].any()]
+    ids = [
+        row for row in range(len(table)) if items[table.items[bounds[row] : bounds[row + 1]]].any()
+    ]
     assert rows.tolist() == ids
 
 
@@ -69,7 +77,9 @@ def pools(draw) -> tuple[np.ndarray, np.ndarray]:
     largest = draw(st.sampled_from([0, 1, 3, 32_767]))
     code = st.sampled_from(sorted({0, 1, largest // 2, largest}))
     items = draw(st.integers(0, 30))
-    rows = draw(st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items))
+    rows = draw(
+        st.lists(st.lists(code, min_size=levels, max_size=levels), min_size=items, max_size=items)
+    )
     code_cosine = draw(st.lists(st.sampled_from([-0.5, 0.0, 1.0]), min_size=items, max_size=items))
     kind = draw(st.sampled_from([np.float16, np.float32, np.float64]))
     return np.array(rows, dtype=np.int16).reshape(items, levels), np.array(code_cosine, dtype=kind)
@@ -84,8 +94,12 @@ def contents(built: IdTable) -> list[tuple[list[int], list[int]]]:
 @given(pools())
 def test_ids_and_their_items_are_sorted_like_tuples(pool):
     codes, code_cosine = pool
-    order = sorted(range(len(codes)), key=lambda item: (codes[item].tolist(), -code_cosine[item], item))
-    expected = [(id_, list(items)) for id_, items in groupby(order, key=lambda item: codes[item].tolist())]
+    order = sorted(
+        range(len(codes)), key=lambda item: (codes[item].tolist(), -code_cosine[item], item)
+    )
+    expected = [
+        (id_, list(items)) for id_, items in groupby(order, key=lambda item: codes[item].tolist())
+    ]
     assert contents(IdTable.build(codes, code_cosine)) == expected
 
 
@@ -93,7 +107,9 @@ def test_ids_and_their_items_are_sorted_like_tuples(pool):
 @given(pools(), st.data())
 def test_a_table_built_again_from_some_of_its_items_equals_the_one_built_from_them(pool, data):
     codes, code_cosine = pool
-    alive = np.array(data.draw(st.lists(st.booleans(), min_size=len(codes), max_size=len(codes))), dtype=bool)
+    alive = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(codes), max_size=len(codes))), dtype=bool
+    )
     built = IdTable.build(codes, code_cosine)
     again = IdTable.build(built.ids[built.rows_of_items][alive], code_cosine[alive])
     expected = IdTable.build(codes[alive], code_cosine[alive])

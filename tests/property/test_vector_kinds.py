@@ -24,7 +24,9 @@ Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
 def draw_clusters(random: np.random.Generator, items: int, dim: int) -> np.ndarray:
     centres = random.standard_normal((max(1, items // 50), dim))
-    return centres[random.integers(0, len(centres), items)] + 0.1 * random.standard_normal((items, dim))
+    return centres[random.integers(0, len(centres), items)] + 0.1 * random.standard_normal(
+        (items, dim)
+    )
 
 
 def draw_rank_one(random: np.random.Generator, items: int, dim: int) -> np.ndarray:
@@ -56,7 +58,9 @@ KINDS: dict[str, Draw] = {
     "one-hot": lambda random, items, dim: np.eye(dim)[random.integers(0, dim, items)],
     "rank one": draw_rank_one,
     "all equal": lambda random, items, dim: np.ones((items, dim)),
-    "copies": lambda random, items, dim: random.standard_normal((items, dim))[np.arange(items) // 50],
+    "copies": lambda random, items, dim: random.standard_normal((items, dim))[
+        np.arange(items) // 50
+    ],
     "norms of many sizes": lambda random, items, dim: (
         random.standard_normal((items, dim)) * 10 ** random.uniform(-3, 3, (items, 1))
     ),
@@ -89,7 +93,9 @@ def check_kind(folder, kind: str, items: int, dim: int, seed: int) -> None:
         hits = index.search_vectors(queries, k=NEIGHBOURS, config=config)
         assert all(len(found) == wanted for found in hits)
         found_rows = [[int(hit.id) for hit in found] for found in hits]
-        return float(np.mean([products[n, found] >= least[n] for n, found in enumerate(found_rows)]))
+        return float(
+            np.mean([products[n, found] >= least[n] for n, found in enumerate(found_rows)])
+        )
 
     assert share_of_nearest() >= MIN_KEPT - CHANCE
     assert share_of_nearest(density_weight=0.0) >= MIN_KEPT_UNCORRECTED - CHANCE

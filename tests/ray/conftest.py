@@ -153,7 +153,9 @@ class RayCluster:
         """Wait until all nodes have started; start those again that gave up because the machine is busy."""
         until = time.monotonic() + START_SECONDS
         while not all(node.has_started for node in self.nodes.values()):
-            ended = [address for address, node in self.nodes.items() if node.process.poll() is not None]
+            ended = [
+                address for address, node in self.nodes.items() if node.process.poll() is not None
+            ]
             for address in set(ended) - {HEAD}:
                 self.nodes[address].kill()
                 self.nodes[address] = Node(self, address)

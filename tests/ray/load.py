@@ -32,7 +32,9 @@ def main() -> None:
     ended = threading.Event()
     with connect(address):
         searcher = connect_searcher(folder)
-        threads = [threading.Thread(target=search_on, args=(searcher, expected, ended)) for _ in range(3)]
+        threads = [
+            threading.Thread(target=search_on, args=(searcher, expected, ended)) for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         sys.stdin.read()

@@ -76,11 +76,15 @@ def built(node, trained, tmp_path_factory) -> Path:
 
 def copies() -> list[int]:
     """Return the processes of the copies."""
-    commands = {one: (one / "cmdline").read_bytes() for one in Path("/proc").glob("[0-9]*") if one.is_dir()}
+    commands = {
+        one: (one / "cmdline").read_bytes() for one in Path("/proc").glob("[0-9]*") if one.is_dir()
+    }
     return [int(one.name) for one, command in commands.items() if b"ServeReplica:X-" in command]
 
 
-def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_killed(built, monkeypatch):
+def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_killed(
+    built, monkeypatch
+):
     here = Searcher.open(built)
     served.deploy(built, copies=1)
     searcher = served.connect_searcher(built)
@@ -93,7 +97,9 @@ def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_kil
     def check():
         for found, known in zip(searcher.search_many(requests), expected, strict=True):
             assert [hit.id for hit in found] == [hit.id for hit in known]
-            assert [hit.score for hit in found] == pytest.approx([hit.score for hit in known], abs=1e-5)
+            assert [hit.score for hit in found] == pytest.approx(
+                [hit.score for hit in known], abs=1e-5
+            )
 
     check()
     with pytest.raises(UnknownField, match="no item"):

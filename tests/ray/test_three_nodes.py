@@ -65,7 +65,9 @@ def check_same_items(folder: Path, local: Path) -> None:
     for number in range(SHARDS):
         first, second = (Index.open(shard_folder(one, number)).snapshot for one in (folder, local))
         assert list(first.ids()) == list(second.ids())
-        hits = [Index.open(shard_folder(one, number)).search("text 3", k=50) for one in (folder, local)]
+        hits = [
+            Index.open(shard_folder(one, number)).search("text 3", k=50) for one in (folder, local)
+        ]
         assert hits[0] == hits[1]
 
 
@@ -150,7 +152,9 @@ def served(nodes, trained, pool, tmp_path_factory) -> Path:
     return folder
 
 
-def test_no_query_fails_while_a_copy_hangs_and_others_and_a_node_are_killed(nodes, served, record_property):
+def test_no_query_fails_while_a_copy_hangs_and_others_and_a_node_are_killed(
+    nodes, served, record_property
+):
     found = Searcher.open(served).search_many([SearchRequest(text=text) for text in QUERIES])
     expected = {
         text: [(hit.id, round(hit.score, 4)) for hit in hits]
@@ -162,7 +166,9 @@ def test_no_query_fails_while_a_copy_hangs_and_others_and_a_node_are_killed(node
         workers = [nodes.nodes[address] for address in ("127.0.0.3", "127.0.0.4")]
 
         def copies():
-            return [one for node in nodes.nodes.values() for one in node.processes("ServeReplica:X-")]
+            return [
+                one for node in nodes.nodes.values() for one in node.processes("ServeReplica:X-")
+            ]
 
         wait(lambda: all(node.processes("ServeReplica:X-") for node in workers))
 

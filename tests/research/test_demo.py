@@ -75,7 +75,9 @@ def readme_searches():
 
 
 def products_of(data):
-    return {one.did: json.loads(one.source)["product"] for one in read_pool(data.global_pool("test"))}
+    return {
+        one.did: json.loads(one.source)["product"] for one in read_pool(data.global_pool("test"))
+    }
 
 
 @pytest.mark.slow
@@ -90,7 +92,10 @@ def test_what_the_readme_searches_for_comes_first(full_demo):
         image = one.image and out / Path(one.image).relative_to("demo")
         first = products[index.search(one.text, image=image, modality=one.modality, k=1)[0].id]
         if one.text:
-            assert all(first[name] in one.text for name in ("fill", "colour", "shape")), (one.text, first)
+            assert all(first[name] in one.text for name in ("fill", "colour", "shape")), (
+                one.text,
+                first,
+            )
         else:
             (shown,) = (
                 products[hit.did]

@@ -27,7 +27,9 @@ class Evaluated(NamedTuple):
 
     def row(self, pool: str, task: int, method: str) -> ResultRow:
         (row,) = [
-            row for row in self.result.rows if (row.pool, row.task_id, row.method) == (pool, task, method)
+            row
+            for row in self.result.rows
+            if (row.pool, row.task_id, row.method) == (pool, task, method)
         ]
         return row
 
@@ -44,7 +46,9 @@ def evaluated(trained, tmp_path_factory) -> Evaluated:
 
 def test_every_task_has_a_row_for_each_pool_and_method(evaluated):
     found = [(row.pool, row.task_id, row.method) for row in evaluated.result.rows]
-    expected = [(pool, task, method) for pool in ("local", "global") for task in TASKS for method in METHODS]
+    expected = [
+        (pool, task, method) for pool in ("local", "global") for task in TASKS for method in METHODS
+    ]
     assert sorted(found) == sorted(expected)
     assert {row.task for row in evaluated.result.rows} == {task_name(task) for task in TASKS}
     assert {row.queries for row in evaluated.result.rows} == {QUERIES}
@@ -62,7 +66,13 @@ def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
 
 
 def test_an_encoder_alone_is_searched_exactly(evaluated, tmp_path, capsys):
-    words = [str(evaluated.data.root), "--encoder", evaluated.model.encoder.spec, "--out", str(tmp_path)]
+    words = [
+        str(evaluated.data.root),
+        "--encoder",
+        evaluated.model.encoder.spec,
+        "--out",
+        str(tmp_path),
+    ]
     assert main([*words, "--pools", "global", "--json"]) == 0
     for row in json.loads(capsys.readouterr().out)["rows"]:
         assert row["method"] == "exact-raw"
@@ -82,5 +92,7 @@ def test_an_encoder_alone_is_searched_exactly(evaluated, tmp_path, capsys):
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_path, wrong, named):
     with pytest.raises(UsageError, match=named):
-        evaluate(evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent())
+        evaluate(
+            evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent()
+        )
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,12 @@ from research.fashion import SPLITS, main
 def catalogue(tmp_path):
     """Twenty makers of shoes, each with one name in two colours and another in a third."""
     rows = [
-        {"id": f"{maker}{place}", "name": f"Maker{maker} {name}", "gender": "Men", "articleType": "Shoes"}
+        {
+            "id": f"{maker}{place}",
+            "name": f"Maker{maker} {name}",
+            "gender": "Men",
+            "articleType": "Shoes",
+        }
         | {"baseColour": colour}
         for maker in range(20)
         for place, (name, colour) in enumerate((("Run", "Red"), ("Run", "Blue"), ("Walk", "Green")))

@@ -44,23 +44,37 @@ def write(tmp_path, body):
 
 
 def convert(source, out, **settings):
-    return convert_karpathy(*source, out, **{"dataset_id": 10, "dataset_name": "flickr30k", **settings})
+    return convert_karpathy(
+        *source, out, **{"dataset_id": 10, "dataset_name": "flickr30k", **settings}
+    )
 
 
 def test_the_result_is_a_data_set_without_fault(source, tmp_path):
     counts = convert(source, tmp_path / "out")
     report = check(tmp_path / "out")
     assert not report.findings
-    assert [tuple(count) for count in counts] == [("train", 2, 4, 6), ("val", 1, 1, 2), ("test", 2, 2, 4)]
+    assert [tuple(count) for count in counts] == [
+        ("train", 2, 4, 6),
+        ("val", 1, 1, 2),
+        ("test", 2, 2, 4),
+    ]
 
 
 def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
     convert(source, tmp_path / "out")
     data = MBeir(tmp_path / "out")
     rows = data.rows("test")
-    assert [(row.name, row.task_id) for row in rows] == [("flickr30k_task0", 0), ("flickr30k_task3", 3)]
-    assert [candidate.modality for candidate in read_candidates(rows[0].local_pool)] == [Modality.IMAGE] * 2
-    assert [candidate.text for candidate in read_candidates(rows[1].local_pool)] == ["A fish.", "A pond."]
+    assert [(row.name, row.task_id) for row in rows] == [
+        ("flickr30k_task0", 0),
+        ("flickr30k_task3", 3),
+    ]
+    assert [candidate.modality for candidate in read_candidates(rows[0].local_pool)] == [
+        Modality.IMAGE
+    ] * 2
+    assert [candidate.text for candidate in read_candidates(rows[1].local_pool)] == [
+        "A fish.",
+        "A pond.",
+    ]
     assert len(list(read_pool(data.global_pool("test")))) == 4
     assert len(set(data.instructions.lookup(10, Modality.TEXT, Modality.IMAGE))) == 4
     assert len(set(data.instructions.lookup(10, Modality.IMAGE, Modality.TEXT))) == 4

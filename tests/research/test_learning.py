@@ -22,7 +22,11 @@ def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     items = normalize(random.standard_normal((ITEMS, DIM)).astype(np.float32))
     centres = random.standard_normal((ASKED, 1, DIM)) + items[:ASKED, None]
     queries = centres + 0.1 * random.standard_normal((ASKED, 4, DIM))
-    return items, normalize(queries.reshape(-1, DIM).astype(np.float32)), np.repeat(np.arange(ASKED), 4)
+    return (
+        items,
+        normalize(queries.reshape(-1, DIM).astype(np.float32)),
+        np.repeat(np.arange(ASKED), 4),
+    )
 
 
 def test_an_item_gains_by_its_nearest_logged_query_alone():
@@ -58,7 +62,12 @@ def test_the_nearest_logged_queries_raise_what_was_chosen(vectors, tmp_path, cap
 def test_what_choices_cost(vectors, tmp_path, capsys):
     for name, array in zip(("items", "queries", "answers"), vectors, strict=True):
         np.save(tmp_path / f"{name}.npy", array)
-    flags = ["--query-vectors", str(tmp_path / "queries.npy"), "--answers", str(tmp_path / "answers.npy")]
+    flags = [
+        "--query-vectors",
+        str(tmp_path / "queries.npy"),
+        "--answers",
+        str(tmp_path / "answers.npy"),
+    ]
     flags += ["--work", str(tmp_path), "--choices", "200"]
     assert main([str(tmp_path / "items.npy"), *flags]) == 0
     cost = json.loads(capsys.readouterr().out)

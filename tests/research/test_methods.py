@@ -55,7 +55,9 @@ def dids(found: MethodHits) -> list[list[str]]:
 
 def ordered(found: MethodHits) -> list[list[str]]:
     """Return the hits of each query by score; equal scores by did."""
-    return [[did for _, did in sorted((-hit.score, hit.did) for hit in hits)] for hits in found.hits]
+    return [
+        [did for _, did in sorted((-hit.score, hit.did) for hit in hits)] for hits in found.hits
+    ]
 
 
 def scores(found: MethodHits) -> list[float]:
@@ -80,7 +82,9 @@ def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, que
 
 
 @pytest.mark.parametrize("density_weight", [0.0, 0.5])
-def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(model, pool, queries, density_weight):
+def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(
+    model, pool, queries, density_weight
+):
     methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")
     found = asked(model, pool, queries, methods, beam=500, density_weight=density_weight)
     for exact, ours in (methods[::2], methods[1::2]):
@@ -118,7 +122,9 @@ def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
     )
     same = {method for method in methods if plain[method].hits == other[method].hits}
     assert same == {"exact-raw", "exact-fused", "generative", "generative+raw"}
-    assert scores(plain["exact-fused+hubness"]) == pytest.approx(scores(plain["exact-fused"]), abs=1e-6)
+    assert scores(plain["exact-fused+hubness"]) == pytest.approx(
+        scores(plain["exact-fused"]), abs=1e-6
+    )
 
 
 def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):

@@ -47,8 +47,12 @@ def dataset(*rows: dict[str, Any]) -> Any:
     from datasets import Image as ImageColumn
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    kinds = Features({name: ImageColumn() if name == "image" else Value("string") for name in columns})
-    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns}, features=kinds)
+    kinds = Features(
+        {name: ImageColumn() if name == "image" else Value("string") for name in columns}
+    )
+    return Dataset.from_dict(
+        {name: [row.get(name) for row in rows] for name in columns}, features=kinds
+    )
 
 
 def world_task(mteb, data: MBeir, row):
@@ -68,7 +72,9 @@ def world_task(mteb, data: MBeir, row):
             update={
                 "name": "World",
                 "category": f"{LETTERS[asked]}2{LETTERS[wanted]}",
-                "prompt": {"query": data.instructions.lookup(parse_id(queries[0].qid)[0], asked, wanted)[0]},
+                "prompt": {
+                    "query": data.instructions.lookup(parse_id(queries[0].qid)[0], asked, wanted)[0]
+                },
             }
         )
 
@@ -91,7 +97,9 @@ def world_task(mteb, data: MBeir, row):
 @pytest.fixture(scope="module")
 def ours(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[str, float]]:
     """What ``genius evaluate`` measures, by task and method."""
-    config = EvaluationConfig(pools=("local",), methods=("generative", "exact-raw"), instructions="first")
+    config = EvaluationConfig(
+        pools=("local",), methods=("generative", "exact-raw"), instructions="first"
+    )
     result = evaluate(data, model, config, tmp_path_factory.mktemp("ours"), progress=Silent())
     return {(row.task_id, row.method): dict(row.measures) for row in result.rows}
 

@@ -39,7 +39,13 @@ def other_task(row: ResultRow, headline: float) -> ResultRow:
 
 
 def cirr(**changes: Any) -> ResultRow:
-    found = {"name": "cirr_task7", "dataset": "cirr", "task_id": 7, "pool": "local", "method": "exact-raw"}
+    found = {
+        "name": "cirr_task7",
+        "dataset": "cirr",
+        "task_id": 7,
+        "pool": "local",
+        "method": "exact-raw",
+    }
     return replace(ROW, **{**found, "queries": 4_170, "pool_size": 21_551, **changes})
 
 
@@ -55,7 +61,11 @@ def test_published_numbers_stand_beside_ours():
 def test_averages_weigh_every_task_the_same():
     rows = [ROW, GENERATIVE, replace(other_task(ROW, 0.4), queries=5), other_task(GENERATIVE, 0.3)]
     exact, generative = averages(rows)
-    assert (exact.method, exact.dataset, exact.score) == ("exact-fused", "2 tasks", pytest.approx(0.6))
+    assert (exact.method, exact.dataset, exact.score) == (
+        "exact-fused",
+        "2 tasks",
+        pytest.approx(0.6),
+    )
     assert generative.measures["R@5"] == pytest.approx(0.45)
     assert generative.bytes_per_item == 12.25
     assert [row["of_exact"] for row in to_json(rows)["averages"]] == [1.0, pytest.approx(0.75)]

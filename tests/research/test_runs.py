@@ -30,7 +30,9 @@ def test_scores_strictly_decrease_and_are_lowered_as_little_as_possible(scores):
     lowered = strictly_decreasing(scores)
     assert all(after < before for before, after in pairwise(lowered))
     for place, score in enumerate(np.array(scores, dtype=np.float32)):
-        least = np.nextafter(lowered[place - 1], np.float32(-np.inf)) if place else np.float32(np.inf)
+        least = (
+            np.nextafter(lowered[place - 1], np.float32(-np.inf)) if place else np.float32(np.inf)
+        )
         assert lowered[place] == min(score, least)
 
 
@@ -38,7 +40,9 @@ def test_scores_strictly_decrease_and_are_lowered_as_little_as_possible(scores):
     tied=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=4),
     right=st.integers(0, 7),
 )
-def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(tmp_path_factory, tied, right):
+def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(
+    tmp_path_factory, tied, right
+):
     run = {
         f"9:{query}": [
             # ids rise, so whoever breaks ties by candidate id turns them round

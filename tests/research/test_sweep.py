@@ -57,7 +57,15 @@ evaluate.max_queries = 3
 def test_every_row_of_the_papers_recipe_has_settings_that_exist():
     recipe = read_recipe(ROOT / "recipes" / "paper.toml")
     rows = {row.name: row for row in recipe.row}
-    assert {"grace-structured", "irgen", "dsi", "nci", "no-contrastive", "beam-10", "codes-64x6"} < set(rows)
+    assert {
+        "grace-structured",
+        "irgen",
+        "dsi",
+        "nci",
+        "no-contrastive",
+        "beam-10",
+        "codes-64x6",
+    } < set(rows)
     for row in recipe.row:
         config = settings_of(row, 2, recipe.quick)
         assert config.quantizer.training.seed == config.generator.training.seed == 2
@@ -67,7 +75,10 @@ def test_every_row_of_the_papers_recipe_has_settings_that_exist():
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("[[row]]\nname = 1", BadData), ('[[row]]\nname = "a"\ntable = "systems"\nlike = "b"', UsageError)],
+    [
+        ("[[row]]\nname = 1", BadData),
+        ('[[row]]\nname = "a"\ntable = "systems"\nlike = "b"', UsageError),
+    ],
 )
 def test_what_is_no_recipe_is_refused(tmp_path, text, error):
     (tmp_path / "recipe.toml").write_text(text)
@@ -78,19 +89,30 @@ def test_what_is_no_recipe_is_refused(tmp_path, text, error):
 def test_a_recipe_becomes_a_report(trained, tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     rows, out = tmp_path / "rows", tmp_path / "report"
-    words = [str(tmp_path / "recipe.toml"), "--data", str(trained.data), "--out", str(rows), "--quick"]
+    words = [
+        str(tmp_path / "recipe.toml"),
+        "--data",
+        str(trained.data),
+        "--out",
+        str(rows),
+        "--quick",
+    ]
     assert main(words) == 0, capsys.readouterr().err
     made = {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
     assert set(made) == {"paper", "dsi", "no-alignment", "beam-1", "beam-5"}
     assert main(words) == 0  # everything is done
-    assert made == {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
+    assert made == {
+        file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")
+    }
     assert report([str(rows), "--out", str(out), "--data", str(trained.data)]) == 0
     text = (out / "report.md").read_text()
     for part in ("exact-raw", "dsi", "no-alignment", "Paired tests", "figures/beam.png"):
         assert part in text, part
     figures = {file.name for file in (out / "figures").iterdir()}
     assert figures == {"beam.png", "codes.png", "embeddings.png"}
-    assert {"recall-global.csv", "ablations.csv"} < {file.name for file in (out / "tables").iterdir()}
+    assert {"recall-global.csv", "ablations.csv"} < {
+        file.name for file in (out / "tables").iterdir()
+    }
 
 
 def test_anybodys_runs_are_reported_with_tests(tmp_path):
@@ -99,7 +121,14 @@ def test_anybodys_runs_are_reported_with_tests(tmp_path):
         lines = (f"q{n} Q0 d{n + off * (n % 2)} 1 1.0 {name}\n" for n in range(20))
         (tmp_path / f"{name}.trec").write_text("".join(lines))
     runs = [str(tmp_path / "good.trec"), str(tmp_path / "bad.trec")]
-    words = ["--runs", *runs, "--qrels", str(tmp_path / "qrels.txt"), "--out", str(tmp_path / "out")]
+    words = [
+        "--runs",
+        *runs,
+        "--qrels",
+        str(tmp_path / "qrels.txt"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert report(words) == 0
     text = (tmp_path / "out" / "report.md").read_text()
     assert "+50.0" in text

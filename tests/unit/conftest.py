@@ -87,10 +87,14 @@ def world(make_features) -> World:
         for modality in range(3):
             ids.append(candidate_number(f"1:{3 * thing + modality}"))
             image.append(
-                None if modality == 1 else things[thing] + side[0] + 0.1 * random.standard_normal(DIM)
+                None
+                if modality == 1
+                else things[thing] + side[0] + 0.1 * random.standard_normal(DIM)
             )
             text.append(
-                None if modality == 0 else things[thing] + side[1] + 0.1 * random.standard_normal(DIM)
+                None
+                if modality == 0
+                else things[thing] + side[1] + 0.1 * random.standard_normal(DIM)
             )
     candidates = make_features(ids, image, text, shard_rows=50)
     requests = random.standard_normal((3, 2, DIM)) * 2
@@ -100,7 +104,9 @@ def world(make_features) -> World:
         lines.append(Query(qid=qid, modality=Modality.TEXT, text="?", positives=(qid,)))
         for variant in range(2):
             query_ids.append(query_number(qid))
-            asked.append(things[thing] + requests[modality, variant] + 0.1 * random.standard_normal(DIM))
+            asked.append(
+                things[thing] + requests[modality, variant] + 0.1 * random.standard_normal(DIM)
+            )
             wanted.append(modality)
     queries = make_features(query_ids, [None] * len(asked), asked, wanted=wanted, shard_rows=77)
     return World(lines, queries, candidates)
@@ -118,7 +124,9 @@ def _packed(rows, dim):
 
 def _write_tokenizer(folder):
     words = ["<pad>", "<unk>", "<s>", "a", "red", "green", "anchor", "on", "ground", "</s>"]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106
+    tokenizer = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")  # noqa: S106
+    )
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 9)]
@@ -129,7 +137,12 @@ def _write_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-LAYERS = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LAYERS = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 TEXTS = {
     **LAYERS,
     "bos_token_id": 2,
@@ -153,9 +166,9 @@ def clip_folder(tmp_path_factory) -> Path:
         projection_dim=12,
     )
     CLIPModel(config).save_pretrained(folder)
-    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
-        folder
-    )
+    CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    ).save_pretrained(folder)
     _write_tokenizer(folder)
     return folder
 
@@ -189,7 +202,9 @@ def siglip2_folder(tmp_path_factory) -> Path:
         **{f"{name}_id": number for number, name in enumerate(names)},
         **{f"{name}_piece": f"<{name}>" for name in names},
     )
-    GemmaTokenizer.from_pretrained(folder, add_bos_token=False, add_eos_token=True).save_pretrained(folder)
+    GemmaTokenizer.from_pretrained(folder, add_bos_token=False, add_eos_token=True).save_pretrained(
+        folder
+    )
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings |= {"add_eos_token": True, "padding_side": "right"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -216,7 +231,9 @@ def sentence_folder(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("sentences")
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=10, max_position_embeddings=16, **LAYERS)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=10, max_position_embeddings=16, **LAYERS)).save_pretrained(
+        folder
+    )
     _write_tokenizer(folder)
     return folder
 
@@ -247,7 +264,9 @@ def read_losses():
     """One measure of every step that a folder's log holds."""
 
     def read(folder, name="loss"):
-        return [json.loads(line)[name] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)[name] for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
 
     return read
 
@@ -296,7 +315,9 @@ def _killed_at(number: int, work: Callable[[], object]) -> bool:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            torch.set_num_threads(1)  # it would wait for the parent's threads, which do not exist here
+            torch.set_num_threads(
+                1
+            )  # it would wait for the parent's threads, which do not exist here
             sys.addaudithook(count)
             work()
         except BaseException:  # noqa: BLE001  the child must not go on as a second pytest
@@ -345,7 +366,9 @@ def _export_onnx(folder, target, names):
                 target / "onnx" / f"{file}.onnx",
                 input_names=[name],
                 output_names=[output],
-                dynamic_axes={name: {0: "batch", **({1: "tokens"} if file == "text_model" else {})}},
+                dynamic_axes={
+                    name: {0: "batch", **({1: "tokens"} if file == "text_model" else {})}
+                },
                 dynamo=False,
             )
     return target

@@ -94,7 +94,9 @@ def test_only_the_same_plan_counts_as_finished(tmp_path):
     assert not list(tmp_path.glob(".a.*.partial"))
     assert writer(tmp_path / "a", "other").finished() is None
     for kind, origin in (("other", "x"), (KIND, "y")):
-        other = ArtifactWriter(tmp_path / "a", kind=kind, config={"version": "new"}, inputs={"from": origin})
+        other = ArtifactWriter(
+            tmp_path / "a", kind=kind, config={"version": "new"}, inputs={"from": origin}
+        )
         assert other.finished() is None
         (other.path / "shard").write_text("done")  # which another plan does not find
     assert not (writer(tmp_path / "a").path / "shard").exists()
@@ -170,12 +172,20 @@ def test_a_new_folder_reaches_the_disk_before_it_has_its_name(tmp_path, disk):
     with new_folder(tmp_path / "a") as partial:
         (partial / "x").touch()
     inodes = [path.stat().st_ino for path in (tmp_path / "a" / "x", tmp_path / "a", tmp_path)]
-    assert disk[-4:] == [("sync", inodes[0]), ("sync", inodes[1]), ("move", inodes[1]), ("sync", inodes[2])]
+    assert disk[-4:] == [
+        ("sync", inodes[0]),
+        ("sync", inodes[1]),
+        ("move", inodes[1]),
+        ("sync", inodes[2]),
+    ]
 
 
 @pytest.mark.parametrize("write", [write_atomically, new_folder])
 def test_a_full_disk_is_said_whatever_a_library_calls_it(tmp_path, monkeypatch, write):
-    strange, usual = RuntimeError("unexpected pos 576 vs 534"), OSError(errno.ENOSPC, "No space left")
+    strange, usual = (
+        RuntimeError("unexpected pos 576 vs 534"),
+        OSError(errno.ENOSPC, "No space left"),
+    )
     for full, error, expected in (
         (1 << 62, strange, OSError),
         (0, strange, RuntimeError),

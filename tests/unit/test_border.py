@@ -27,7 +27,18 @@ X = np.random.default_rng(0).normal(size=(ITEMS, DIM)).astype(np.float32)
 COMPOSED, DECOMPOSED = "Müller", unicodedata.normalize("NFD", "Müller")
 NOT_AVAILABLE = type("NAType", (), {})()  # as of pandas
 IDS = [COMPOSED, *map(str, range(1, ITEMS))]
-NO_IDS = [None, float("nan"), b"5", True, 1.5, (5, 1), NOT_AVAILABLE, np.ma.masked, Path("5"), np.array(b"5")]
+NO_IDS = [
+    None,
+    float("nan"),
+    b"5",
+    True,
+    1.5,
+    (5, 1),
+    NOT_AVAILABLE,
+    np.ma.masked,
+    Path("5"),
+    np.array(b"5"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +137,9 @@ def test_columns_of_data_frames_are_read_and_their_gaps_are_named():
             assert as_numbers(make([[1.0, 2.0], [3.0, 4.0]]), "x").shape == (2, 2)
 
 
-@pytest.mark.parametrize("column", ["012", b"012", {"0": 1}, 5, np.array(5), np.zeros((3, 1)), None])
+@pytest.mark.parametrize(
+    "column", ["012", b"012", {"0": 1}, 5, np.array(5), np.zeros((3, 1)), None]
+)
 def test_a_column_is_not_one_text_a_mapping_or_a_table(column):
     with pytest.raises(UsageError, match="expected a list, or one column of a table"):
         as_ids(column)
@@ -186,7 +199,10 @@ def test_numbers_that_numpy_lacks_become_floats():
         read = as_matrix(torch.tensor(X, dtype=kind, requires_grad=True), "the vectors")
         assert read.dtype == np.float32
         assert np.allclose(read, X, rtol=0.01)
-    assert as_matrix(torch.ones((2, 3), dtype=torch.float8_e4m3fn), "the vectors").tolist() == [[1.0] * 3] * 2
+    assert (
+        as_matrix(torch.ones((2, 3), dtype=torch.float8_e4m3fn), "the vectors").tolist()
+        == [[1.0] * 3] * 2
+    )
     types = pytest.importorskip("ml_dtypes")
     assert as_matrix(X.astype(types.bfloat16), "the vectors").dtype == np.float32
     with pytest.raises(UsageError, match="as NumPy saves bfloat16"):
@@ -203,7 +219,10 @@ def changed(value, kind: object = np.float64) -> np.ndarray:
     ("vectors", "words"),
     [
         (np.ma.masked_less(changed(-99), -98), "row 3 of the vectors is masked"),
-        ([*X[:3], np.ma.masked_less(changed(-99)[3], -98)], "number 2 of row 3 of the vectors is masked"),
+        (
+            [*X[:3], np.ma.masked_less(changed(-99)[3], -98)],
+            "number 2 of row 3 of the vectors is masked",
+        ),
         (changed(np.nan), "row 3 of the vectors has a number that is not finite"),
         (changed(np.inf, np.float16), "row 3 of the vectors has a number that is not finite"),
         (changed(1e200), "row 3 of the vectors has numbers too small or too large"),
@@ -268,9 +287,9 @@ def test_an_item_has_one_id_wherever_it_is_named(index, key):
     assert index.get(key).id == index.get("5").id == "5"
     assert index.explain(key, SearchRequest(vector=X[5])).item.id == "5"
     assert index.search(parts=[SearchPart(id=key)], k=1)[0].id == "5"
-    assert [hit.id for hit in index.search(where={"id": key.item() if hasattr(key, "item") else key})] == [
-        "5"
-    ]
+    assert [
+        hit.id for hit in index.search(where={"id": key.item() if hasattr(key, "item") else key})
+    ] == ["5"]
     assert index.add(vectors=X[5:6], ids=[key]).unchanged == 1
     index.learn(key, vector=X[6])
     assert index.forget(chosen=key) == 2
@@ -354,7 +373,11 @@ def test_names_of_fields_are_texts_or_whole_numbers():
 
 
 def test_queries_are_read_like_vectors_of_items(made):
-    for vector in (X[3].tolist(), torch.tensor(X[3], requires_grad=True), torch.tensor(X[3]).bfloat16()):
+    for vector in (
+        X[3].tolist(),
+        torch.tensor(X[3], requires_grad=True),
+        torch.tensor(X[3]).bfloat16(),
+    ):
         assert made.search(vector=vector, k=1)[0].id == "3"
         assert made.search(parts=[SearchPart(vector=vector)], k=1)[0].id == "3"
     for vectors in (X[:2].tolist(), torch.tensor(X[:2], requires_grad=True)):
@@ -379,7 +402,10 @@ def test_typical_queries_are_read_like_vectors_of_items(tmp_path):
     index, _ = Index.create(tmp_path / "x.index", vectors=X, query_vectors=queries.tolist())
     index.refit(query_vectors=torch.tensor(queries, requires_grad=True))
     queries[7] = 0
-    for call in (index.refit, lambda **given: Index.create(tmp_path / "y.index", vectors=X, **given)):
+    for call in (
+        index.refit,
+        lambda **given: Index.create(tmp_path / "y.index", vectors=X, **given),
+    ):
         with pytest.raises(BadData, match="row 7 of the query vectors has only zeros"):
             call(query_vectors=queries)
     assert not (tmp_path / "y.index").exists()
@@ -391,7 +417,9 @@ def test_features_of_encoders_are_read_like_vectors(made, monkeypatch):
         (X[3:4].tolist(), None),
         (X[:1] * np.nan, BadData),
     ):
-        monkeypatch.setattr(made.model.encoder, "text_features", lambda *_, given=given: given, raising=False)
+        monkeypatch.setattr(
+            made.model.encoder, "text_features", lambda *_, given=given: given, raising=False
+        )
         if kind is None:
             assert made.search("a text", k=1)[0].id == "3"
         else:
@@ -408,10 +436,18 @@ def test_a_picture_with_masked_pixels_is_left_out(tmp_path):
 
 def test_lines_of_json_name_items_by_texts_or_whole_numbers(index, tmp_path, capsys):
     log = tmp_path / "log.jsonl"
-    lines = [{"vector": X[row].tolist(), "chosen": chosen} for row, chosen in enumerate((7, 8.0, DECOMPOSED))]
+    lines = [
+        {"vector": X[row].tolist(), "chosen": chosen}
+        for row, chosen in enumerate((7, 8.0, DECOMPOSED))
+    ]
     log.write_text("\n".join(map(json.dumps, lines)))
     assert main(["index", "learn", str(index.folder), str(log)]) == 0
-    assert {choice["chosen"] for choice in Index.open(index.folder).choices()} == {"5", "7", "8", COMPOSED}
+    assert {choice["chosen"] for choice in Index.open(index.folder).choices()} == {
+        "5",
+        "7",
+        "8",
+        COMPOSED,
+    }
     for bad in ({"vector": [float("nan")] * DIM, "chosen": "7"}, {"text": "a", "chosen": None}):
         log.write_text(json.dumps(bad))
         assert main(["index", "learn", str(index.folder), str(log)]) == BadData.exit_code
@@ -425,7 +461,9 @@ def test_lines_of_json_name_items_by_texts_or_whole_numbers(index, tmp_path, cap
 
 
 def test_texts_and_ids_of_data_sets_are_composed(tmp_path):
-    (tmp_path / "pool.jsonl").write_text(json.dumps({"did": "1:1", "modality": "text", "txt": DECOMPOSED}))
+    (tmp_path / "pool.jsonl").write_text(
+        json.dumps({"did": "1:1", "modality": "text", "txt": DECOMPOSED})
+    )
     assert [one.text for one in read_candidates(tmp_path / "pool.jsonl")] == [COMPOSED]
     (tmp_path / "qrels").write_text(f"1 0 {DECOMPOSED} 1\n")
     assert read_qrels(tmp_path / "qrels") == {"1": {COMPOSED: 1}}

@@ -69,7 +69,10 @@ generators = st.builds(
     training=trainings,
 )
 encoders = st.builds(
-    EncoderConfig, network=st.builds(SmallEncoderConfig, dim=counts), temperature=positive, training=trainings
+    EncoderConfig,
+    network=st.builds(SmallEncoderConfig, dim=counts),
+    temperature=positive,
+    training=trainings,
 )
 
 
@@ -86,8 +89,17 @@ def test_the_paper_preset_has_the_papers_numbers():
     assert config.quantizer.temperature == 0.01
     assert (config.quantizer.training.epochs, config.quantizer.training.batch_size) == (20, 256)
     generator = config.generator
-    assert (generator.layers, generator.width, generator.feedforward, generator.heads) == (6, 512, 2048, 8)
-    assert (generator.prefixes, generator.training.epochs, generator.training.learning_rate) == (30, 30, 1e-4)
+    assert (generator.layers, generator.width, generator.feedforward, generator.heads) == (
+        6,
+        512,
+        2048,
+        8,
+    )
+    assert (generator.prefixes, generator.training.epochs, generator.training.learning_rate) == (
+        30,
+        30,
+        1e-4,
+    )
 
 
 @given(config=st.builds(FitConfig, encoder=encoders, quantizer=quantizers, generator=generators))
@@ -95,7 +107,9 @@ def test_settings_survive_a_round_trip_through_toml(tmp_path_factory, config):
     file = tmp_path_factory.getbasetemp() / "settings.toml"
     file.write_text(to_toml(config))
     assert read_toml(file, preset_name="tiny") == config
-    assert from_json(FitConfig, json.loads(json.dumps(to_json(config)))) == checked(config) == config
+    assert (
+        from_json(FitConfig, json.loads(json.dumps(to_json(config)))) == checked(config) == config
+    )
 
 
 def test_the_settings_of_the_released_code_can_be_read():

@@ -34,7 +34,8 @@ TEXTS = sorted(
             for path in (ROOT / folder).rglob("*")
         ),
     ]
-    if path.suffix in {".py", ".md", ".sh", ".toml", ".txt", ".cff", ".html", ".js", ".css", ".json", ""}
+    if path.suffix
+    in {".py", ".md", ".sh", ".toml", ".txt", ".cff", ".html", ".js", ".css", ".json", ""}
     and path.is_file()
     and "__pycache__" not in path.parts
 )
@@ -57,7 +58,9 @@ def commands_shown():
         for line in body.splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             if line.startswith("$ ") and words[:1] == ["genius"]:
-                upto = next((place for place, word in enumerate(words) if word in {">", "|"}), len(words))
+                upto = next(
+                    (place for place, word in enumerate(words) if word in {">", "|"}), len(words)
+                )
                 shown.append((name, words[1:upto]))
     return shown
 
@@ -112,7 +115,9 @@ def test_every_relative_link_leads_somewhere(path):
 
 
 def test_the_list_of_pages_for_agents_leads_to_pages_of_the_site():
-    linked = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8"))
+    linked = re.findall(
+        r"\]\(([^)\s]+)\)", (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    )
     names = [page.stem for page in ROOT.glob("docs/*.md")]
     assert set(linked) <= {"index.html" if name == "index" else f"{name}/" for name in names}
 
@@ -125,7 +130,9 @@ def test_every_command_that_is_shown_can_be_parsed():
 
 
 def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parsed():
-    lines = [line.split(maxsplit=1) for line in (ROOT / "Containerfile").read_text().splitlines() if line]
+    lines = [
+        line.split(maxsplit=1) for line in (ROOT / "Containerfile").read_text().splitlines() if line
+    ]
     said = dict(line for line in lines if len(line) == 2)
     assert json.loads(said["ENTRYPOINT"]) == ["genius"]
     assert json.loads(python("-c", PARSE, input=json.dumps([json.loads(said["CMD"])]))) == [None]

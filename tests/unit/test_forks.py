@@ -102,7 +102,9 @@ def test_children_search_and_change_an_index_while_threads_of_the_parent_do(tmp_
 
     def write() -> None:
         while not done.is_set():
-            index.add(vectors=vectors[:500], ids=names[:500], texts=texts[500:1000], wait_seconds=60)
+            index.add(
+                vectors=vectors[:500], ids=names[:500], texts=texts[500:1000], wait_seconds=60
+            )
 
     def use() -> None:
         assert index.search(vector=vectors[1900], k=1, match="thing")[0].id == "item-1900"
@@ -160,6 +162,11 @@ if __name__ == "__main__":
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(  # noqa: S603
-        [sys.executable, program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        [sys.executable, program],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "['0', '1', '2', '3']\n", done.stderr

@@ -53,7 +53,9 @@ def index(tmp_path_factory):
     StaticModel(np.eye(5, 4, dtype=np.float32), tokenizer).save_pretrained(place / "static")
     pool = place / "pool"
     pool.mkdir()
-    for number, text in enumerate(["red", "green", "anchor", "red anchor", "green anchor", "red on green"]):
+    for number, text in enumerate(
+        ["red", "green", "anchor", "red anchor", "green anchor", "red on green"]
+    ):
         (pool / f"{number}.txt").write_text(text)
     Index.create(place / "i", pool=pool, encoder=f"text:{place / 'static'}")
     return place / "i"
@@ -61,7 +63,9 @@ def index(tmp_path_factory):
 
 def check(loaded: Loaded) -> None:
     assert not set(NEVER) & set(loaded.packages)
-    assert not [name for name in loaded.own if name.split(".")[1:2] and name.split(".")[1] in OF_OTHERS]
+    assert not [
+        name for name in loaded.own if name.split(".")[1:2] and name.split(".")[1] in OF_OTHERS
+    ]
 
 
 def test_opening_and_searching_from_python(index):
@@ -76,5 +80,7 @@ def test_the_command_search(index):
 
 def test_following_folders_in_which_nothing_is_new_opens_no_encoder(index):
     (index.parent / "pool" / "0.txt").touch()
-    code = f"from genius_search.cli import main; assert main(['index', 'sync', {str(index)!r}]) == 0"
+    code = (
+        f"from genius_search.cli import main; assert main(['index', 'sync', {str(index)!r}]) == 0"
+    )
     assert not {"torch", "model2vec"} & set(loaded_by(code).packages)

@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
-suite = pytest.importorskip("langchain_tests.integration_tests", reason="langchain-tests is not installed")
+suite = pytest.importorskip(
+    "langchain_tests.integration_tests", reason="langchain-tests is not installed"
+)
 RECIPE = Path(__file__).parents[2] / "recipes" / "langchain_store.py"
 
 
 class TestGeniusStore(suite.VectorStoreIntegrationTests):
     @pytest.fixture
     def vectorstore(self, tmp_path):
-        return runpy.run_path(str(RECIPE))["GeniusStore"](tmp_path / "texts.index", self.get_embeddings())
+        return runpy.run_path(str(RECIPE))["GeniusStore"](
+            tmp_path / "texts.index", self.get_embeddings()
+        )

@@ -15,7 +15,9 @@ import pytest
 from genius_search.errors import EXTRAS
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("docs/notebooks/*.ipynb"))
-PATH = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+PATH = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+)
 """Notebooks use the laboratory of the clone."""
 RUN = """
 import ast, json, sys
@@ -41,7 +43,11 @@ def read(notebook):
 def missing_packages(notebook):
     """Return the packages of the extras that a notebook says it needs and that are not installed."""
     text = "".join(line for cell in read(notebook)["cells"] for line in cell["source"])
-    extras = {extra for found in re.findall(r"genius-search\[([\w,]+)\]", text) for extra in found.split(",")}
+    extras = {
+        extra
+        for found in re.findall(r"genius-search\[([\w,]+)\]", text)
+        for extra in found.split(",")
+    }
     assert extras <= set(EXTRAS.values())
     return [
         package

@@ -27,7 +27,10 @@ from genius_search.index.index import Index
 ROOT = Path(__file__).parents[2]
 REFERENCE = {"http.md", "python.md"}
 """The examples of the first are run by ``test_http_examples.py``; the second lists names."""
-PAGES = [ROOT / "README.md", *sorted(page for page in ROOT.glob("docs/*.md") if page.name not in REFERENCE)]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in ROOT.glob("docs/*.md") if page.name not in REFERENCE),
+]
 BLOCK = re.compile(r"^(?:<!-- ([^\n]+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = "a red anchor on green ground"
 
@@ -41,7 +44,9 @@ class Block(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        return self.language in {"console", "python"} and not re.match("not run: |served$", self.remark)
+        return self.language in {"console", "python"} and not re.match(
+            "not run: |served$", self.remark
+        )
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -99,7 +104,9 @@ def shelf(tmp_path_factory, trained, clip_folder, siglip_folder, export_onnx):
         draw(folder / "flickr30k-images" / f"{number}.jpg", number)
         sentences = [{"raw": f"{CAPTION} {number} {copy}"} for copy in range(5)]
         split = ("train", "train", "train", "val", "test")[number % 5]
-        images.append({"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences})
+        images.append(
+            {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences}
+        )
     (folder / "dataset_flickr30k.json").write_text(json.dumps({"images": images}))
     return folder
 
@@ -158,7 +165,9 @@ def run_line(line: str) -> None:
     with contextlib.ExitStack() as stack:
         if ">" in words:
             words, (target,) = words[: words.index(">")], words[words.index(">") + 1 :]
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(target).open("w"))))
+            stack.enter_context(
+                contextlib.redirect_stdout(stack.enter_context(Path(target).open("w")))
+            )
         status = main(words)
         assert status == 0, line
 
@@ -187,12 +196,17 @@ def num_words(page: Path) -> int:
 
 def test_pages_are_short():
     assert {
-        page.name: num_words(page) for page in [*PAGES, ROOT / "docs/http.md"] if num_words(page) > 900
+        page.name: num_words(page)
+        for page in [*PAGES, ROOT / "docs/http.md"]
+        if num_words(page) > 900
     } == {}
 
 
 def test_all_documents_together_are_short():
-    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob("docs/**/*.md")}
+    words = {
+        page.name: len(page.read_text(encoding="utf-8").split())
+        for page in ROOT.glob("docs/**/*.md")
+    }
     assert sum(words.values()) <= 35_000, words
     assert max(words.values()) <= 8_000, words
 
@@ -200,4 +214,7 @@ def test_all_documents_together_are_short():
 def test_there_are_at_most_ten_pages():
     """Beside these, what one looks up: formats, deviations, and how a part is added."""
     looked_up = {"formats.md", "deviations.md", "extending.md"}
-    assert len([page for page in PAGES if page.parent == ROOT / "docs" and page.name not in looked_up]) <= 10
+    assert (
+        len([page for page in PAGES if page.parent == ROOT / "docs" and page.name not in looked_up])
+        <= 10
+    )

@@ -18,7 +18,10 @@ from genius_search.text import clean, join_divided_words
         ("ﬁn, ﬂag, oﬀ, oﬃce, baﬄe, faﬅ, caﬆ", "fin, flag, off, office, baffle, fast, cast"),
         ("ﻛﺘﺎﺏ ⼭", "كتاب 山"),
         ("10 m², ½ ® Ｗide é", "10 m², ½ ® Ｗide é"),
-        ("می\u200cخواهم 👩\u200d🚀", "می\u200cخواهم 👩\u200d🚀"),  # joiners that change what is read
+        (
+            "می\u200cخواهم 👩\u200d🚀",
+            "می\u200cخواهم 👩\u200d🚀",
+        ),  # joiners that change what is read
         ("ខ្ញុំ\u200bស្រឡាញ់", "ខ្ញុំ\u200bស្រឡាញ់"),  # spaces of a language that shows none
     ],
 )
@@ -46,7 +49,11 @@ def test_words_and_names_are_found_however_they_are_spelt(tmp_path):
     texts = ["the oﬃce of the har\u00adbour", "light\u200bhouses", "a bowl of soup"]
     items = [NewItem(str(row), text, fields={"title": text}) for row, text in enumerate(texts)]
     index, _ = Index.create(tmp_path / "t.index", pool=items, encoder="text:wordllama")
-    assert [index.get(name).text for name in "012"] == ["the office of the harbour", "lighthouses", texts[2]]
+    assert [index.get(name).text for name in "012"] == [
+        "the office of the harbour",
+        "lighthouses",
+        texts[2],
+    ]
     for options in (
         {"match": "office harbour"},
         {"match": "oﬃce har\u00adbour"},

@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # None if the caller closed them
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # escape what a terminal or a file of cp1252 cannot show
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # escape what a terminal or a file of cp1252 cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
@@ -79,7 +81,9 @@ def follow(words: Sequence[str]) -> int:
     elif words in ([], ["help"], ["--help"], ["-h"]):
         print_overview()
     elif "" in words:  # a path would be this folder
-        raise UsageError("an argument is empty; is a variable of the shell not set? '.' is this folder")
+        raise UsageError(
+            "an argument is empty; is a variable of the shell not set? '.' is this folder"
+        )
     else:
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
         # Threads of NumPy's BLAS wait busily: longer than a search takes, and beside PyTorch's threads.
@@ -133,7 +137,10 @@ def join_match(arguments: Sequence[str]) -> list[str]:
 
 def report(error: BaseException) -> int:
     """Print an error that a user can fix, and return its exit status; raise a bug again."""
-    if isinstance(error, ModuleNotFoundError) and (package := str(error.name).partition(".")[0]) in EXTRAS:
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and (package := str(error.name).partition(".")[0]) in EXTRAS
+    ):
         error = missing_extra(f"this command needs {package}", EXTRAS[package])
     match error:
         case GeniusError():
@@ -144,7 +151,10 @@ def report(error: BaseException) -> int:
             sys.stdout = io.StringIO()
             return 0
         case OSError() if error.errno in MACHINE_ERRORS:
-            message, status = f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
+            message, status = (
+                f"{error.strerror}{f': {error.filename}' if error.filename else ''}",
+                1,
+            )
         case _:
             raise error
     print_text(f"genius: {ARGUMENT.sub(_name_flag, message)}", error=True)

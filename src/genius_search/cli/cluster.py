@@ -108,7 +108,9 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
         with self.connected(), TerminalProgress() as progress:
             built = build_cluster(self.out, settings, run=run, progress=progress)
             left_out = (
-                f", {built.left_out:,} left out: {self.out / 'left-out.jsonl'}" if built.left_out else ""
+                f", {built.left_out:,} left out: {self.out / 'left-out.jsonl'}"
+                if built.left_out
+                else ""
             )
             progress.say(f"{built.items:,} items in {plural(built.shards, 'shard')}{left_out}")
             progress.say_next("genius", "search", self.out, "what you look for")
@@ -131,7 +133,9 @@ class ServeCluster(AddressOption):
 
     def run(self) -> None:
         if self.address is None:
-            raise UsageError("--address: the shards are served on a Ray cluster; say where its head is")
+            raise UsageError(
+                "--address: the shards are served on a Ray cluster; say where its head is"
+            )
         with self.connected():
             from genius_search.cluster.serve import deploy
 

@@ -86,20 +86,29 @@ class Push(JsonOption):
         if not is_index and not (self.folder / MODEL_FILE).exists():
             raise ArtifactMissing(f"{self.folder} is neither a finished model nor an index")
         if self.model is not None and not is_index:
-            raise UsageError(f"{self.folder} is a model; --model names the model of an index, leave it out")
+            raise UsageError(
+                f"{self.folder} is a model; --model names the model of an index, leave it out"
+            )
         if not hub.is_name(self.repository):
             raise UsageError(f"{self.repository!r} is not a repository's name; give owner/name")
         with tempfile.TemporaryDirectory() as temporary, TerminalProgress() as progress:
             copy = Path(temporary) / "copy"
             save(self.folder, copy, name=self.repository, license=self.license, model=self.model)
             if is_index:
-                progress.say("Note: the items' texts, fields and ids are published, but not their pictures")
+                progress.say(
+                    "Note: the items' texts, fields and ids are published, but not their pictures"
+                )
             for file in sorted(file for file in copy.rglob("*") if file.is_file()):
                 progress.say(f"  {file.stat().st_size / 1e6:>10,.3f} MB  {file.relative_to(copy)}")
             if not self.yes:
                 if not sys.stdin.isatty():
                     raise UsageError("no terminal to confirm on: give --yes")
-                print(f"Publish these as {self.repository}? [y/N] ", end="", file=sys.stderr, flush=True)
+                print(
+                    f"Publish these as {self.repository}? [y/N] ",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                     raise UsageError("not confirmed; nothing was published")
             api, kind = HfApi(), "dataset" if is_index else "model"

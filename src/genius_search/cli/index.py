@@ -31,7 +31,13 @@ from genius_search.cli.options import (
     read_ids,
     read_vectors,
 )
-from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_text, to_json
+from genius_search.cli.terminal import (
+    TerminalProgress,
+    print_facts,
+    print_json,
+    print_text,
+    to_json,
+)
 from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
@@ -92,7 +98,9 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
         items = self.items()
         if encoder is None and self.model is None and self.pool is not None:
             check_place(self.index)
-            items["pool"] = open_pool(self.pool, captions=not self.no_captions, exclude=self.exclude)
+            items["pool"] = open_pool(
+                self.pool, captions=not self.no_captions, exclude=self.exclude
+            )
             encoder, download = choose_encoder(items["pool"], download=download)
         with TerminalProgress() as progress:
             _, added = Index.create(
@@ -231,7 +239,10 @@ class Refit(WaitOption, OpenIndexOptions):
             index = self.open_index()
             query_vectors = read_vectors(self.query_vectors)
             index.refit(
-                levels=self.levels, query_vectors=query_vectors, progress=progress, wait_seconds=self.wait
+                levels=self.levels,
+                query_vectors=query_vectors,
+                progress=progress,
+                wait_seconds=self.wait,
             )
             progress.say(f"new IDs for {plural(index.snapshot.num_alive, 'item')}")
 
@@ -257,10 +268,14 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     def run(self) -> int:
         ids = [*self.ids, *filter(None, read_ids(self.ids_from) or ())]
         if not ids and not self.compact:
-            raise UsageError("no ids: name the items to delete, or give a file of ids with --ids-from")
+            raise UsageError(
+                "no ids: name the items to delete, or give a file of ids with --ids-from"
+            )
         if is_cluster(self.index):
             if self.compact:
-                raise UsageError("--compact writes one index anew; of a cluster give a folder in its shards/")
+                raise UsageError(
+                    "--compact writes one index anew; of a cluster give a folder in its shards/"
+                )
             with open_cluster(self.index, self) as searcher:
                 done = searcher.delete(ids)
         else:
@@ -411,7 +426,9 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     if only_texts:
         words = ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
     elif has_wordllama() and any(item.text for item in pool.items()):
-        words = f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions alone"
+        words = (
+            f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions alone"
+        )
     raise NetworkNeeded(
         f"no encoder is named, and {described}, which suits this pool, is not on this "
         "machine. Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of ONNX "
@@ -420,7 +437,9 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     )
 
 
-def report_added(progress: TerminalProgress, added: Added, *, as_json: bool, again: bool = False) -> None:
+def report_added(
+    progress: TerminalProgress, added: Added, *, as_json: bool, again: bool = False
+) -> None:
     """Say what was added and deleted, what was left out and why, and which texts were cut.
 
     A reason that many files share is said once, and of many rows of a list the first; ``again``, files of

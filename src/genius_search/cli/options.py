@@ -49,7 +49,9 @@ def command(kind: type[CommandClass]) -> type[CommandClass]:
         is_late = field.name in LISTED_LAST and field.default is not dataclasses.MISSING
         return LISTED_LAST.index(field.name) + 1 if is_late else 0
 
-    made.__dataclass_fields__ = {field.name: field for field in sorted(dataclasses.fields(made), key=place)}
+    made.__dataclass_fields__ = {
+        field.name: field for field in sorted(dataclasses.fields(made), key=place)
+    }
     return kind
 
 
@@ -116,7 +118,9 @@ class ItemOptions:
     no_captions: bool = False
     """Ignore texts beside pictures (.txt, .json, .xmp, lists) and inside them, in a folder that is new."""
 
-    exclude: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()
+    exclude: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")
+    ] = ()
     """Leave out files and folders that a pattern as in .gitignore fits: 'drafts/', '*.png'. A file
     .geniusignore in a folder may hold such patterns, too."""
 
@@ -180,7 +184,9 @@ def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig
     try:
         return from_json(FitConfig, _merge(dataclasses.asdict(usual), given))
     except UsageError as error:
-        raise UsageError(f"{file}: {error}; `genius fit --print-config` shows all settings") from None
+        raise UsageError(
+            f"{file}: {error}; `genius fit --print-config` shows all settings"
+        ) from None
 
 
 def read_search_toml(file: Path) -> SearchConfig:

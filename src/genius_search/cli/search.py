@@ -84,7 +84,9 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
                     with writing_lock(place, wait_seconds=math.inf):
                         continue
                 except UsageError:
-                    if not (place / CURRENT).exists():  # otherwise another process has just created it
+                    if not (
+                        place / CURRENT
+                    ).exists():  # otherwise another process has just created it
                         raise
                     continue
             if index is not None:
@@ -126,7 +128,9 @@ def _say_aside(progress: TerminalProgress, folder: Path, problem: str, aside: Pa
         )
 
 
-def _index(folder: Path, place: Path, progress: TerminalProgress, *, device: str, download: bool) -> Index:
+def _index(
+    folder: Path, place: Path, progress: TerminalProgress, *, device: str, download: bool
+) -> Index:
     """Create the index of a folder."""
     from genius_search.cli.index import choose_encoder, report_added
     from genius_search.index.index import Index
@@ -175,7 +179,9 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     ] = None
     """Search only items of this modality."""
 
-    where: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")] = ()
+    where: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")
+    ] = ()
     """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella',
     'taken=2024-05', 'price is missing'. Several --where must all hold."""
 
@@ -194,12 +200,14 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     beam: OptionalInt = None
     """IDs kept at each level. Default: 10; 128 above 500,000 items."""
 
-    rerank: Annotated[Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")] = (
-        None
-    )
+    rerank: Annotated[
+        Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")
+    ] = None
     """Rank in the generator's order, by codes, or by stored embeddings. Default: as suits the index."""
 
-    router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = None
+    router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = (
+        None
+    )
     """What finds candidates. Default: geometry, by distance."""
 
     candidates: OptionalInt = None
@@ -254,7 +262,9 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
                 raise UsageError(
                     f"{self.index} is a cluster; its shards have their own settings, so give none"
                 )
-            with open_cluster(self.index, self, device=self.device, download=self.download) as searcher:
+            with open_cluster(
+                self.index, self, device=self.device, download=self.download
+            ) as searcher:
                 return self._show(searcher.search(**options), {})
         if is_folder_of_files(self.index):
             index = open_folder(self.index, device=self.device, download=self.download)
@@ -264,11 +274,16 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         changed = dataclasses.replace(of_file, **self._options())
         config = adjust_settings(index.settings, index.model, changed)
         if self.explain is not None:
-            print_explanation(index.explain(self.explain, **options, config=config), index, as_json=self.json)
+            print_explanation(
+                index.explain(self.explain, **options, config=config), index, as_json=self.json
+            )
             return 0
         hits = index.search(**options, config=config)
         if not hits and self.modality and self.modality not in index.snapshot.modalities:
-            print(f"no item is {self.modality}: encoders of texts find pictures as text", file=sys.stderr)
+            print(
+                f"no item is {self.modality}: encoders of texts find pictures as text",
+                file=sys.stderr,
+            )
         settings = {
             "beam": max(config.beam, self.k + self.offset),
             "candidates": config.candidates,
@@ -321,7 +336,9 @@ def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
             scores.append("" if hit.probability is None else f"{hit.probability:.2f}")
         rows.append([*scores, hit.id, " ".join(filter(None, content))])
     scores = [*(["score"] if has_score else []), *(["probability"] if has_probability else [])]
-    print_table(["rank", *scores, "item", "text or picture"], rows, left=("item",), fill=True, cut=not full)
+    print_table(
+        ["rank", *scores, "item", "text or picture"], rows, left=("item",), fill=True, cut=not full
+    )
 
 
 def print_explanation(found: Explanation, index: Index, *, as_json: bool) -> None:
@@ -338,16 +355,26 @@ def print_explanation(found: Explanation, index: Index, *, as_json: bool) -> Non
         others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
         described = (f"{_code(one)} ({plural(one.items, 'item')})" for one in others)
         rank = f"{step.rank:,} of {step.num_siblings:,}"
-        name = "modality" if index.model.codebooks.has_modality_level and step.level == 0 else str(step.level)
+        name = (
+            "modality"
+            if index.model.codebooks.has_modality_level and step.level == 0
+            else str(step.level)
+        )
         rows.append((name, _code(step), rank, f"{step.items:,}", "; ".join(described)))
-    print_table(("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True)
+    print_table(
+        ("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True
+    )
     for choice in found.raised_by:
         query = repr(choice.text) if choice.text else "a similar query"
-        print_text(f"Raised from the rank below: it was chosen for {query}, cosine {choice.cosine:.2f}.")
+        print_text(
+            f"Raised from the rank below: it was chosen for {query}, cosine {choice.cosine:.2f}."
+        )
     if not found.is_allowed:
         print("The search may not find it: it has another modality, or a condition excludes it.")
     elif found.rank is not None:
-        print(f"Found: rank {found.rank:,} of {found.touched:,} ranked items, score {found.score:.4f}.")
+        print(
+            f"Found: rank {found.rank:,} of {found.touched:,} ranked items, score {found.score:.4f}."
+        )
     else:
         print(
             f"Not found: it is not among the {found.touched:,} items that the search ranked with a beam of "

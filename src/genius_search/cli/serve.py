@@ -93,7 +93,9 @@ class Serve(IndexesOptions):
 
         # A mistake in the keys is an error before anything is loaded.
         if self.keys is not None and not read_keys(self.keys):
-            raise UsageError(f"{self.keys} has no key, so nobody could ask; add a line, NAME read KEY")
+            raise UsageError(
+                f"{self.keys} has no key, so nobody could ask; add a line, NAME read KEY"
+            )
         try:
             bound = listen(self.host, self.port)  # before anything is loaded: it may be taken
         except OSError as error:
@@ -106,10 +108,16 @@ class Serve(IndexesOptions):
             app = create_app(service, keys=self.keys)
             host, port = bound.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            sizes = {name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()}
+            sizes = {
+                name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()
+            }
             names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
             seconds = time.monotonic() - began
-            print(f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it", file=sys.stderr, flush=True)
+            print(
+                f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it",
+                file=sys.stderr,
+                flush=True,
+            )
             serve(app, bound)
 
 

@@ -64,7 +64,9 @@ class TerminalProgress:
         self._stage, self._total, self._done, self._latest = stage, total, -1, {}
         self._began = time.monotonic()
         self._printed = self._began - QUIET_SECONDS + FIRST_SECONDS
-        if stage == "encode" and self._usual is signal.default_int_handler:  # not one that ignores it
+        if (
+            stage == "encode" and self._usual is signal.default_int_handler
+        ):  # not one that ignores it
             signal.signal(signal.SIGINT, self._end_soon)
         if self._is_quiet or not sys.stderr.isatty():
             return
@@ -173,8 +175,12 @@ def print_table(
             while cells[-1] and width_of(cells[-1]) >= room:
                 cells[-1] = cells[-1][:-1]
             cells[-1] += "…"
-        padding = [" " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)]
-        padded = [a + b if first else b + a for a, b, first in zip(cells, padding, is_left, strict=True)]
+        padding = [
+            " " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)
+        ]
+        padded = [
+            a + b if first else b + a for a, b, first in zip(cells, padding, is_left, strict=True)
+        ]
         print("  ".join(padded).rstrip())
 
 
@@ -183,7 +189,11 @@ def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:
     if as_json:
         print_json(facts)
     else:
-        rows = [(name.replace("_", " "), _format(fact)) for name, fact in facts.items() if fact is not None]
+        rows = [
+            (name.replace("_", " "), _format(fact))
+            for name, fact in facts.items()
+            if fact is not None
+        ]
         print_table(("", ""), rows, left=("",))
 
 

@@ -25,7 +25,13 @@ from genius_search.cli.options import (
     read_toml,
     to_toml,
 )
-from genius_search.cli.terminal import TerminalProgress, print_facts, print_json, print_table, print_text
+from genius_search.cli.terminal import (
+    TerminalProgress,
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+)
 from genius_search.errors import BadData, GeniusError, UsageError, plural
 
 if TYPE_CHECKING:
@@ -77,7 +83,9 @@ class Fit(DeviceOptions, WaitOption):
     force: bool = False
     """With --index, replace the model even if the new one does not clearly find more."""
 
-    preset: Annotated[Literal["tiny", "small", "paper"] | None, optional("{tiny,small,paper}")] = None
+    preset: Annotated[Literal["tiny", "small", "paper"] | None, optional("{tiny,small,paper}")] = (
+        None
+    )
     """Settings to start from: tiny for tests, small for laptops (the default), paper."""
 
     config: OptionalFile = None
@@ -241,7 +249,9 @@ class Evaluate(DeviceOptions, JsonOption):
                 folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
                 found = evaluate_model(model, data, folder, split=self.split, progress=progress)
             if found.left_out:
-                progress.say(f"{found.left_out:,} queries are left out: their answers are not in the index")
+                progress.say(
+                    f"{found.left_out:,} queries are left out: their answers are not in the index"
+                )
         if self.json:
             print_json({**found._asdict(), "rows": [one._asdict() for one in found.rows]})
             return

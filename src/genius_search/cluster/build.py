@@ -32,7 +32,13 @@ from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import saved_features
-from genius_search.index.store import CLUSTER, CURRENT, IndexManifest, StoredEmbeddings, new_identity
+from genius_search.index.store import (
+    CLUSTER,
+    CURRENT,
+    IndexManifest,
+    StoredEmbeddings,
+    new_identity,
+)
 from genius_search.index.writer import one_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
@@ -100,7 +106,9 @@ def build_cluster(
 def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) -> None:
     manifest = _prepare(folder, settings, progress)
     numbers = range(settings.shards)
-    missing = [number for number in numbers if not (shard_folder(folder, number) / CURRENT).exists()]
+    missing = [
+        number for number in numbers if not (shard_folder(folder, number) / CURRENT).exists()
+    ]
     progress.begin("create shards", len(missing))
     for done, _ in enumerate(run(create_shard, folder, missing), start=1):
         progress.advance(done, {})
@@ -165,7 +173,9 @@ def _prepare(folder: Path, settings: Settings, progress: Progress) -> IndexManif
         pool = open_pool(Path(settings.pool), captions=True)
         rows = sum(1 for _ in pool.items())
         write_json(plan, known)
-        write_json(folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out])
+        write_json(
+            folder / BUILD / "left-out-pool.json", [[one.file, one.reason] for one in pool.left_out]
+        )
         if settings.model is not None:
             model = Genius.open(settings.model, device=settings.device, download=settings.download)
         else:
@@ -176,7 +186,9 @@ def _prepare(folder: Path, settings: Settings, progress: Progress) -> IndexManif
     return IndexManifest.model_validate_json(place.read_bytes())
 
 
-def _fit_model(folder: Path, settings: Settings, pool: Pool, rows: int, progress: Progress) -> Genius:
+def _fit_model(
+    folder: Path, settings: Settings, pool: Pool, rows: int, progress: Progress
+) -> Genius:
     """Fit codebooks to items from all over the pool."""
     spec = absolute_spec(settings.encoder or "")
     encoder = load_encoder(spec, download=settings.download, device=settings.device)

@@ -76,7 +76,9 @@ def read_cluster(folder: Path) -> ClusterManifest:
     """Read ``cluster.json``; raises :class:`ArtifactMissing` or :class:`ArtifactMismatch`."""
     path = folder / CLUSTER
     if not path.is_file():
-        raise ArtifactMissing(f"{folder} holds no finished cluster; `genius cluster build` makes one")
+        raise ArtifactMissing(
+            f"{folder} holds no finished cluster; `genius cluster build` makes one"
+        )
     try:
         return ClusterManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
@@ -103,7 +105,9 @@ def open_addition(
     if number is None:
         number, taken = len(roots), searcher.id_beginnings()
         roots = (*roots, new_root(place, roots, taken, captions=captions, exclude=exclude))
-        write_json(cluster / CLUSTER, manifest.model_copy(update={"roots": roots}).model_dump(mode="json"))
+        write_json(
+            cluster / CLUSTER, manifest.model_copy(update={"roots": roots}).model_dump(mode="json")
+        )
     return open_roots(roots, [number], None if str(place) == roots[number].folder else place)
 
 
@@ -200,7 +204,9 @@ class Searcher:
         """Return what ids begin with, up to the first slash."""
         return set[str]().union(*self._ask_all("id_beginnings"))
 
-    def search(self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any) -> Hits:
+    def search(
+        self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any
+    ) -> Hits:
         """Return the best items; the options are the fields of :class:`SearchRequest`."""
         return self.search_many([SearchRequest(text=text, **options)], config=config)[0]
 
@@ -232,12 +238,19 @@ class Searcher:
         merge_hits = partial(self._merge, has_scores=has_scores)
         merged = iter([merge_hits(request, found) for request, *found in answers])
         return [
-            Hits(interleave([next(merged) for _ in several], request.k + request.offset)[request.offset :])
+            Hits(
+                interleave([next(merged) for _ in several], request.k + request.offset)[
+                    request.offset :
+                ]
+            )
             for request, several in zip(requests, alternatives, strict=True)
         ]
 
     def add(
-        self, pool: Pool | Sequence[NewItem | Mapping[str, Any]], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        pool: Pool | Sequence[NewItem | Mapping[str, Any]],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> Added:
         """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
         if not isinstance(pool, Pool):
@@ -265,7 +278,9 @@ class Searcher:
         """Delete one or several items; unknown ids are returned."""
         ids = one_or_more_ids(item_ids)
         done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
-        return Deleted(sum(one.deleted for one in done), [name for one in done for name in one.missing])
+        return Deleted(
+            sum(one.deleted for one in done), [name for one in done for name in one.missing]
+        )
 
     def verify(self) -> Verified:
         """Compare every file of every shard with its checksum; raises like :meth:`Index.verify`."""
@@ -279,7 +294,9 @@ class Searcher:
         for one in things:
             item_id = one if isinstance(one, str) else one.id
             divided[shard_of(as_id(item_id), len(self._shards))].append(one)
-        waiting = {number: self._shards[number](method, own, **options) for number, own in divided.items()}
+        waiting = {
+            number: self._shards[number](method, own, **options) for number, own in divided.items()
+        }
         return {number: answer() for number, answer in waiting.items()}
 
     def _ask_all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
@@ -295,7 +312,9 @@ class Searcher:
             parts=tuple(map(self._read_part, request.parts)),
             k=max(request.k + request.offset, COMPARABLE),
             offset=0,
-            where=dataclasses.replace(request.filter, may_be_elsewhere=True) if request.filter else (),
+            where=dataclasses.replace(request.filter, may_be_elsewhere=True)
+            if request.filter
+            else (),
             deadline=math.inf,  # the clock of another machine tells other times
         )
         return complete.alternatives()

@@ -60,13 +60,17 @@ def connect(address: str) -> Iterator[None]:
     else:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
-            raise UsageError(f"--address is {address!r}, expected HOST:PORT of Ray's head, or {LOCAL!r}")
+            raise UsageError(
+                f"--address is {address!r}, expected HOST:PORT of Ray's head, or {LOCAL!r}"
+            )
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
             ray.init(address=address, **quiet)
         except (OSError, AuthenticationError) as error:
             reason = str(error).splitlines()[0]
-            raise UsageError(f"the Ray cluster at {address} does not let this machine in: {reason}") from None
+            raise UsageError(
+                f"the Ray cluster at {address} does not let this machine in: {reason}"
+            ) from None
     for name in ("ray.data", "ray.serve"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
@@ -105,7 +109,9 @@ def deploy(folder: Path, *, copies: int) -> None:
     until = time.monotonic() + START_SECONDS
     while missing := [name for name in shards if not _running_copies(name)]:
         if time.monotonic() > until:
-            raise UsageError(f"no copy of {missing[0]} has started; `serve status` and `ray status` say why")
+            raise UsageError(
+                f"no copy of {missing[0]} has started; `serve status` and `ray status` say why"
+            )
         time.sleep(PAUSE_SECONDS)
 
 
@@ -126,7 +132,9 @@ def connect_searcher(folder: Path) -> Searcher:
     return Searcher([partial(begin, name, serve.get_app_handle(name)) for name in names])
 
 
-def begin(name: str, handle: Any, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
+def begin(
+    name: str, handle: Any, method: str, *arguments: Any, **options: Any
+) -> Callable[[], Any]:
     """Begin to call a method of a deployed :class:`Shard`, or of its index."""
     call = partial(handle.call.remote, method, *arguments, **options)
     seconds = CHANGE_SECONDS if method in CHANGES else CALL_SECONDS
@@ -150,6 +158,8 @@ def _collect(name: str, call: Callable[[], Any], pending: Any, began: float, sec
         except (RayActorError, TimeoutError) as error:
             log.warning("shard %s: %s, asked again", name, type(error).__name__)
             if time.monotonic() > until:
-                raise DeadlinePassed(f"no copy of shard {name} answers; `serve status` lists them") from None
+                raise DeadlinePassed(
+                    f"no copy of shard {name} answers; `serve status` lists them"
+                ) from None
             time.sleep(PAUSE_SECONDS)
             pending, began, seconds = call(), time.monotonic(), 2 * seconds

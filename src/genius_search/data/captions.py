@@ -25,7 +25,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from PIL import ExifTags, Image, ImageFile, IptcImagePlugin
 
-from genius_search.data.images import HEIF_SUFFIXES, is_image_file, opened_image, quiet, require_file
+from genius_search.data.images import (
+    HEIF_SUFFIXES,
+    is_image_file,
+    opened_image,
+    quiet,
+    require_file,
+)
 from genius_search.data.mbeir import read_json_lines
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import composed
@@ -33,7 +39,11 @@ from genius_search.text import clean
 
 _TAG: Final = ExifTags.Base
 _FIELDS: Final[dict[str, tuple[tuple[int, ...], tuple[str, ...], int]]] = {
-    "description": ((_TAG.ImageDescription, _TAG.XPComment, _TAG.UserComment), ("description",), 120),
+    "description": (
+        (_TAG.ImageDescription, _TAG.XPComment, _TAG.UserComment),
+        ("description",),
+        120,
+    ),
     "title": ((_TAG.XPTitle, _TAG.XPSubject), ("title", "Headline"), 5),
     "keywords": ((_TAG.XPKeywords,), ("subject",), 25),
     "people": ((), ("PersonInImage",), -1),
@@ -64,13 +74,17 @@ FILE_KEYS: Final = ("file_name", "image", "filename", "image_name", "file", "pat
 TEXT_KEYS: Final = ("caption", "text", "title", "description", "captions", "comment")
 """Names of columns and keys, in lower case and without a prefix such as exiftool's ``XMP:``."""
 _LISTS: Final = re.compile(r"(metadata|captions)\.(jsonl|csv|tsv|txt|parquet)", re.IGNORECASE)
-_ONE_OF_SEVERAL: Final = re.compile(r"(caption|text|description|comment|sentence)[ _.]?\d+", re.IGNORECASE)
+_ONE_OF_SEVERAL: Final = re.compile(
+    r"(caption|text|description|comment|sentence)[ _.]?\d+", re.IGNORECASE
+)
 """Names of columns that have a caption each."""
 _NUMBERED: Final = re.compile(r"#\d+$")
 """Behind the name of a file: which of its captions this is."""
 _NO_VALUE: Final = ("", "nan", "NaN", "NaT", "<NA>", "NULL", "null")
 """What programs write into a cell without a value."""
-_EDITED: Final = re.compile(r"-(edit\w{2,3}|bearbeitet|modifi(é|cato)|edyt\w+|bewerkt|redigeret|編集済み)")
+_EDITED: Final = re.compile(
+    r"-(edit\w{2,3}|bearbeitet|modifi(é|cato)|edyt\w+|bewerkt|redigeret|編集済み)"
+)
 """What Google Takeout adds to the name of a photo that was changed; it has the side-car of the other."""
 _TAKEOUT: Final = "supplemental-metadata"
 _TAKEOUT_LENGTH: Final = 46
@@ -149,7 +163,9 @@ def _parse(name: str, text: str) -> Hashable:
         case "rating":
             return int(float(text)) or None
         case "latitude" | "longitude":  # 33,51.5S or 33,51,30S
-            value: float = sum(float(part) / 60**power for power, part in enumerate(text[:-1].split(",")))
+            value: float = sum(
+                float(part) / 60**power for power, part in enumerate(text[:-1].split(","))
+            )
             is_known = abs(value) <= (90 if name == "latitude" else 180)  # nor NaN
             return round(-value if text[-1].upper() in "SW" else value, 6) if is_known else None
         case "description" if _BY_CAMERAS.fullmatch(text):
@@ -170,7 +186,13 @@ def _exif_values(opened: Image.Image) -> _Values:
     place = exif.get_ifd(ExifTags.IFD.GPSInfo)
     for name, tag in _PLACE.items():
         if tag in place:  # its direction has the tag before
-            yield name, [",".join(str(float(part)) for part in place[tag]) + str(place.get(tag - 1, "N"))[:1]]
+            yield (
+                name,
+                [
+                    ",".join(str(float(part)) for part in place[tag])
+                    + str(place.get(tag - 1, "N"))[:1]
+                ],
+            )
 
 
 def _exif_text(tag: int, value: object, order: str) -> str:
@@ -204,12 +226,15 @@ def _decode_wide(data: bytes, order: str) -> str:
     if first != second:
         order = "be" if first > second else "le"
     is_marked = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return data.decode("utf-16" if is_marked else f"utf-16-{order}", errors="ignore").rstrip("\0 \u2020")
+    return data.decode("utf-16" if is_marked else f"utf-16-{order}", errors="ignore").rstrip(
+        "\0 \u2020"
+    )
 
 
 def _camera(exif: Mapping[int, Any]) -> str:
     make, model = (
-        " ".join(str(exif.get(tag, "")).replace("\0", " ").split())[:80] for tag in (_TAG.Make, _TAG.Model)
+        " ".join(str(exif.get(tag, "")).replace("\0", " ").split())[:80]
+        for tag in (_TAG.Make, _TAG.Model)
     )
     return model if model.lower().startswith(make.lower()) else f"{make} {model}"
 
@@ -342,13 +367,17 @@ def read_side_cars(files: Iterable[Path], problems: list[Problem]) -> Iterator[C
                     if isinstance(row, list) and len(row) == 1:  # as exiftool writes it
                         row = row[0]
                     if not isinstance(row, dict):
-                        raise BadData(f"it is a JSON {type(row).__name__}, expected an object with a caption")
+                        raise BadData(
+                            f"it is a JSON {type(row).__name__}, expected an object with a caption"
+                        )
                     json.dumps(row, ensure_ascii=False).encode()  # fails for half a character
                     yield _caption_of(row)
         except BadImage as error:
             problems.append(error)
         except (ValueError, SyntaxError, LookupError, TypeError, RecursionError) as error:
-            problems.append(BadRecord(file, getattr(error, "lineno", None) or 1, f"cannot be used: {error}"))
+            problems.append(
+                BadRecord(file, getattr(error, "lineno", None) or 1, f"cannot be used: {error}")
+            )
 
 
 def _keys(row: Iterable[str], names: Sequence[str]) -> list[str]:
@@ -363,7 +392,9 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
     fields = {name: value for name, value in row.items() if name not in files}
     if numbered := [name for name in fields if _ONE_OF_SEVERAL.fullmatch(name)]:
         values = [fields.pop(name) for name in (*_keys(fields, TEXT_KEYS)[:1], *numbered)]
-        fields["captions"] = [text for one in values for text in (one if isinstance(one, list) else [one])]
+        fields["captions"] = [
+            text for one in values for text in (one if isinstance(one, list) else [one])
+        ]
     match row:
         case {"photoTakenTime": {"timestamp": str() | int() as seconds}}:
             with contextlib.suppress(ValueError, OverflowError, OSError):
@@ -373,17 +404,25 @@ def _caption_of(row: Mapping[str, Any]) -> Caption:
         case {"title": str() as title} if is_image_file(Path(title)):
             del fields["title"]
     match row:
-        case {"geoData": {"latitude": float() | int() as north, "longitude": float() | int() as east}}:
+        case {
+            "geoData": {"latitude": float() | int() as north, "longitude": float() | int() as east}
+        }:
             fields |= {"latitude": north, "longitude": east} if north or east else {}
             del fields["geoData"]
     people = row.get("people")
-    if isinstance(people, list) and all(isinstance(one, dict) and [*one] == ["name"] for one in people):
+    if isinstance(people, list) and all(
+        isinstance(one, dict) and [*one] == ["name"] for one in people
+    ):
         fields["people"] = [person["name"] for person in people]
     for name in _keys(fields, TEXT_KEYS):
         value = fields[name]
         values = value if isinstance(value, list) else [value]
-        inner = (_caption_of(one).texts if isinstance(one, dict) else [one] for one in values)  # COCO's
-        texts = tuple(one.strip() for one in itertools.chain(*inner) if isinstance(one, str) and one.strip())
+        inner = (
+            _caption_of(one).texts if isinstance(one, dict) else [one] for one in values
+        )  # COCO's
+        texts = tuple(
+            one.strip() for one in itertools.chain(*inner) if isinstance(one, str) and one.strip()
+        )
         if texts:
             if all(one is None or isinstance(one, str) for one in values):
                 del fields[name]
@@ -434,11 +473,14 @@ def _csv_rows(path: Path) -> Rows | None:
     csv.field_size_limit(MAX_TEXT_BYTES)
     header = file.readline()
     names = {
-        mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t|"
+        mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])]
+        for mark in ",;\t|"
     }
     for mark, cells in names.items():
         if _keys(cells, FILE_KEYS):
-            unique = [one if one not in cells[:n] else one and f"{one} {n}" for n, one in enumerate(cells)]
+            unique = [
+                one if one not in cells[:n] else one and f"{one} {n}" for n, one in enumerate(cells)
+            ]
             return _cells(csv.DictReader(file, unique, delimiter=mark), mark, 1)
         if len(cells) > 1 and is_image_file(Path(_NUMBERED.sub("", cells[0]))):
             lines, columns = itertools.chain([header], file), (FILE_KEYS[0], TEXT_KEYS[0])
@@ -456,8 +498,13 @@ def _cells(reader: csv.DictReader[str], mark: str, skipped: int) -> Rows:
         cells = {column: (cell or "").strip() for column, cell in row.items() if column}
         inner = itertools.chain.from_iterable(cell.split("\n")[1:] for cell in cells.values())
         if any(is_image_file(Path(line.partition(mark)[0])) for line in inner):
-            raise ValueError(f"the row that ends in line {reader.line_num + skipped} has a quote without end")
-        yield reader.line_num + skipped, {name: cell for name, cell in cells.items() if cell not in _NO_VALUE}
+            raise ValueError(
+                f"the row that ends in line {reader.line_num + skipped} has a quote without end"
+            )
+        yield (
+            reader.line_num + skipped,
+            {name: cell for name, cell in cells.items() if cell not in _NO_VALUE},
+        )
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -472,7 +519,9 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _wanted(columns: Collection[str]) -> str:
-    expected = f"{' or '.join(FILE_KEYS[:2])} with the name of a file, and {' or '.join(TEXT_KEYS[:2])}"
+    expected = (
+        f"{' or '.join(FILE_KEYS[:2])} with the name of a file, and {' or '.join(TEXT_KEYS[:2])}"
+    )
     return f"has the columns {', '.join(columns)}; expected {expected}"
 
 
@@ -481,7 +530,9 @@ def _file_name(row: Mapping[str, Any]) -> str | None:
     return next((_NUMBERED.sub("", name) for name in names), None)
 
 
-def _finder(folder: Path, names: Iterable[str], known: Mapping[str, Path]) -> Callable[[str], Path | None]:
+def _finder(
+    folder: Path, names: Iterable[str], known: Mapping[str, Path]
+) -> Callable[[str], Path | None]:
     """Return what finds the picture that a list in a folder means by a name.
 
     If no name is a path from there, the list was made elsewhere: then the ends of paths count, if they are
@@ -494,7 +545,11 @@ def _finder(folder: Path, names: Iterable[str], known: Mapping[str, Path]) -> Ca
 
     def find_by_end(name: str) -> Path | None:
         end = "/" + key(Path(name.replace("\\", "/"))).lower()
-        fits = [one for own, one in below[end.rpartition("/")[2]] if own.endswith(end) or end.endswith(own)]
+        fits = [
+            one
+            for own, one in below[end.rpartition("/")[2]]
+            if own.endswith(end) or end.endswith(own)
+        ]
         return fits[0] if len(fits) == 1 and "/../" not in end else None
 
     if any(find(name) or os.path.isfile(folder / name) for name in names):  # noqa: PTH113  never raises
@@ -507,7 +562,11 @@ def _finder(folder: Path, names: Iterable[str], known: Mapping[str, Path]) -> Ca
 
 
 def _read_list(
-    path: Path, rows: Rows, known: Mapping[str, Path], captions: dict[Path, Caption], problems: list[Problem]
+    path: Path,
+    rows: Rows,
+    known: Mapping[str, Path],
+    captions: dict[Path, Caption],
+    problems: list[Problem],
 ) -> None:
     """Read the captions in a list; all those of a picture count."""
     without_text: dict[str, Any] = {}
@@ -528,6 +587,8 @@ def _read_list(
             new, earlier = _caption_of(row), captions.get(picture, Caption())
             has_texts = has_texts or bool(new.texts)
             without_text = row
-            captions[picture] = Caption((*earlier.texts, *new.texts), {**new.fields, **earlier.fields})
+            captions[picture] = Caption(
+                (*earlier.texts, *new.texts), {**new.fields, **earlier.fields}
+            )
     if without_text and not has_texts:
         problems.append(BadImage(path, f"gives no picture a text: it {_wanted(without_text)}"))

@@ -75,8 +75,12 @@ def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items
         return features
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = features.astype(np.float16)
-        if not np.isfinite(rounded.sum(dtype=np.float64)):  # a sum is checked faster than every element
-            raise BadData("features are not finite or too large for 16 bits; check the encoder's output")
+        if not np.isfinite(
+            rounded.sum(dtype=np.float64)
+        ):  # a sum is checked faster than every element
+            raise BadData(
+                "features are not finite or too large for 16 bits; check the encoder's output"
+            )
     return rounded
 
 
@@ -86,7 +90,9 @@ def join_shards(shards: Sequence[Shard]) -> Shard:
 
     def join(name: str) -> np.ndarray:
         parts = [getattr(shard, name) for shard in shards]
-        starts = np.repeat(np.cumsum([0, *map(len, parts)])[:-1], [len(shard.rows) for shard in shards])
+        starts = np.repeat(
+            np.cumsum([0, *map(len, parts)])[:-1], [len(shard.rows) for shard in shards]
+        )
         rows[name] += np.where(rows[name] == ABSENT, 0, starts).astype(np.int32)
         return np.concatenate([part for part in parts if len(part)] or parts[:1])
 
@@ -109,7 +115,9 @@ def write_shard(
         The folder has been removed. It is not created again, because earlier shards would be missing.
     """
     if not folder.is_dir():
-        raise ArtifactMismatch(f"{folder} was moved or removed by another process; run the command again")
+        raise ArtifactMismatch(
+            f"{folder} was moved or removed by another process; run the command again"
+        )
     with new_folder(folder / f"shard-{number:06d}") as temporary:
         for name in ("rows", "image", "text"):
             np.save(temporary / f"{name}.npy", getattr(shard, name))
@@ -122,7 +130,8 @@ def read_shards(folder: Path) -> Iterator[Shard]:
     for path in sorted(path for path in folder.glob("shard-*") if path.is_dir()):
         # As plain arrays, because indexing a memmap creates another memmap, which is slow.
         image, text = (
-            np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in ("image", "text")
+            np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray)
+            for name in ("image", "text")
         )
         yield Shard(np.load(path / "rows.npy"), image, text)
 
@@ -148,16 +157,21 @@ class Features:
             parts.append(shard.rows)
             self._image.append(shard.image)
             self._text.append(shard.text)
-        self._shards = np.repeat(np.arange(len(parts)) - 1, [len(part) for part in parts]).astype(np.int32)
+        self._shards = np.repeat(np.arange(len(parts)) - 1, [len(part) for part in parts]).astype(
+            np.int32
+        )
         self._set_rows(np.concatenate(parts))
         # Shards without any image (or text) may have width 0 there, so take the maximum.
         self.image_dim, self.text_dim = (
-            max((array.shape[1] for array in arrays), default=0) for arrays in (self._image, self._text)
+            max((array.shape[1] for array in arrays), default=0)
+            for arrays in (self._image, self._text)
         )
 
     def _set_rows(self, rows: Shaped[np.ndarray, " rows"]) -> None:
         self._rows = rows
-        self.ids, self.modality, self.wanted = (rows[name].copy() for name in ("id", "modality", "wanted"))
+        self.ids, self.modality, self.wanted = (
+            rows[name].copy() for name in ("id", "modality", "wanted")
+        )
 
     def choose(self, rows: Int64[np.ndarray, " chosen"], ids: Int64[np.ndarray, " chosen"]) -> None:
         """Keep only some rows, in this order, and give them other ids."""
@@ -323,7 +337,9 @@ def find_positives(
     if not counts.all():
         qid = lines[int(np.argmin(counts))].qid
         raise BadData(f"training query {qid} has no positive; leave it out or name one")
-    numbers = np.array([candidate_number(did) for query in lines for did in query.positives], dtype=np.int64)
+    numbers = np.array(
+        [candidate_number(did) for query in lines for did in query.positives], dtype=np.int64
+    )
     rows, exists = look_up(candidates.ids, numbers)
     if not exists.all():
         place = int(np.argmin(exists))

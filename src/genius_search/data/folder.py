@@ -49,7 +49,11 @@ _HINTS: Final = {
     (".json", ".xmp"): "belong to pictures, and no picture beside it has its name",
     (*HEIF_SUFFIXES,): NEEDS_PHOTOS,
     (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
-    (".tar", ".zip", ".gz"): "are archives; unpack them into a folder (tar -xf FILE -C FOLDER) and give that",
+    (
+        ".tar",
+        ".zip",
+        ".gz",
+    ): "are archives; unpack them into a folder (tar -xf FILE -C FOLDER) and give that",
     (".pdf",): "need the extra pdf: pip install 'genius-search[pdf]'",
     (): "are not known as pictures or texts; convert a picture to JPEG",
 }
@@ -97,9 +101,13 @@ def read_folder(
     try:
         ignored = GitIgnoreSpec.from_lines([*NEVER_READ.split(), *map(composed, exclude)])
     except ValueError as error:
-        raise UsageError(f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png") from None
+        raise UsageError(
+            f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png"
+        ) from None
     problems: list[Problem] = []
-    files = sorted(_walk(root, ignored, problems, skip), key=lambda path: path.relative_to(root).as_posix())
+    files = sorted(
+        _walk(root, ignored, problems, skip), key=lambda path: path.relative_to(root).as_posix()
+    )
     return _scan(root, files, problems, captions=captions)
 
 
@@ -124,7 +132,10 @@ def _walk(
             continue  # an index of ours
         if (own := folder / IGNORE_FILE) in entries:
             try:
-                specs = (*specs, (folder, GitIgnoreSpec.from_lines(composed(decode_text(own)).splitlines())))
+                specs = (
+                    *specs,
+                    (folder, GitIgnoreSpec.from_lines(composed(decode_text(own)).splitlines())),
+                )
             except ValueError as error:
                 problems.append(BadImage(own, f"cannot be used: {getattr(error, 'reason', error)}"))
         for path in entries:
@@ -160,7 +171,9 @@ def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     return FolderScan(scan.root, scan.candidates, problems, scan.unsure)
 
 
-def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, captions: bool) -> FolderScan:
+def _scan(
+    root: Path, files: Sequence[Path], problems: list[Problem], *, captions: bool
+) -> FolderScan:
     pictures = side_cars(files)
     listed, lists = read_lists(files, pictures, problems if captions else [])
     skipped = lists.union(*pictures.values())
@@ -178,7 +191,9 @@ def _scan(root: Path, files: Sequence[Path], problems: list[Problem], *, caption
                 text = next(filter(None, (one.text for one in known)), None)
                 modality = Modality.of(has_image=True, has_text=text is not None)
                 # The first value of a field counts.
-                fields = {name: value for one in reversed(known) for name, value in one.fields.items()}
+                fields = {
+                    name: value for one in reversed(known) for name, value in one.fields.items()
+                }
                 source, lost = fields_to_json(fields)
                 candidates.append(Candidate(did, modality, text, did, source))
                 problems += [BadImage(path, problem) for problem in lost]

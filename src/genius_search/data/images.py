@@ -54,7 +54,9 @@ def _register_heif() -> bool:
 
 
 HEIF_SUFFIXES: Final = frozenset({".heic", ".heif", ".hif"})
-NEEDS_PHOTOS: Final = "need the extra photos: pip install 'genius-search[photos]'; or convert it to JPEG"
+NEEDS_PHOTOS: Final = (
+    "need the extra photos: pip install 'genius-search[photos]'; or convert it to JPEG"
+)
 FORMATS: Final = (
     "JPEG",
     "PNG",
@@ -147,21 +149,30 @@ def as_image(given: object, *, shortest_side: int | None = None) -> Image.Image:
         case Path():
             return open_image(as_path(given), shortest_side=shortest_side)
         case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
-            raise BadImage(_GIVEN, f"is a URL, {given[:80]}; download it, and give its bytes or its path")
+            raise BadImage(
+                _GIVEN, f"is a URL, {given[:80]}; download it, and give its bytes or its path"
+            )
         case str():
             return open_image(as_path(given), shortest_side=shortest_side)
         case np.ma.MaskedArray() if np.ma.is_masked(given):
             raise BadImage(_GIVEN, "is an array with masked pixels; fill them: array.filled(0)")
         case np.ndarray():
             channels = given.shape[2:]
-            if given.dtype != np.uint8 or given.ndim not in (2, 3) or channels not in ((), (3,), (4,)):
+            if (
+                given.dtype != np.uint8
+                or given.ndim not in (2, 3)
+                or channels not in ((), (3,), (4,))
+            ):
                 found = f"{given.dtype} of shape {given.shape}"
-                raise BadImage(_GIVEN, f"is an array of {found}, expected uint8 of shape (height, width, 3)")
+                raise BadImage(
+                    _GIVEN, f"is an array of {found}, expected uint8 of shape (height, width, 3)"
+                )
             return open_image(Image.fromarray(given))
         case _:
             kind = f"{type(given).__module__}.{type(given).__qualname__}"
             raise BadImage(
-                _GIVEN, f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array"
+                _GIVEN,
+                f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array",
             )
 
 
@@ -182,7 +193,9 @@ class _Source(io.BufferedReader):
     def read(self, size: int | None = -1, /) -> bytes:
         self._parts += 1
         if self._parts > MAX_PARTS or time.thread_time() > self._end:
-            raise BadImage(self._path, "has too many parts to be read; save it anew with another program")
+            raise BadImage(
+                self._path, "has too many parts to be read; save it anew with another program"
+            )
         return super().read(size)
 
 
@@ -209,15 +222,21 @@ def opened_image(
         raise
     except UnidentifiedImageError:
         known = ", ".join(formats)
-        raise BadImage(path, f"is not a picture in a supported format ({known}), or is damaged") from None
+        raise BadImage(
+            path, f"is not a picture in a supported format ({known}), or is damaged"
+        ) from None
     except (Image.DecompressionBombError, MemoryError) as error:
         raise BadImage(path, f"is too large to be opened safely: {error}") from None
     except Exception as error:  # noqa: BLE001  as said above
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadImage(path, f"is damaged or unreadable: {reason or type(error).__name__}") from None
+        raise BadImage(
+            path, f"is damaged or unreadable: {reason or type(error).__name__}"
+        ) from None
 
 
-def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None) -> Image.Image:
+def _decode(
+    path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None
+) -> Image.Image:
     width, height = full_size = opened.size
     if not width * height:
         raise BadImage(path, f"has no pixels: it is {width} x {height}")
@@ -225,10 +244,15 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
     if shortest_side is not None:
         opened.draft(None, (shortest_side, shortest_side))
         factor = 1
-        while opened.size == full_size and factor < 8 and min(full_size) >= 2 * factor * shortest_side:
+        while (
+            opened.size == full_size and factor < 8 and min(full_size) >= 2 * factor * shortest_side
+        ):
             factor *= 2
         longest = MAX_RATIO * shortest_side
-        factors = max(factor, -(-opened.width // longest)), max(factor, -(-opened.height // longest))
+        factors = (
+            max(factor, -(-opened.width // longest)),
+            max(factor, -(-opened.height // longest)),
+        )
     if not (isinstance(opened, JpegImageFile) and _has_several_scans(opened)):
         width, height = opened.size
     pixels = width * height * _COPIES.get(opened.format or "", 1)
@@ -240,7 +264,10 @@ def _decode(path: Path, opened: Image.Image, max_pixels: int, shortest_side: int
         )
     with _decoding_large if pixels > _LARGE else contextlib.nullcontext():
         whole = _to_rgb(opened, factors)
-    with quiet(), contextlib.suppress(Exception):  # Pillow raises nearly anything on damaged EXIF data
+    with (
+        quiet(),
+        contextlib.suppress(Exception),
+    ):  # Pillow raises nearly anything on damaged EXIF data
         whole.getexif()[ExifTags.Base.Orientation] = opened.getexif()[ExifTags.Base.Orientation]
     ImageOps.exif_transpose(whole, in_place=True)
     return whole
@@ -293,7 +320,9 @@ def image_type(path: Path) -> str:
         The file is missing or no picture.
     """
     with opened_image(path, path) as opened:
-        return cast("ImageFile.ImageFile", opened).get_format_mimetype() or "application/octet-stream"
+        return (
+            cast("ImageFile.ImageFile", opened).get_format_mimetype() or "application/octet-stream"
+        )
 
 
 def require_file(path: Path) -> None:
@@ -303,7 +332,9 @@ def require_file(path: Path) -> None:
     except FileNotFoundError:
         raise BadImage(path, "missing: there is no such file or folder") from None
     except (OSError, ValueError) as error:
-        raise BadImage(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise BadImage(
+            path, f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if not path.is_file():
         raise BadImage(path, "is not a file")
     if size == 0:

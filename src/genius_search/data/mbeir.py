@@ -93,7 +93,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             except UnicodeDecodeError:
                 raise BadData(f"{path}: is damaged UTF-16; save it as UTF-8") from None
         elif b"\0" in head:
-            raise BadData(f"{path}: is not UTF-8, nor UTF-16 with a byte order mark; save it as UTF-8")
+            raise BadData(
+                f"{path}: is not UTF-8, nor UTF-16 with a byte order mark; save it as UTF-8"
+            )
         for number, raw in enumerate(lines, start=1):
             line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.strip():
@@ -198,25 +200,35 @@ def _parse_query(fields: Mapping[str, Any]) -> Query:
 def _parse_candidate(fields: Mapping[str, Any]) -> Candidate:
     row = _CandidateRow.model_validate(fields)
     candidate_number(row.did)
-    return Candidate(row.did, *_content(row.modality, row.txt, row.img_path), _source(row.src_content))
+    return Candidate(
+        row.did, *_content(row.modality, row.txt, row.img_path), _source(row.src_content)
+    )
 
 
-def _content(declared: str, text: str | None, image: str | None) -> tuple[Modality, str | None, str | None]:
+def _content(
+    declared: str, text: str | None, image: str | None
+) -> tuple[Modality, str | None, str | None]:
     """Return modality, text and image path; blank ones are absent, and the others must be the modality's."""
     modality = Modality.parse(declared)
     text, image = (part if part and part.strip() else None for part in (text, image))
     text = None if text is None else composed(text)
     has_image, has_text = image is not None, text is not None
     if (has_image, has_text) != (modality is not Modality.TEXT, modality is not Modality.IMAGE):
-        found = " and ".join(name for name, has in (("image", has_image), ("text", has_text)) if has)
-        raise BadData(f"the modality is {declared!r}, and there is {found or 'neither image nor text'}")
+        found = " and ".join(
+            name for name, has in (("image", has_image), ("text", has_text)) if has
+        )
+        raise BadData(
+            f"the modality is {declared!r}, and there is {found or 'neither image nor text'}"
+        )
     if "\0" in (image or ""):
         raise BadData(f"the image is {image!r}, and no file's name contains a NUL character")
     return modality, text, image
 
 
 def _source(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return (
+        value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
@@ -277,9 +289,13 @@ class Instructions:
                         "expected query modality, candidate modality, data set, its number and at least one "
                         "instruction, with tabs between them"
                     )
-                key = InstructionKey(int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1]))
+                key = InstructionKey(
+                    int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1])
+                )
             except (ValueError, csv.Error) as error:
-                raise BadRecord(path, line, f"cannot be used as a row of instructions: {error}") from None
+                raise BadRecord(
+                    path, line, f"cannot be used as a row of instructions: {error}"
+                ) from None
             rows[key] = tuple(dict.fromkeys((*rows.get(key, ()), *instructions)))
         return Instructions(path, rows)
 
@@ -355,7 +371,9 @@ class MBeir(Layout):
         self.name = root.resolve().name
         self.instructions_file = root / "instructions" / "query_instructions.tsv"
         has_instructions = self.instructions_file.exists()
-        self.instructions = Instructions.read(self.instructions_file) if has_instructions else Instructions()
+        self.instructions = (
+            Instructions.read(self.instructions_file) if has_instructions else Instructions()
+        )
 
     def training_queries(self) -> list[Path]:
         """Return the union training file if it exists, otherwise the files of all data sets."""
@@ -379,7 +397,9 @@ class MBeir(Layout):
 
     def query_files(self, split: str) -> dict[str, Path]:
         """Return a split's query files by names of rows, sorted."""
-        return {_row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")}
+        return {
+            _row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")
+        }
 
     def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
         """Return the rows of a split (all, or those named), sorted by name.
@@ -394,10 +414,14 @@ class MBeir(Layout):
         files = self.query_files(split)
         if not files:
             splits = sorted(path.name for path in (self.root / "query").iterdir())
-            raise BadData(f"{self.root}: no queries for split {split!r}; there are: {', '.join(splits)}")
+            raise BadData(
+                f"{self.root}: no queries for split {split!r}; there are: {', '.join(splits)}"
+            )
         absent = [name for name in names if name not in files]
         if absent:
-            raise UsageError(f"there is no row {absent[0]!r} in {self.root}; there are: {', '.join(files)}")
+            raise UsageError(
+                f"there is no row {absent[0]!r} in {self.root}; there are: {', '.join(files)}"
+            )
         return [self.row(path, split) for name, path in files.items() if not names or name in names]
 
     def row(self, queries: Path, split: str) -> EvaluationRow:
@@ -429,7 +453,9 @@ class MBeir(Layout):
     def image_path(self, relative: str) -> Path:
         """Return the absolute path of an image, refusing paths outside the data set's folder."""
         if relative.startswith("/") or ".." in relative.split("/"):
-            raise BadData(f"{self.root}: image path {relative!r} leads out of the data set's folder")
+            raise BadData(
+                f"{self.root}: image path {relative!r} leads out of the data set's folder"
+            )
         return self.root / relative
 
 
@@ -452,7 +478,9 @@ def read_judgements(row: EvaluationRow, qids: Sequence[str]) -> dict[str, Mappin
     if row.qrels is not None:
         known: Mapping[str, Mapping[str, int]] = read_qrels(row.qrels)
     else:
-        known = {query.qid: dict.fromkeys(query.positives, 1) for query in read_queries(row.queries)}
+        known = {
+            query.qid: dict.fromkeys(query.positives, 1) for query in read_queries(row.queries)
+        }
     missing = [qid for qid in qids if qid not in known]
     if missing:
         raise BadData(f"{row.qrels}: no line for query {missing[0]} and {len(missing) - 1} others")
@@ -496,7 +524,10 @@ def check(root: Path, *, images: bool = True) -> CheckReport:
     """
     data = MBeir(root)
     run = _Check(data)
-    for path in [*data.local_pools(), *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl"))]:
+    for path in [
+        *data.local_pools(),
+        *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl")),
+    ]:
         run.check_pool(path)
     for split in sorted(path.name for path in (root / "query").iterdir() if path.is_dir()):
         for path in data.query_files(split).values():
@@ -578,7 +609,9 @@ class _Check:
         names = sorted(self.images)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for start in range(0, len(names), _IMAGES_AT_ONCE):
-                for problem in filter(None, threads.map(problem_of, names[start : start + _IMAGES_AT_ONCE])):
+                for problem in filter(
+                    None, threads.map(problem_of, names[start : start + _IMAGES_AT_ONCE])
+                ):
                     self.add("bad-image", problem)
 
     def _count(self, path: Path, image: str | None) -> None:

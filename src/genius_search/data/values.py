@@ -87,7 +87,9 @@ def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a kind of value each
     if is_missing(value):
         return None
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise TypeError(f"a {kind} is no number, text, date, true or false, nor a list or mapping of them")
+    raise TypeError(
+        f"a {kind} is no number, text, date, true or false, nor a list or mapping of them"
+    )
 
 
 def table_values(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Value]]:
@@ -164,7 +166,10 @@ def times_of(text: str) -> Span | None:
         )
         high = high if day else high.replace(day=monthrange(high.year, high.month)[1])
         return Span(_time_key(low), _time_key(high))
-    except (ValueError, OverflowError):  # there is no such day, or its year is beyond those of Python
+    except (
+        ValueError,
+        OverflowError,
+    ):  # there is no such day, or its year is beyond those of Python
         return None
 
 

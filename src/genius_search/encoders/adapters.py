@@ -39,23 +39,31 @@ class FrozenPair:
 
     dim = 0  # the two widths may differ
 
-    def __init__(self, image: str, text: str, *, download: bool = False, device: str = "cpu") -> None:
+    def __init__(
+        self, image: str, text: str, *, download: bool = False, device: str = "cpu"
+    ) -> None:
         for spec in (image, text):
             if spec.startswith(f"{KIND}:"):
-                raise UsageError(f"{spec} cannot be inside adapters; give an encoder such as clip: or text:")
+                raise UsageError(
+                    f"{spec} cannot be inside adapters; give an encoder such as clip: or text:"
+                )
         self.encoders = {
             part: load_encoder(spec, download=download, device=device)
             for part, spec in zip(PARTS, (image, text), strict=True)
         }
         if not reads_images(self.encoders["image"]):
-            raise UsageError(f"{image} reads texts only; the first encoder of adapters: must read images")
+            raise UsageError(
+                f"{image} reads texts only; the first encoder of adapters: must read images"
+            )
         self.spec = f"{KIND}:{image},{text}"
         self.needs_pixels = self.encoders["image"].needs_pixels
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of both encoders."""
-        return fingerprint_of({part: encoder.fingerprint for part, encoder in self.encoders.items()})
+        return fingerprint_of(
+            {part: encoder.fingerprint for part, encoder in self.encoders.items()}
+        )
 
     def image_features(
         self, images: Sequence[Any], keys: Keys = ()
@@ -63,7 +71,9 @@ class FrozenPair:
         """Return the features of images, of the first encoder's width."""
         return as_array(self.encoders["image"].image_features(images, keys))
 
-    def text_features(self, texts: Sequence[str], keys: Keys = ()) -> Float32[np.ndarray, "items text_dim"]:
+    def text_features(
+        self, texts: Sequence[str], keys: Keys = ()
+    ) -> Float32[np.ndarray, "items text_dim"]:
         """Return the features of texts, of the second encoder's width."""
         return as_array(self.encoders["text"].text_features(texts, keys))
 
@@ -80,21 +90,31 @@ class Adapter(NamedTuple):
     hidden_bias: Float32[np.ndarray, "members hidden"]
     output: Float32[np.ndarray, "members dim hidden"]
 
-    def __call__(self, features: Float32[np.ndarray, "items width"]) -> Float32[np.ndarray, "items dim"]:
+    def __call__(
+        self, features: Float32[np.ndarray, "items width"]
+    ) -> Float32[np.ndarray, "items dim"]:
         """Return unit vectors."""
         parts = [np.zeros((0, self.output.shape[0] * self.output.shape[1]), dtype=np.float32)]
         for start in range(0, len(features), _BATCH):
             batch = features[start : start + _BATCH]
-            inputs = ((np.sqrt(batch.clip(min=0)) if self.is_rooted else batch) - self.mean) * self.scale
+            inputs = (
+                (np.sqrt(batch.clip(min=0)) if self.is_rooted else batch) - self.mean
+            ) * self.scale
             hidden = gelu(inputs @ self.hidden.transpose(0, 2, 1) + self.hidden_bias[:, None])
-            outputs = hidden @ self.output.transpose(0, 2, 1) + inputs @ self.linear.transpose(0, 2, 1)
-            parts.append(np.concatenate(list(normalize(outputs)), axis=1) / math.sqrt(len(self.output)))
+            outputs = hidden @ self.output.transpose(0, 2, 1) + inputs @ self.linear.transpose(
+                0, 2, 1
+            )
+            parts.append(
+                np.concatenate(list(normalize(outputs)), axis=1) / math.sqrt(len(self.output))
+            )
         return np.concatenate(parts)
 
 
 def gelu(values: np.ndarray) -> np.ndarray:
     """Compute GELU's approximation by the hyperbolic tangent (Hendrycks and Gimpel, 2016)."""
-    result: np.ndarray = values * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3))) / 2
+    result: np.ndarray = (
+        values * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3))) / 2
+    )
     return result
 
 
@@ -115,7 +135,12 @@ class AdapterEncoder:
     """
 
     def __init__(
-        self, folder: Path, pair: FrozenPair | None = None, *, download: bool = False, device: str = "cpu"
+        self,
+        folder: Path,
+        pair: FrozenPair | None = None,
+        *,
+        download: bool = False,
+        device: str = "cpu",
     ) -> None:
         missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
         if missing:
@@ -125,8 +150,12 @@ class AdapterEncoder:
             )
         specs = read_json(folder / CONFIG_FILE)
         if not all(isinstance(specs.get(part), str) for part in PARTS):
-            raise ArtifactMismatch(f"{folder / CONFIG_FILE} does not name an image and a text encoder")
-        self.pair = pair or FrozenPair(specs["image"], specs["text"], download=download, device=device)
+            raise ArtifactMismatch(
+                f"{folder / CONFIG_FILE} does not name an image and a text encoder"
+            )
+        self.pair = pair or FrozenPair(
+            specs["image"], specs["text"], download=download, device=device
+        )
         self.spec = f"{KIND}:{folder}"
         self.needs_pixels = self.pair.needs_pixels
         for name in ("max_tokens", "num_tokens"):  # which tell whether a text is cut
@@ -149,10 +178,14 @@ class AdapterEncoder:
         """A hash of the networks and of both encoders."""
         return fingerprint_of([file_fingerprint(self._weights), self.pair.fingerprint])
 
-    def image_features(self, images: Sequence[Any], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
+    def image_features(
+        self, images: Sequence[Any], keys: Keys = ()
+    ) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
         return self.image(self.pair.image_features(images, keys))
 
-    def text_features(self, texts: Sequence[str], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
+    def text_features(
+        self, texts: Sequence[str], keys: Keys = ()
+    ) -> Float32[np.ndarray, "items dim"]:
         """Return the features of texts."""
         return self.text(self.pair.text_features(texts, keys))

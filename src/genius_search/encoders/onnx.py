@@ -38,7 +38,12 @@ _LARGE: Final = 4096
 GRAPHS: Final = ("text_model", "vision_model")
 _PRECISIONS: Final = ("", "_fp16", "_quantized")
 """Ends of the graphs' names, in the order in which they are taken."""
-_SETTINGS: Final = ("tokenizer.json", "tokenizer_config.json", "config.json", "preprocessor_config.json")
+_SETTINGS: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "config.json",
+    "preprocessor_config.json",
+)
 _CONTEXT: Final = {"clip": 77, "siglip": 64, "siglip2": 64}
 """Tokens of a text where the settings do not say, by the type of the model."""
 _BATCH: Final = 16
@@ -63,16 +68,22 @@ class OnnxEncoder:
         self._settings = [folder / name for name in _SETTINGS]
         missing = [file.name for file in self._settings if not file.is_file()]
         if missing:
-            raise ArtifactMissing(f"{folder} is not a complete ONNX model: it lacks {', '.join(missing)}")
+            raise ArtifactMissing(
+                f"{folder} is not a complete ONNX model: it lacks {', '.join(missing)}"
+            )
         self._words, config, self._pixels = map(read_json, self._settings[1:])
         self._vocabulary, pieces = self._settings[0], folder / "tokenizer.model"
         if pieces.is_file() and str(self._words.get("tokenizer_class")).startswith("Gemma"):
             self._vocabulary = pieces  # SigLIP 2's, which opens in a twentieth of the time
         kind = config.get("model_type")
         if kind not in _CONTEXT:
-            raise ArtifactMismatch(f"{folder} holds a {kind!r} model; onnx: reads {', '.join(_CONTEXT)}")
+            raise ArtifactMismatch(
+                f"{folder} holds a {kind!r} model; onnx: reads {', '.join(_CONTEXT)}"
+            )
         self._is_siglip = kind != "clip"
-        self.max_tokens = int(config.get("text_config", {}).get("max_position_embeddings", _CONTEXT[kind]))
+        self.max_tokens = int(
+            config.get("text_config", {}).get("max_position_embeddings", _CONTEXT[kind])
+        )
         self._sessions: dict[str, tuple[Any, int]] = {}
         self._open("text_model")
         session, place = self._sessions["text_model"]
@@ -90,7 +101,10 @@ class OnnxEncoder:
         file = self._vocabulary
         if file.suffix == ".json":
             model = read_tokenizer(file)
-            number, encode = model.token_to_id, lambda texts: [x.ids for x in model.encode_batch(texts)]
+            number, encode = (
+                model.token_to_id,
+                lambda texts: [x.ids for x in model.encode_batch(texts)],
+            )
         else:
             from sentencepiece import SentencePieceProcessor  # noqa: PLC0415  CLIP does not need it
 
@@ -101,7 +115,11 @@ class OnnxEncoder:
             number, encode = pieces.piece_to_id, pieces.encode
         names = [self._words.get(name) for name in ("eos_token", "pad_token")]
         end, pad = (number(str(one["content"] if isinstance(one, dict) else one)) for one in names)
-        return encode, [end] if self._words.get("add_eos_token") and end is not None else [], pad or 0
+        return (
+            encode,
+            [end] if self._words.get("add_eos_token") and end is not None else [],
+            pad or 0,
+        )
 
     def _tokens(self, texts: list[str]) -> list[list[int]]:
         """Return the tokens of texts, also those that are not read."""
@@ -114,7 +132,9 @@ class OnnxEncoder:
         names = [output.name for output in session.get_outputs()]
         found = [name for name in names if name in ("text_embeds", "image_embeds", "pooler_output")]
         if not found:
-            raise ArtifactMismatch(f"{self._graphs[graph]} gives {', '.join(names)}, but no features")
+            raise ArtifactMismatch(
+                f"{self._graphs[graph]} gives {', '.join(names)}, but no features"
+            )
         self._sessions[graph] = session, names.index(found[0])
 
     def _run(self, graph: str, **inputs: np.ndarray) -> Float32[np.ndarray, "items dim"]:
@@ -128,7 +148,12 @@ class OnnxEncoder:
     def fingerprint(self) -> str:
         """A hash of settings, tokenizer and graphs."""
         beside = [Path(f"{file}_data") for file in self._graphs.values()]
-        files = [self._vocabulary, *self._settings[1:], *self._graphs.values(), *filter(Path.is_file, beside)]
+        files = [
+            self._vocabulary,
+            *self._settings[1:],
+            *self._graphs.values(),
+            *filter(Path.is_file, beside),
+        ]
         return fingerprint_of([known_fingerprint(file) for file in files])
 
     def num_tokens(self, text: str) -> int:
@@ -144,15 +169,21 @@ class OnnxEncoder:
         for start in range(0, len(words), _BATCH):
             tokens = self._tokens(words[start : start + _BATCH])
             # SigLIP was trained on texts padded to its full length, and reads the padding.
-            length = self.max_tokens if self._is_siglip else min(max(map(len, tokens)), self.max_tokens)
+            length = (
+                self.max_tokens if self._is_siglip else min(max(map(len, tokens)), self.max_tokens)
+            )
             rows = np.full((len(tokens), length), self._tokenizer[2], dtype=np.int64)
             for row, ids in zip(rows, tokens, strict=True):
-                row[: len(ids)] = ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]  # the end
+                row[: len(ids)] = (
+                    ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+                )  # the end
             mask = np.less(np.arange(length), [[len(ids)] for ids in tokens]).astype(np.int64)
             parts.append(self._run("text_model", input_ids=rows, attention_mask=mask))
         return np.concatenate(parts)
 
-    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
+    def image_features(
+        self, images: Sequence[Image.Image], _: Keys = ()
+    ) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
         parts = [np.zeros((0, self.dim), dtype=np.float32)]
         for start in range(0, len(images), _BATCH):
@@ -180,7 +211,9 @@ def find_graphs(folder: Path) -> list[Path]:
     )
 
 
-def prepare_pixels(image: Image.Image, settings: dict[str, Any]) -> Float32[np.ndarray, "3 height width"]:
+def prepare_pixels(
+    image: Image.Image, settings: dict[str, Any]
+) -> Float32[np.ndarray, "3 height width"]:
     """Resize, crop and normalise an image as a ``preprocessor_config.json`` says."""
     image = image.convert("RGB")
     if settings.get("do_resize", True):
@@ -196,7 +229,9 @@ def prepare_pixels(image: Image.Image, settings: dict[str, Any]) -> Float32[np.n
         width, height = (crop, crop) if isinstance(crop, int) else (crop["width"], crop["height"])
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
-    pixels = np.asarray(image, dtype=np.float32) * np.float32(settings.get("rescale_factor", 1 / 255))
+    pixels = np.asarray(image, dtype=np.float32) * np.float32(
+        settings.get("rescale_factor", 1 / 255)
+    )
     mean, deviation = (np.array(settings[name], np.float32) for name in ("image_mean", "image_std"))
     return np.ascontiguousarray(((pixels - mean) / deviation).transpose(2, 0, 1))
 
@@ -224,10 +259,15 @@ def open_graph(file: Path) -> InferenceSession:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     whole = file.resolve()  # in the cache, a link
     try:
-        with whole.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            whole.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             graph = without_weights(data, whole.name)
             if len(graph) == len(data):  # its weights are small or in another file
-                return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+                return onnxruntime.InferenceSession(
+                    file, options, providers=["CPUExecutionProvider"]
+                )
         options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(whole.parent))
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001  onnxruntime's errors have no common class
@@ -242,7 +282,9 @@ def without_weights(data: mmap.mmap, name: str) -> bytes:
         if size < _LARGE:
             return data[weights.key : weights.end]
         place = {"location": name, "offset": str(weights.start), "length": str(size)}
-        pairs = (_message(1, key.encode()) + _message(2, value.encode()) for key, value in place.items())
+        pairs = (
+            _message(1, key.encode()) + _message(2, value.encode()) for key, value in place.items()
+        )
         return _IS_EXTERNAL + b"".join(_message(_EXTERNAL_DATA, pair) for pair in pairs)
 
     def tensor(field: _Field) -> bytes:
@@ -254,10 +296,14 @@ def without_weights(data: mmap.mmap, name: str) -> bytes:
     return _copy(data, 0, len(data), _GRAPH, graph)
 
 
-def _copy(data: mmap.mmap, start: int, end: int, number: int, change: Callable[[_Field], bytes]) -> bytes:
+def _copy(
+    data: mmap.mmap, start: int, end: int, number: int, change: Callable[[_Field], bytes]
+) -> bytes:
     """Return the message between two places, with its fields of one number changed."""
     fields = _fields(data, start, end)
-    return b"".join(change(one) if one.number == number else data[one.key : one.end] for one in fields)
+    return b"".join(
+        change(one) if one.number == number else data[one.key : one.end] for one in fields
+    )
 
 
 def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:

@@ -55,7 +55,9 @@ def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> 
         return [spell(text)]
     passages = [spell(text[start:end]) for start, end in spans[:MAX_QUERY_PASSAGES]]
     if any(is_cut(encoder, passage) for passage in passages):
-        _log.warning("the encoder reads only the beginning of the query: its instruction is too long")
+        _log.warning(
+            "the encoder reads only the beginning of the query: its instruction is too long"
+        )
         return [spell(text)]
     if len(spans) > MAX_QUERY_PASSAGES:
         end = spans[MAX_QUERY_PASSAGES - 1][1]

@@ -40,7 +40,11 @@ class FeatureFile:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.features = _map(file)
-        if self.features.ndim != 2 or self.features.dtype.kind != "f" or self.features.shape[1] == 0:
+        if (
+            self.features.ndim != 2
+            or self.features.dtype.kind != "f"
+            or self.features.shape[1] == 0
+        ):
             raise BadData(
                 f"{file} holds {self.features.dtype} of shape {self.features.shape}; "
                 "expected floating point numbers, one row per item"
@@ -50,7 +54,12 @@ class FeatureFile:
         if self.ids_file is None:
             return
         ids = _map(self.ids_file)
-        if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(ids) != len(self.features) or not len(ids):
+        if (
+            ids.ndim != 1
+            or ids.dtype.kind not in "iuU"
+            or len(ids) != len(self.features)
+            or not len(ids)
+        ):
             raise BadData(
                 f"{self.ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer or text for "
                 f"each of the {len(self.features)} rows of {file}"
@@ -162,7 +171,9 @@ class PrecomputedEncoder:
         rows = table.find(keys)
         absent = [key.id for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
         if absent:
-            where = table.ids_file or f"{table.file}, whose rows are number 1 and on of any data set"
+            where = (
+                table.ids_file or f"{table.file}, whose rows are number 1 and on of any data set"
+            )
             raise BadData(
                 f"{role} {absent[0]} is not among the {len(table.features)} ids of {where} "
                 f"({len(absent):,} of {len(keys):,} looked up are not){hint}"

@@ -46,7 +46,9 @@ def check_files(folder: Path, *needed: Sequence[str]) -> None:
     """Raise :class:`ArtifactMissing` where a folder has no file of a row; the message names them."""
     missing = [names[0] for names in needed if not any((folder / name).is_file() for name in names)]
     if missing:
-        raise ArtifactMissing(f"{folder} is not a complete model of its kind: it lacks {', '.join(missing)}")
+        raise ArtifactMissing(
+            f"{folder} is not a complete model of its kind: it lacks {', '.join(missing)}"
+        )
 
 
 @contextlib.contextmanager
@@ -115,7 +117,9 @@ def open_model(folder: Path, *, device: str) -> Any:
             )
         except (OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise ArtifactMismatch(f"{folder} cannot be opened by sentence-transformers: {reason}") from None
+            raise ArtifactMismatch(
+                f"{folder} cannot be opened by sentence-transformers: {reason}"
+            ) from None
     # transformers marks what it loads; embedders of texts come without a pooler, which nothing uses.
     missing = [
         name
@@ -140,16 +144,22 @@ class PretrainedEncoder:
         self._model = model
         self.needs_pixels = self.reads_images = "image" in model.modalities
         if "text" not in model.modalities and "message" not in model.modalities:
-            raise ArtifactMismatch(f"{folder} reads {', '.join(map(str, model.modalities))} and no texts")
+            raise ArtifactMismatch(
+                f"{folder} reads {', '.join(map(str, model.modalities))} and no texts"
+            )
         config: Any = getattr(model[0], "config", None)
         self._is_siglip = str(getattr(config, "model_type", "")).startswith("siglip")
         if self._is_siglip:
-            model.tokenizer.model_input_names = ["input_ids"]  # it was trained to read the padding, too
+            model.tokenizer.model_input_names = [
+                "input_ids"
+            ]  # it was trained to read the padding, too
         own = config.get_text_config() if hasattr(config, "get_text_config") else config
         limit = model.max_seq_length or DEFAULT_TOKENS
         self.max_tokens = min(limit, getattr(own, "max_position_embeddings", None) or limit)
         model.max_seq_length = self.max_tokens
-        self.dim = int(model.get_embedding_dimension() or len(self._encode([{"text": "a"}], "query")[0]))
+        self.dim = int(
+            model.get_embedding_dimension() or len(self._encode([{"text": "a"}], "query")[0])
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -162,7 +172,9 @@ class PretrainedEncoder:
         tokens = self._model.tokenizer(text, truncation=True, max_length=self.max_tokens + 1)
         return len(tokens["input_ids"])
 
-    def image_features(self, images: Sequence[Image.Image], keys: Keys = ()) -> Float[Tensor, "items dim"]:
+    def image_features(
+        self, images: Sequence[Image.Image], keys: Keys = ()
+    ) -> Float[Tensor, "items dim"]:
         """Return the features of images; raise :class:`UsageError` if the model reads texts only."""
         if not self.reads_images:
             refuse_images(keys)
@@ -214,7 +226,9 @@ def _role(keys: Keys) -> str:
     return keys[0].role if keys else "candidate"
 
 
-def clip_reader(folder: Path, context: int) -> Callable[[Sequence[str]], Int64[Tensor, "texts context"]]:
+def clip_reader(
+    folder: Path, context: int
+) -> Callable[[Sequence[str]], Int64[Tensor, "texts context"]]:
     """Number texts as OpenAI's code does: start, tokens, end, then zeros up to ``context`` tokens.
 
     The name of a start or end token within a text is read as that token.
@@ -230,7 +244,9 @@ def clip_reader(folder: Path, context: int) -> Callable[[Sequence[str]], Int64[T
         return " ".join(unescape(unescape(ftfy.fix_text(text))).split()).lower()
 
     def read(texts: Sequence[str]) -> Tensor:
-        encoded = tokenizer.encode_batch([clean(text) for text in cut_texts(texts, max_tokens=context)])
+        encoded = tokenizer.encode_batch(
+            [clean(text) for text in cut_texts(texts, max_tokens=context)]
+        )
         return torch.tensor([encoding.ids for encoding in encoded])
 
     return read
@@ -268,7 +284,9 @@ class ClipScoreFusion(PretrainedEncoder):
         manifest = open_artifact(folder, kind=ARTIFACT)
         model = open_model(manifest.folder, device=device)
         self._clip = model[0].model
-        self._read = clip_reader(manifest.folder, self._clip.config.text_config.max_position_embeddings)
+        self._read = clip_reader(
+            manifest.folder, self._clip.config.text_config.max_position_embeddings
+        )
         super().__init__(f"uniir:{manifest.folder}", manifest.folder, model)
         self.fingerprint = manifest.fingerprint
 
@@ -288,4 +306,6 @@ class ClipScoreFusion(PretrainedEncoder):
             features: Tensor = self._clip.get_text_features(input_ids=inside).pooler_output
             return features
 
-        return in_batches(encode, [content["text"] for content in inputs], size=_BATCH, dim=self.dim)
+        return in_batches(
+            encode, [content["text"] for content in inputs], size=_BATCH, dim=self.dim
+        )

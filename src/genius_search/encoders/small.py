@@ -119,7 +119,9 @@ class SmallNetwork(nn.Module):
         features: Tensor = self.text_tower(total)
         return features
 
-    def towers(self, batch: FeatureBatch) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
+    def towers(
+        self, batch: FeatureBatch
+    ) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
         """Return the features of image and of text; ``image`` holds descriptors, ``text`` token numbers.
 
         Features of a modality that an item lacks are zero.
@@ -212,7 +214,9 @@ class SmallEncoder:
         return torch.from_numpy(rows)
 
     @torch.inference_mode()
-    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
+    def image_features(
+        self, images: Sequence[Image.Image], _: Keys = ()
+    ) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
         described = describe(images).split(BATCH)
         features = [self.network.image(some.to(self.network.device)).cpu() for some in described]
@@ -244,7 +248,11 @@ def load_small(folder: Path, *, device: str = "cpu") -> SmallEncoder:
     ArtifactMismatch
         The files do not belong together or are damaged.
     """
-    missing = [name for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    missing = [
+        name
+        for name in (CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE)
+        if not (folder / name).is_file()
+    ]
     if missing:
         raise ArtifactMissing(
             f"{folder} is not a trained small encoder: it lacks {', '.join(missing)}. "
@@ -307,7 +315,11 @@ def _edges(
     level, steep = across.square_().sum(dim=1).flatten(1), down.square_().sum(dim=1).flatten(1)
     strength = (level + steep).sqrt_()
     # From [-pi, pi] to [0, ORIENTATIONS]; the two ends are one direction.
-    position = torch.atan2(mixed, level.sub_(steep)).mul_(ORIENTATIONS / (2 * math.pi)).add_(ORIENTATIONS / 2)
+    position = (
+        torch.atan2(mixed, level.sub_(steep))
+        .mul_(ORIENTATIONS / (2 * math.pi))
+        .add_(ORIENTATIONS / 2)
+    )
     lower = position.floor().clamp_(max=ORIENTATIONS - 1)
     upper_share = position.sub_(lower).mul_(strength)
     bins = lower.long()
@@ -339,7 +351,9 @@ def _histograms(levels: UInt8[Tensor, "items side side 3"]) -> list[Float[Tensor
     in_margin[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = 0
     bins = 8**_COLOUR_BITS
     counts = torch.zeros(len(levels), 2 * bins)
-    counts.scatter_add_(1, (code + in_margin * bins).flatten(1), torch.ones(len(levels), SIDE * SIDE))
+    counts.scatter_add_(
+        1, (code + in_margin * bins).flatten(1), torch.ones(len(levels), SIDE * SIDE)
+    )
     return [
         (half / half.sum(dim=1, keepdim=True)).sqrt() * math.sqrt(bins)
         for half in torch.split(counts, bins, dim=1)

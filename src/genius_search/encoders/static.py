@@ -34,7 +34,10 @@ def is_static(folder: Path) -> bool:
     """Return whether a folder holds static embeddings, in the layout that model2vec saves."""
     try:
         modules = json.loads((folder / "modules.json").read_text())
-        return str(modules[0]["type"]).endswith(".StaticEmbedding") and modules[0]["path"] in ("", ".")
+        return str(modules[0]["type"]).endswith(".StaticEmbedding") and modules[0]["path"] in (
+            "",
+            ".",
+        )
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
@@ -83,11 +86,17 @@ class StaticEncoder:
             if folder is None:
                 weights, tokenizer = self._files
                 vectors = load_file(weights)["embedding.weight"].astype(np.float32)
-                self._model = StaticModel(vectors, Tokenizer.from_file(str(tokenizer)), normalize=True)
+                self._model = StaticModel(
+                    vectors, Tokenizer.from_file(str(tokenizer)), normalize=True
+                )
             else:
-                self._model = StaticModel.from_pretrained(folder, normalize=True, force_download=False)
+                self._model = StaticModel.from_pretrained(
+                    folder, normalize=True, force_download=False
+                )
         except Exception as error:  # noqa: BLE001  tokenizers raises nothing more specific
-            raise ArtifactMismatch(f"{self.spec} cannot be opened as static embeddings: {error}") from None
+            raise ArtifactMismatch(
+                f"{self.spec} cannot be opened as static embeddings: {error}"
+            ) from None
         self.dim = int(self._model.dim)
         self.max_tokens = _MAX_TOKENS
 
@@ -110,7 +119,9 @@ class StaticEncoder:
             return np.zeros((0, self.dim), dtype=np.float32)
         words = [normalize("NFKC", text).lower() for text in texts]
         beginnings = cut_texts(words, max_tokens=_MAX_TOKENS)
-        return np.asarray(self._model.encode(beginnings, use_multiprocessing=False), dtype=np.float32)
+        return np.asarray(
+            self._model.encode(beginnings, use_multiprocessing=False), dtype=np.float32
+        )
 
     def image_features(self, _: Sequence[Any], keys: Keys = ()) -> NoReturn:
         """Raise :class:`UsageError`."""

@@ -44,7 +44,12 @@ from genius_search.index.pool import (
 )
 from genius_search.index.roots import content_of, is_gone, size_of, without_text
 from genius_search.index.snapshot import Known, Location, Snapshot
-from genius_search.index.source import SavedFeatures, draw_embeddings, given_features, saved_features
+from genius_search.index.source import (
+    SavedFeatures,
+    draw_embeddings,
+    given_features,
+    saved_features,
+)
 from genius_search.index.store import (
     CURRENT,
     LOCK,
@@ -193,7 +198,9 @@ class Changes:
                             self.passages[item.id] = found
                             count += len(found)
             entries = read_entries(self.entries(), self.pool.with_fields)
-            self.features, self.contents = work.encode(entries, self.pool.with_fields, count, progress)
+            self.features, self.contents = work.encode(
+                entries, self.pool.with_fields, count, progress
+            )
             self.left_out += self.features.left_out
 
     def require_any(self) -> None:
@@ -212,9 +219,15 @@ class Changes:
             for item, was, one in zip(chosen, old, reused, strict=True):
                 whole = self.pool.with_fields(item)
                 if one.how != "copied" and self.pool.has_files:
-                    fields = {name: was.fields[name] for name in was.fields if name not in ("folder", "name")}
+                    fields = {
+                        name: was.fields[name]
+                        for name in was.fields
+                        if name not in ("folder", "name")
+                    }
                     whole = whole._replace(source=fields_to_json({**fields, **whole.fields})[0])
-                items.append(whole._replace(text=was.text, content=was.content, modality=was.modality))
+                items.append(
+                    whole._replace(text=was.text, content=was.content, modality=was.modality)
+                )
             yield from stored_batches(snapshot.segments, items, places)
         if len(self.features):
             encoded = self._encoded_entries()
@@ -305,7 +318,11 @@ def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
         if number in changes.known or changes.pool.has_files
     }
     wanted = set(sizes.values())
-    known = {own.content: Reused(own.content, own.location) for own in changes.known.values() if own.content}
+    known = {
+        own.content: Reused(own.content, own.location)
+        for own in changes.known.values()
+        if own.content
+    }
     for item, location in snapshot.alive() if changes.pool.has_files and sizes else ():
         if item.content is not None and item.content.partition("-")[0] in wanted:
             known[item.content] = Reused(item.content, location)
@@ -318,7 +335,9 @@ def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
             continue
         own, found = changes.known.get(number), known.get(content)
         if own and own.content and without_text(own.content) == without_text(content):
-            but_for_times = {str(stamp).partition(".")[0] for stamp in (own.stamp, changes.stamps[number])}
+            but_for_times = {
+                str(stamp).partition(".")[0] for stamp in (own.stamp, changes.stamps[number])
+            }
             if len(but_for_times) == 1 or item.image in changes.pool.unsure:
                 found = Reused(own.content, own.location, "touched")
         if found is not None:
@@ -384,12 +403,17 @@ def create_index(
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
     if model is not None and not (levels is None and query_vectors is None):
-        raise UsageError("a trained model has its codebooks; give levels or query vectors without one")
+        raise UsageError(
+            "a trained model has its codebooks; give levels or query vectors without one"
+        )
     levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
     trained, reads = _open_model(pool, model, encoder, device=device, download=download)
     check_place(folder)
     is_new = not folder.exists()
-    with one_writer(folder, wait_seconds=wait_seconds) as writer, saved_features(folder, reads) as work:
+    with (
+        one_writer(folder, wait_seconds=wait_seconds) as writer,
+        saved_features(folder, reads) as work,
+    ):
         check_place(folder)  # again, since another process may have created it until now
         try:
             if not isinstance(pool, Pool):
@@ -420,7 +444,9 @@ def create_index(
             manifest = manifest.replace(roots=pool.roots)
             added = _write_first_state(writer, opened, changes, manifest, query_vectors, progress)
         except BaseException:
-            with contextlib.suppress(OSError, GeniusError):  # what an interrupted run may continue with stays
+            with contextlib.suppress(
+                OSError, GeniusError
+            ):  # what an interrupted run may continue with stays
                 writer.settle_pictures()
                 if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
                     shutil.rmtree(folder)

@@ -97,7 +97,9 @@ def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING) -> li
     if source.is_file():
         return [pair for _, pair in read_json_lines(source, lambda row: _parse_pair(row, source))]
     data = MBeir(source)
-    files = data.training_queries() if split == TRAINING else [row.queries for row in data.rows(split)]
+    files = (
+        data.training_queries() if split == TRAINING else [row.queries for row in data.rows(split)]
+    )
     pairs = []
     for query in chain.from_iterable(map(read_queries, files)):
         image = None if query.image is None else str(data.image_path(query.image))
@@ -117,9 +119,9 @@ def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
     if answers is None or answers == []:
         raise BadData("needs an id, the right item's, or a list of several")
     ids = one_or_more_ids(answers)
-    if not all(part is None or (isinstance(part, str) and part.strip()) for part in (text, image)) or (
-        text is None and image is None
-    ):
+    if not all(
+        part is None or (isinstance(part, str) and part.strip()) for part in (text, image)
+    ) or (text is None and image is None):
         raise BadData("needs a text, an image (a file's name), or both")
     modality = Modality.of(has_image=image is not None, has_text=text is not None)
     place = None if image is None else str(source.parent / as_path(image))
@@ -155,7 +157,12 @@ def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " q
 
 
 def calibrate(
-    index: Index, pairs: Path | None, *, split: str = "val", precision: float = 0.8, progress: Progress
+    index: Index,
+    pairs: Path | None,
+    *,
+    split: str = "val",
+    precision: float = 0.8,
+    progress: Progress,
 ) -> Calibration:
     """Choose the weight of densities, fit a calibration to every second query, and measure it on the others.
 
@@ -193,13 +200,17 @@ def calibrate(
         )
     usual = usual_search(snapshot.num_rows).density_weight
     density_weights = weights_around(usual)
-    answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {weight: [] for weight in density_weights}
+    answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {
+        weight: [] for weight in density_weights
+    }
     progress.begin("search", len(queries))
     for start in range(0, len(queries), BATCH):
         some = queries[start : start + BATCH]
         encoded = SnapshotSearcher(model, snapshot).encode([request for request, _ in some])
         for weight in density_weights:
-            searcher = SnapshotSearcher(model, snapshot, replace(index.settings, density_weight=weight))
+            searcher = SnapshotSearcher(
+                model, snapshot, replace(index.settings, density_weight=weight)
+            )
             for result, (_, right) in zip(searcher.search_encoded(encoded), some, strict=True):
                 scores = np.array([hit.score for hit in result.hits], dtype=np.float32)
                 answers[weight].append(
@@ -222,7 +233,9 @@ def calibrate(
     is_first, half = cases[:, 4] == 1, cases[:, 6]
     intercept, weights = fit(*_columns(cases[half == 0]))
     numbers, is_right, shares = _columns(cases[is_first & (half == 0)])
-    threshold = threshold_for(expit(intercept + numbers @ weights), is_right, shares, precision=precision)
+    threshold = threshold_for(
+        expit(intercept + numbers @ weights), is_right, shares, precision=precision
+    )
     numbers, is_right, shares = _columns(cases[is_first & (half == 1)])
     probability = expit(intercept + numbers @ weights)
     is_good = probability >= (np.inf if threshold is None else threshold)
@@ -254,7 +267,9 @@ def count_fewest_words(requests: Iterable[SearchRequest]) -> dict[str, int]:
     }
 
 
-def _requests(snapshot: Snapshot, pairs: Iterable[Pair]) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
+def _requests(
+    snapshot: Snapshot, pairs: Iterable[Pair]
+) -> Iterator[tuple[SearchRequest, frozenset[str]]]:
     """Yield a request for each modality of a query's answers that the index has, with those answers."""
     for query, items, vector in pairs:
         modalities: dict[Modality, set[str]] = defaultdict(set)
@@ -367,5 +382,7 @@ def measure_least_scores(
             found = SnapshotSearcher(model, snapshot).search([request for _, request in asked])
             pairs = zip(asked, found, strict=True)
             others = [[hit.score for hit in hits if hit.id != name] for (name, _), hits in pairs]
-            least[modality.value] = float(np.quantile([scores[0] for scores in others if scores], RARE))
+            least[modality.value] = float(
+                np.quantile([scores[0] for scores in others if scores], RARE)
+            )
     return least

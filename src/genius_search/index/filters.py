@@ -22,7 +22,16 @@ import numpy as np
 from jaxtyping import Bool
 
 from genius_search.border import as_id, is_missing
-from genius_search.data.values import FALSE, TRUE, YEAR_DIGITS, Span, Value, number_of, plain, times_of
+from genius_search.data.values import (
+    FALSE,
+    TRUE,
+    YEAR_DIGITS,
+    Span,
+    Value,
+    number_of,
+    plain,
+    times_of,
+)
 from genius_search.errors import UsageError
 from genius_search.index.items import ItemStore, spell_path
 from genius_search.index.match import parse_match
@@ -73,7 +82,8 @@ _BARE: Final = r"[^\s.=!<>~\"',]++"
 _PART: Final = rf"(?:{_QUOTED}|{_BARE})"
 _NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
 _CONDITION: Final = re.compile(
-    rf"\s*+({_NAME.pattern})\s*+(!=|!~|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)", re.DOTALL
+    rf"\s*+({_NAME.pattern})\s*+(!=|!~|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)",
+    re.DOTALL,
 )
 _VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
 _LISTED: Final = re.compile(rf"\s*+(?:({_QUOTED})\s*+|([^\"',][^,]*+))(,|$)", re.DOTALL)
@@ -118,7 +128,10 @@ class Condition:
         """
         if self.operator in _CONTAINS:
             texts = f"{column} >= ? AND {column} < ?"
-            yield f"{texts} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, self.values[0].low]
+            yield (
+                f"{texts} AND contains({column}, ?)",
+                [FIRST_TEXT, AFTER_TEXTS, self.values[0].low],
+            )
         elif self.operator in _ORDERS:
             for low, high in self.values:
                 least, above = _bounds(low)
@@ -126,7 +139,9 @@ class Condition:
                 edge = low if self.operator in ("<", ">=") else high
                 yield f"{column} {self.operator} ? AND {column} {other} ?", [edge, bound]
         else:
-            single: list[Value] = [low for low, high in self.values if low is not None and low == high]
+            single: list[Value] = [
+                low for low, high in self.values if low is not None and low == high
+            ]
             if single:
                 yield f"{column} IN ({', '.join('?' * len(single))})", single
             for low, high in self.values:
@@ -170,7 +185,9 @@ class Filter:
             )
         total = sum(len(condition.values) for condition in self.conditions)
         if total > MAX_VALUES:
-            raise UsageError(f"{total:,} values were given; give at most {MAX_VALUES:,} in all conditions")
+            raise UsageError(
+                f"{total:,} values were given; give at most {MAX_VALUES:,} in all conditions"
+            )
         if self.match is not None:
             parse_match(self.match)
 
@@ -199,9 +216,13 @@ class Filter:
             given = [where] if isinstance(where, str) else [*where]
             texts = [one for one in given if isinstance(one, str)]
             if len(texts) < len(given):
-                raise UsageError(f"conditions {given}: expected texts, or one mapping of all; {GRAMMAR}")
+                raise UsageError(
+                    f"conditions {given}: expected texts, or one mapping of all; {GRAMMAR}"
+                )
             if (length := sum(map(len, texts))) > MAX_CHARACTERS:
-                raise UsageError(f"the conditions have {length:,} characters; at most {MAX_CHARACTERS:,}")
+                raise UsageError(
+                    f"the conditions have {length:,} characters; at most {MAX_CHARACTERS:,}"
+                )
             conditions = [_parse_text(text) for text in texts]
         return Filter(tuple(conditions), match)
 
@@ -217,7 +238,9 @@ def _parse_text(text: str) -> Condition:
     if operator == "is":
         negation, _, kind = rest.lower().rpartition("not ")
         if kind.strip() not in ("missing", "null") or (negation and negation.strip()):
-            raise UsageError(f"condition {shown!r}: expected 'is missing' or 'is not missing'; {GRAMMAR}")
+            raise UsageError(
+                f"condition {shown!r}: expected 'is missing' or 'is not missing'; {GRAMMAR}"
+            )
         return _condition(shown, name, "!=" if kind != rest.lower() else "=", [("null", [MISSING])])
     pattern, quoted = _VALUE, "begins with a quote"
     if operator == "in":
@@ -227,7 +250,9 @@ def _parse_text(text: str) -> Condition:
     while more:
         value = pattern.match(rest, place)
         if value is None or (value[2] and not value[2].strip()):
-            raise UsageError(f"condition {shown!r}: expected a value (in quotes if it {quoted}); {GRAMMAR}")
+            raise UsageError(
+                f"condition {shown!r}: expected a value (in quotes if it {quoted}); {GRAMMAR}"
+            )
         if value[1]:
             given.append((value[1][1:-1], _quoted_meanings(value[1][1:-1], operator)))
         else:
@@ -265,7 +290,9 @@ def _meanings(shown: str, text: str) -> list[Span]:
         if isinstance(first.low, bytes) is isinstance(last.high, bytes):
             found.append(Span(first.low, last.high))
             if first.low > last.high:  # type: ignore[operator]
-                raise UsageError(f"condition {shown!r}: {text} ends before it begins; give LOW..HIGH")
+                raise UsageError(
+                    f"condition {shown!r}: {text} ends before it begins; give LOW..HIGH"
+                )
     if not found and (lows or highs):
         raise UsageError(
             f"condition {shown!r}: {text} is no range; give LOW..HIGH, or a condition with >= or <="
@@ -276,7 +303,10 @@ def _meanings(shown: str, text: str) -> list[Span]:
 def _orderly_meanings(text: str) -> list[Span]:
     number = number_of(text.replace(".", "0.") if _SHORT_NUMBER.fullmatch(text) else text)
     times = times_of(text)
-    return [*([] if number is None else [Span(number, number)]), *([] if times is None else [times])]
+    return [
+        *([] if number is None else [Span(number, number)]),
+        *([] if times is None else [times]),
+    ]
 
 
 def _quoted_meanings(text: str, operator: str) -> list[Span]:
@@ -332,7 +362,9 @@ def _given(shown: str, how: str, value: object) -> tuple[str, list[Span]]:
             )
 
 
-def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, list[Span]]]) -> Condition:
+def _condition(
+    shown: str, name: str, how: Operator, given: Sequence[tuple[str, list[Span]]]
+) -> Condition:
     """Return a condition on a field; each value is given as it is typed, and with what it means."""
     if not given:
         raise UsageError(f"condition {shown!r} has no values; give at least one")
@@ -345,7 +377,9 @@ def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, 
     column = COLUMNS.get(name)
     values = [one for _, meanings in given for one in meanings]
     if how in _ORDERS and any(one.low in (None, TRUE, FALSE) for one in values):
-        raise UsageError(f"condition {shown!r}: true, false and null can be compared with = != in only")
+        raise UsageError(
+            f"condition {shown!r}: true, false and null can be compared with = != in only"
+        )
     if column == "modality" and MISSING not in values:
         if how not in ("=", "!=", "in"):
             raise UsageError(f"condition {shown!r}: a modality can be compared with = != in only")
@@ -360,7 +394,9 @@ def _condition(shown: str, name: str, how: Operator, given: Sequence[tuple[str, 
     return Condition(path, how, tuple(values), column)
 
 
-def matching(store: ItemStore, wanted: Filter, *, deadline: float = math.inf) -> Bool[np.ndarray, " items"]:
+def matching(
+    store: ItemStore, wanted: Filter, *, deadline: float = math.inf
+) -> Bool[np.ndarray, " items"]:
     """Return which items of a store satisfy a filter.
 
     Raises
@@ -405,9 +441,14 @@ def _holds(store: ItemStore, condition: Condition, look_up: Callable[..., Mask])
         if column is None:  # an object is there if a field of it is
             begin = spell_path(condition.path)[:-1]
             inside = [
-                number for path, number in known.items() if path.startswith((f"{begin}]", f"{begin}, "))
+                number
+                for path, number in known.items()
+                if path.startswith((f"{begin}]", f"{begin}, "))
             ]
-            source, bound = "fields WHERE name IN (SELECT value FROM json_each(?))", [json.dumps(inside)]
+            source, bound = (
+                "fields WHERE name IN (SELECT value FROM json_each(?))",
+                [json.dumps(inside)],
+            )
         holds |= ~look_up(source, bound)
     return holds
 

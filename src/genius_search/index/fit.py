@@ -39,7 +39,13 @@ from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_se
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
-from genius_search.index.writer import Writer, alive_entries, read_entries, remove_leftovers, remove_work
+from genius_search.index.writer import (
+    Writer,
+    alive_entries,
+    read_entries,
+    remove_leftovers,
+    remove_work,
+)
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
@@ -146,18 +152,28 @@ def fit_index(
         _query_rows(model, known, modalities),
         model.encoder,
         work / "queries",
-        inputs={"pairs": fingerprint_of([[stamp_of(query), query.id, items] for query, items, _ in known])},
+        inputs={
+            "pairs": fingerprint_of(
+                [[stamp_of(query), query.id, items] for query, items, _ in known]
+            )
+        },
         expected=len(known),
         progress=progress,
     )
     features = _item_features(writer, model, queries, work, progress)
     measured = _hold_out(known, config.quantizer.training.seed)
     lines = [
-        Query(qid_of(number), query.modality, positives=tuple(did_of(numbers[name]) for name in answers))
+        Query(
+            qid_of(number),
+            query.modality,
+            positives=tuple(did_of(numbers[name]) for name in answers),
+        )
         for number, (query, answers, _) in enumerate(known)
         if number not in measured
     ]
-    trained = _train(Pairs(lines, queries, features), features, model, work, config, device, progress)
+    trained = _train(
+        Pairs(lines, queries, features), features, model, work, config, device, progress
+    )
     rows = np.flatnonzero(np.isin(queries.ids, list(measured)))
     find = partial(_find_right, queries, rows, known)
     before = find(model, snapshot, default_settings(model, snapshot))
@@ -202,7 +218,9 @@ def refit_index(
         the index was not created with an encoder alone, stores no fused embeddings, or has no items.
     """
     levels = (
-        model.codebooks.config.levels if levels is None else checked(CodebookConfig(levels=levels)).levels
+        model.codebooks.config.levels
+        if levels is None
+        else checked(CodebookConfig(levels=levels)).levels
     )
     snapshot = writer.snapshot
     manifest = snapshot.manifest
@@ -229,14 +247,18 @@ def refit_index(
         levels=levels,
         progress=progress,
     )
-    fitted = Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
+    fitted = Genius.finish(
+        folder, _carry_encoder(model, folder), quantizer, None, model.instructions
+    )
     fitted.fuse = sum_features  # from here on: what is stored is fused already
     written = _write_replacement(writer, fitted, features, progress)
     _commit_replacement(writer, fitted, written.manifest.replace(least=manifest.least))
     remove_work(writer.folder)
 
 
-def _write_replacement(writer: Writer, model: Genius, features: Features, progress: Progress) -> Snapshot:
+def _write_replacement(
+    writer: Writer, model: Genius, features: Features, progress: Progress
+) -> Snapshot:
     """Write all items with the IDs of a new model; return that state, to be committed."""
     before = writer.snapshot.manifest
     manifest = before.replace(
@@ -276,10 +298,14 @@ def _carry_encoder(model: Genius, folder: Path) -> Encoder:
     return load_encoder(f"{kind}:{target}", device=model.device)
 
 
-def _read_known_pairs(folder: Path, source: Path | None, known: Container[str]) -> tuple[list[Pair], int]:
+def _read_known_pairs(
+    folder: Path, source: Path | None, known: Container[str]
+) -> tuple[list[Pair], int]:
     """Return the pairs of known items, and the number of others; refuse too few."""
     given = [pair for pair in read_pairs(folder, source) if pair.vector is None]
-    pairs = [pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given]
+    pairs = [
+        pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given
+    ]
     pairs = [pair for pair in pairs if pair.items]
     left_out = len(given) - len(pairs)
     if len(pairs) < FEWEST:
@@ -331,7 +357,9 @@ def _item_features(
         model.encoder,
         work / "items",
         inputs={
-            "items": fingerprint_of([entry.model_dump(mode="json") for entry in snapshot.manifest.segments])
+            "items": fingerprint_of(
+                [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
+            )
         },
         expected=snapshot.num_alive,
         progress=progress,
@@ -361,7 +389,9 @@ def _train(
     from genius_search.training.quantizer import train_quantizer  # noqa: PLC0415  refitting needs no PyTorch
 
     folder = work / "model"
-    fusion = train_quantizer(pairs, work / "fusion", config.quantizer, progress=progress, device=device)
+    fusion = train_quantizer(
+        pairs, work / "fusion", config.quantizer, progress=progress, device=device
+    )
     quantizer = fit_codebooks(
         *draw_embeddings(items, fusion.codebooks.fuse),
         folder / "quantizer",

@@ -278,7 +278,9 @@ class Index:
             if is_name(name):
                 folder = absolute_folder(find_or_pull(f"{DATASETS}{name}", download=download))
         manifest = read_manifest(folder)
-        open_model = partial(Genius.open, device=device, download=download, with_encoder=with_encoder)
+        open_model = partial(
+            Genius.open, device=device, download=download, with_encoder=with_encoder
+        )
         opened = model or _open_named(folder, manifest.locate_model(folder), open_model)
         if not isinstance(opened, Genius):
             opened = open_model(opened)
@@ -410,7 +412,9 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    def delete(self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0) -> Deleted:
+    def delete(
+        self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0
+    ) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
         ids = one_or_more_ids(item_ids)
         with self._one_writer(wait_seconds) as writer:
@@ -440,9 +444,13 @@ class Index:
             The item is not in the index.
         """
         if self.learn_many([{"chosen": chosen, "text": text, **query}], wait_seconds=wait_seconds):
-            raise UnknownItem(f"{self.folder} has no item {chosen!r}, so it cannot have been chosen")
+            raise UnknownItem(
+                f"{self.folder} has no item {chosen!r}, so it cannot have been chosen"
+            )
 
-    def learn_many(self, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float = 0.0) -> list[str]:
+    def learn_many(
+        self, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float = 0.0
+    ) -> list[str]:
         """Remember several choices in one step; return the chosen ids that the index does not have.
 
         Each choice is a mapping with ``chosen`` and the fields of a query, as in :meth:`learn`.
@@ -519,7 +527,11 @@ class Index:
 
         with self._one_writer(wait_seconds) as writer:
             refit_index(
-                writer, self.model, levels=levels, query_vectors=query_vectors, progress=progress or Silent()
+                writer,
+                self.model,
+                levels=levels,
+                query_vectors=query_vectors,
+                progress=progress or Silent(),
             )
 
     def fit(
@@ -590,9 +602,13 @@ class Index:
         time if they are large. What is damaged is logged and stands in :attr:`damage`; searches raise an
         error until the index is opened again, or changed.
         """
-        Thread(target=_watch, args=(weakref.ref(self),), name=f"watch {self.folder}", daemon=True).start()
+        Thread(
+            target=_watch, args=(weakref.ref(self),), name=f"watch {self.folder}", daemon=True
+        ).start()
 
-    def search(self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any) -> Hits:
+    def search(
+        self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any
+    ) -> Hits:
         """Return the best items for a text, an image, both, a vector, or several weighted parts.
 
         >>> index.search("a red bag", k=3, modality="image", where=["price<20"])  # doctest: +SKIP
@@ -628,7 +644,9 @@ class Index:
     ) -> list[Hits]:
         """Search for several vectors, of shape (queries, dim), in one batch; options as in :meth:`search`."""
         rows = as_matrix(vectors, "the vectors") if len(vectors) else ()
-        return self.search_many([SearchRequest(vector=one, **options) for one in rows], config=config)
+        return self.search_many(
+            [SearchRequest(vector=one, **options) for one in rows], config=config
+        )
 
     def explain(
         self,
@@ -742,7 +760,9 @@ class Index:
         """Return what searches the current state, with the index's settings or options that change them."""
         opened = self._opened
         if _read_heads(self.folder) != opened.heads:
-            with self._opening:  # by one thread, so that no older state takes the place of a newer one
+            with (
+                self._opening
+            ):  # by one thread, so that no older state takes the place of a newer one
                 if (heads := _read_heads(self.folder)) != self._opened.heads:
                     self._opened = self._open(heads, self.model, self._opened)
                 opened = self._opened
@@ -752,7 +772,9 @@ class Index:
         adjusted = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
         return searcher if adjusted.config == searcher.config else adjusted
 
-    def _open(self, heads: tuple[bytes, ...], model: Genius, before: _Opened | None = None) -> _Opened:
+    def _open(
+        self, heads: tuple[bytes, ...], model: Genius, before: _Opened | None = None
+    ) -> _Opened:
         """Open the state that the manifests had when their heads were read, or a newer one.
 
         Raises
@@ -768,7 +790,9 @@ class Index:
         manifest = snapshot.manifest
         if before is not None and manifest.identity != before.searcher.snapshot.manifest.identity:
             raise another_index(self.folder)
-        if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:  # it was refitted
+        if (
+            manifest.model_fingerprint != model.fingerprint and manifest.has_own_model
+        ):  # it was refitted
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         if manifest.model_fingerprint != model.fingerprint:
             raise another_index(self.folder)
@@ -776,7 +800,9 @@ class Index:
         choices = self._open_log(heads, model, snapshot)
         return _Opened(heads, SnapshotSearcher(model, snapshot, choices=choices))
 
-    def _open_log(self, heads: tuple[bytes, ...], model: Genius, snapshot: Snapshot) -> Choices | None:
+    def _open_log(
+        self, heads: tuple[bytes, ...], model: Genius, snapshot: Snapshot
+    ) -> Choices | None:
         """Open the log of choices; if it is damaged, searches do without it, and a warning is logged."""
         if not (heads[1] or has_lost_manifest(self.folder / LEARNED)):
             return None
@@ -799,7 +825,9 @@ class Index:
 
 def _require_one(pool: GivenPool | None, vectors: Vectors | None) -> None:
     if isinstance(pool, str) and not pool:
-        raise UsageError("the pool has an empty name; give a folder or a file, or Path('.') for this folder")
+        raise UsageError(
+            "the pool has an empty name; give a folder or a file, or Path('.') for this folder"
+        )
     if (pool is None) is (vectors is None):
         raise UsageError("give either a pool, or vectors")
 
@@ -811,7 +839,9 @@ def _watch(watched: weakref.ref[Index]) -> None:
     while (index := watched()) is not None:
         started, before = time.monotonic(), index.damage
         try:
-            verify(index.folder, index.snapshot, model_folder=index.model.folder, with_pictures=False)
+            verify(
+                index.folder, index.snapshot, model_folder=index.model.folder, with_pictures=False
+            )
             index.damage = index.snapshot.damage
         except Exception as error:  # noqa: BLE001  whatever it is, the index cannot be read
             index.damage = str(error)

@@ -107,9 +107,14 @@ def _verify_model(index: Path, snapshot: Snapshot, model_folder: Path | None) ->
     if model.fingerprint != manifest.model_fingerprint:
         if model_folder is None and not manifest.has_own_model:
             return  # it is opened with another folder, which is compared then
-        raise ArtifactMismatch(f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}")
+        raise ArtifactMismatch(
+            f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}"
+        )
     for name in model.parts.keys() - {"encoder"}:
-        if open_artifact(folder / name, kind=name, verify=True).fingerprint != model.parts[name].fingerprint:
+        if (
+            open_artifact(folder / name, kind=name, verify=True).fingerprint
+            != model.parts[name].fingerprint
+        ):
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
     encoder = Path(model.encoder.spec_in(folder).partition(":")[2])
     if (encoder / MANIFEST).is_file():  # it was trained here
@@ -166,15 +171,22 @@ def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
         sizes: Counter[str] = Counter()
         for entry in manifest.segments:
             sizes.update({Path(name).stem: fact.bytes for name, fact in entry.files.items()})
-        bits = "" if manifest.embeddings == "none" else f", {plural(manifest.embedding_bits, 'bit')} a number"
+        bits = (
+            ""
+            if manifest.embeddings == "none"
+            else f", {plural(manifest.embedding_bits, 'bit')} a number"
+        )
         return IndexInfo(
             folder=str(folder),
             model=manifest.model,
             model_fingerprint=manifest.model_fingerprint,
             generation=manifest.generation,
             items=count,
-            passages=sum(len(segment.with_passages(segment.alive_rows())) for segment in segments) - count,
-            by_modality={kind.value: number for kind, number in snapshot.count_by_modality().items()},
+            passages=sum(len(segment.with_passages(segment.alive_rows())) for segment in segments)
+            - count,
+            by_modality={
+                kind.value: number for kind, number in snapshot.count_by_modality().items()
+            },
             distinct_ids=len(shared),
             collision_rate=float(shared[shared > 1].sum() / max(1, count)),
             bytes_per_item={name: size / max(1, count) for name, size in sizes.items()},

@@ -42,9 +42,7 @@ FULL_TEXT: Final = (
     "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",  # twice as fast as SQLite's 1 MiB
     "INSERT INTO words(words) VALUES ('rebuild')",
 )
-FIELDS: Final = (
-    "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
-)
+FIELDS: Final = "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
 """Sorted by field, value and row: numbers come before texts, texts before Booleans
 and times (:mod:`genius_search.data.values`)."""
 SCHEMA: Final = frozenset(
@@ -133,7 +131,9 @@ class Connection:
         """Return the database, which is opened if this is its first use in a forked child."""
         with self.lock, self.library_lock:
             if self._database is None:
-                database = sqlite3.connect(self._uri, uri=True, check_same_thread=False, isolation_level=None)
+                database = sqlite3.connect(
+                    self._uri, uri=True, check_same_thread=False, isolation_level=None
+                )
                 database.create_function("contains", 2, _contains, deterministic=True)
                 self._close = weakref.finalize(self, _close, database, self.library_lock)
                 self._database = database
@@ -169,9 +169,14 @@ class ItemStore:
         self._for_items = Connection(self._uri)
         self._for_filters: list[Connection] = []
         """Those that no filter uses."""
-        found = self._query("SELECT type, name, sql FROM sqlite_master")  # definitions, none of which is run
+        found = self._query(
+            "SELECT type, name, sql FROM sqlite_master"
+        )  # definitions, none of which is run
         for kind, name, sql in found:
-            if sql not in SCHEMA and (kind, sql) != ("index", None):  # SQLite's own indexes have no statement
+            if sql not in SCHEMA and (kind, sql) != (
+                "index",
+                None,
+            ):  # SQLite's own indexes have no statement
                 raise ArtifactMismatch(
                     f"{self._path} defines the {kind} {name!r} in a way that no index does; do not use it"
                 )
@@ -185,9 +190,7 @@ class ItemStore:
     @cached_property
     def num_rows(self) -> int:
         """The number of items; their rows count from 0, without gaps."""
-        query = (
-            "SELECT (SELECT MIN(row) FROM items), (SELECT MAX(row) FROM items), SUM(items) FROM modalities"
-        )
+        query = "SELECT (SELECT MIN(row) FROM items), (SELECT MAX(row) FROM items), SUM(items) FROM modalities"
         ((first, last, count),) = self._query(query)
         if (first, last) != ((0, count - 1) if count else (None, None)):
             raise ArtifactMismatch(f"{self._path} has {count} items in the rows {first} to {last}")
@@ -208,11 +211,15 @@ class ItemStore:
         query = f"SELECT {COLUMNS} FROM json_each(?) CROSS JOIN items ON row = value"  # noqa: S608
         found = {}
         try:
-            for row, item_id, modality, *rest in self._query(query, [json.dumps(sorted(set(rows)))]):
+            for row, item_id, modality, *rest in self._query(
+                query, [json.dumps(sorted(set(rows)))]
+            ):
                 found[row] = Item(item_id, _MODALITIES[modality], *rest)
             return [found[row] for row in rows]
         except KeyError as error:
-            raise ArtifactMismatch(f"{self._path} has no row or modality {error}; do not use it") from None
+            raise ArtifactMismatch(
+                f"{self._path} has no row or modality {error}; do not use it"
+            ) from None
 
     def all(self) -> Iterator[Item]:
         """Yield every item, by row."""
@@ -225,7 +232,9 @@ class ItemStore:
                 yield Item(item_id, _MODALITIES[modality], *rest)
                 count += 1
 
-    def find(self, item_ids: Iterable[str]) -> list[tuple[str, int, str | None, str | None, int | None]]:
+    def find(
+        self, item_ids: Iterable[str]
+    ) -> list[tuple[str, int, str | None, str | None, int | None]]:
         """Return id, row, stamp, content and root of each of these items that is in the store."""
         # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.
         # Sorted, so that adjacent pages are read together.
@@ -278,7 +287,9 @@ class ItemStore:
         found[listed] = True
         return found
 
-    def rows_of_words(self, words: Sequence[str], max_items: int) -> list[Int64[np.ndarray, " rows"] | None]:
+    def rows_of_words(
+        self, words: Sequence[str], max_items: int
+    ) -> list[Int64[np.ndarray, " rows"] | None]:
         """Return the rows of items whose text has a word, or whose ``name`` it is, for each of several words.
 
         Each row is listed once. It is None for a word that more than ``max_items`` have.
@@ -291,7 +302,9 @@ class ItemStore:
         if not words:
             return []
         phrases = [f'"{word}"' for word in words]
-        listed = self._query(ROWS_OF_WORDS, [json.dumps(phrases), max_items])  # one statement for all words
+        listed = self._query(
+            ROWS_OF_WORDS, [json.dumps(phrases), max_items]
+        )  # one statement for all words
         name = self.field_names.get(NAME)
         if name is not None:
             spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
@@ -335,4 +348,6 @@ class ItemStore:
                     raise DeadlinePassed(TOO_SLOW) from None
                 if type(error) is not sqlite3.DatabaseError and "decode" not in str(error):
                     raise
-                raise ArtifactMismatch(f"{self._path} is damaged ({error}); make the index again") from None
+                raise ArtifactMismatch(
+                    f"{self._path} is damaged ({error}); make the index again"
+                ) from None

@@ -35,7 +35,14 @@ from genius_search.index.match import split_left_out
 from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
-from genius_search.index.store import CURRENT, LEARNED, LOCK, REMEDY, has_lost_manifest, read_manifest
+from genius_search.index.store import (
+    CURRENT,
+    LEARNED,
+    LOCK,
+    REMEDY,
+    has_lost_manifest,
+    read_manifest,
+)
 from genius_search.model import Genius
 from genius_search.records import Modality
 from genius_search.search.rank import Ranking
@@ -150,10 +157,14 @@ class Choices:
         for ranking in self._rank(vectors):
             values = shares_of(ranking.scores)
             large = values > LEAST
-            logged = list(zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True))
+            logged = list(
+                zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True)
+            )
             self._look_up([place for place in logged if place not in self._chosen])
             own: dict[Place, float] = {}
-            for place, share in zip(logged, values[large].tolist(), strict=True):  # in descending order
+            for place, share in zip(
+                logged, values[large].tolist(), strict=True
+            ):  # in descending order
                 if (chosen := self._chosen.get(place)) is not None and len(own) < RAISED:
                     own.setdefault(chosen, share)
             shares.append(own)
@@ -191,7 +202,9 @@ class Choices:
             self._chosen[place] = there[item_id].location if item_id in there else None
 
 
-def shares_of(cosines: Float32[np.ndarray, "*queries logged"]) -> Float32[np.ndarray, "*queries logged"]:
+def shares_of(
+    cosines: Float32[np.ndarray, "*queries logged"],
+) -> Float32[np.ndarray, "*queries logged"]:
     """Return items' shares by the cosines of a query and those for which they were chosen."""
     shares: np.ndarray = np.exp((cosines.clip(max=1) - 1) / TEMPERATURE)
     return shares
@@ -226,7 +239,9 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
                 [
                     query.feature
                     for first in range(start, min(start + BATCH, len(requests)), ENCODED)
-                    for query in searcher.encode(requests[first : min(first + ENCODED, start + BATCH)])
+                    for query in searcher.encode(
+                        requests[first : min(first + ENCODED, start + BATCH)]
+                    )
                 ]
             ),
             [
@@ -285,7 +300,9 @@ def _add(
         logged = index.open(folder)
         logged.add(**given, wait_seconds=wait_seconds)
         if len(logged) > MOST:
-            logged.delete([item.id for item in logged][MOST - MOST // 10 :], wait_seconds=wait_seconds)
+            logged.delete(
+                [item.id for item in logged][MOST - MOST // 10 :], wait_seconds=wait_seconds
+            )
             logged.compact(wait_seconds=wait_seconds)
         fitted = int(logged.model.quantizer_manifest.inputs[FITTED])
         if logged.snapshot.num_alive >= REFIT * fitted:

@@ -98,7 +98,11 @@ def measure(model: Genius, snapshot: Snapshot) -> Measured | None:
     """
     settings = default_settings(model, snapshot)
     num_rows = snapshot.num_rows
-    if settings.rerank != "embeddings" or snapshot.manifest.embeddings != "fused" or num_rows < FEWEST_ITEMS:
+    if (
+        settings.rerank != "embeddings"
+        or snapshot.manifest.embeddings != "fused"
+        or num_rows < FEWEST_ITEMS
+    ):
         return None
     trial = _Trial(model, snapshot, settings)
     plain = dataclasses.replace(settings, density_weight=0.0)
@@ -146,7 +150,9 @@ class _Trial:
         ]
         ranker, segments = self._model.ranker, self._snapshot.segments
         products = []
-        for query, ranking in zip(self.queries, searcher.rank(encoded, at_least=NEIGHBOURS), strict=True):
+        for query, ranking in zip(
+            self.queries, searcher.rank(encoded, at_least=NEIGHBOURS), strict=True
+        ):
             vectors = np.concatenate(
                 [
                     segment.vectors(ranker)(ranking.items[ranking.segments == number])

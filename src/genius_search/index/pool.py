@@ -125,7 +125,9 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
         opened = open_roots((root,), [0])
     else:
         # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
-        above = next((one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None)
+        above = next(
+            (one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None
+        )
         place = above or pool.resolve().parent
         opened = Pool(lambda: (to_item(one, place) for one in read_pool([pool])))
     if next(opened.items(), None) is None:
@@ -156,7 +158,11 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
             target = folder.resolve()
             return not target.is_relative_to(place) and root_of(roots, target) not in (None, number)
 
-        read = partial(read_folder, exclude=root.exclude, skip=is_elsewhere) if place.is_dir() else read_file
+        read = (
+            partial(read_folder, exclude=root.exclude, skip=is_elsewhere)
+            if place.is_dir()
+            else read_file
+        )
         scan = read(place, captions=root.captions)
         left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
         unsure.update(map(os.path.normpath, scan.unsure))
@@ -165,7 +171,9 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
                 path = candidate.did if scan.root == place else "."
                 item_id = id_in(root, names, composed(path))
                 if item_id in seen:
-                    why = "another file has this name in another form of Unicode; rename one of them"
+                    why = (
+                        "another file has this name in another form of Unicode; rename one of them"
+                    )
                     left_out.append(LeftOut(-1, str(scan.root / candidate.did), why))
                     continue
                 seen.add(item_id)
@@ -200,7 +208,9 @@ def to_item(candidate: Candidate, root: Path) -> Item:
             f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; paths in a "
             "pool must stay inside its folder"
         )
-    return check_item(Item(candidate.did, candidate.modality, candidate.text, image, candidate.source))
+    return check_item(
+        Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
+    )
 
 
 def check_item(item: Item) -> Item:
@@ -226,7 +236,9 @@ def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_
     Items without an id are numbered from 0, unless each ``has_ids``. Of several with one, the last counts.
     """
     if isinstance(given, Mapping) or hasattr(given, "columns"):  # only its names would be read
-        raise UsageError("items are no list; give [item], or of a data frame frame.to_dict('records')")
+        raise UsageError(
+            "items are no list; give [item], or of a data frame frame.to_dict('records')"
+        )
     items: dict[str, Item] = {}
     left_out: list[LeftOut] = []
     for number, one in enumerate(given):
@@ -235,7 +247,9 @@ def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_
             scan = read_file(file, captions=captions)
             for candidate in scan.candidates:
                 item = to_item(candidate, scan.root.resolve())
-                item = with_file_fields(item, captions=captions)._replace(id=composed(file.as_posix()))
+                item = with_file_fields(item, captions=captions)._replace(
+                    id=composed(file.as_posix())
+                )
                 items[item.id] = item
             left_out += map(_left_out, scan.problems)
             continue
@@ -243,7 +257,9 @@ def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_
         try:
             item, problems = keep_item(new, writer)
             if item.id in items:
-                left_out.append(LeftOut(number, item.id, "a later item of the list has the same id"))
+                left_out.append(
+                    LeftOut(number, item.id, "a later item of the list has the same id")
+                )
             items[item.id] = item
             left_out += [LeftOut(number, item.id, problem) for problem in problems]
         except (BadData, BadImage) as error:
@@ -336,11 +352,16 @@ def read_new_item(given: object, number: int, *, default_id: str | None = None) 
     item["id"] = as_id(item["id"], f"the id of item {number} of the list")
     present = {name: value for name, value in item.items() if not is_missing(value)}
     new = NewItem(**present)
-    parts: tuple[tuple[str, object, type], ...] = (("text", new.text, str), ("fields", new.fields, Mapping))
+    parts: tuple[tuple[str, object, type], ...] = (
+        ("text", new.text, str),
+        ("fields", new.fields, Mapping),
+    )
     for part, value, wanted in parts:
         if value is not None and not isinstance(value, wanted):
             found = type(value).__qualname__
-            raise UsageError(f"item {new.id!r}: {part} is of type {found}, expected {wanted.__name__}")
+            raise UsageError(
+                f"item {new.id!r}: {part} is of type {found}, expected {wanted.__name__}"
+            )
     return new
 
 
@@ -352,7 +373,9 @@ def _check_is_text(text: str) -> None:
             "index the address itself"
         )
     if os.path.isfile(as_path(text)):  # noqa: PTH113  False whatever the error
-        raise UsageError(f"{text} is a file; give Path({text!r}), or {{'text': {text!r}}} for the words")
+        raise UsageError(
+            f"{text} is a file; give Path({text!r}), or {{'text': {text!r}}} for the words"
+        )
 
 
 def open_vectors(
@@ -383,24 +406,34 @@ def open_vectors(
     columns = {"ids": names, "texts": said, "fields": given_fields, "modalities": kinds}
     for name, values in columns.items():
         if len(values) != count:
-            raise UsageError(f"there are {count} vectors and {len(values)} {name}; give one for each vector")
+            raise UsageError(
+                f"there are {count} vectors and {len(values)} {name}; give one for each vector"
+            )
     first: dict[str, int] = {}
     for row, name in enumerate(names):
         if not 1 <= len(name) <= MAX_ID_LENGTH:
-            raise BadData(f"the id of row {row} has {len(name)} characters; ids have 1 to {MAX_ID_LENGTH}")
+            raise BadData(
+                f"the id of row {row} has {len(name)} characters; ids have 1 to {MAX_ID_LENGTH}"
+            )
         if first.setdefault(name, row) != row:
             raise BadData(f"rows {first[name]} and {row} have the id {name!r}; ids must be unique")
     parsed = [Modality(Modality.parse(kind)) for kind in kinds]
     said = [None if is_missing(one) else _text_of_row(one, row) for row, one in enumerate(said)]
     stored = [_fields_of_row(one, row) for row, one in enumerate(given_fields)]
-    left_out = [LeftOut(row, names[row], why) for row, (_, problems) in enumerate(stored) for why in problems]
+    left_out = [
+        LeftOut(row, names[row], why)
+        for row, (_, problems) in enumerate(stored)
+        for why in problems
+    ]
 
     @cache  # an index reads them three times
     def item(row: int) -> Item:
         try:
             source = stored[row][0]
             known = repr((parsed[row], said[row], source)).encode()
-            stamp = hashlib.sha256(known + np.ascontiguousarray(array[row]).tobytes()).hexdigest()[:16]
+            stamp = hashlib.sha256(known + np.ascontiguousarray(array[row]).tobytes()).hexdigest()[
+                :16
+            ]
             return check_item(Item(names[row], parsed[row], said[row], None, source, stamp))
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None

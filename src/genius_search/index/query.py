@@ -184,7 +184,9 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchSettings:
     manifest = snapshot.manifest
     usual = usual_search(snapshot.num_rows)
     if manifest.measured is not None:
-        usual = dataclasses.replace(usual, shortlist=grown_shortlist(manifest.measured, snapshot.num_rows))
+        usual = dataclasses.replace(
+            usual, shortlist=grown_shortlist(manifest.measured, snapshot.num_rows)
+        )
     if manifest.density_weight is not None:
         usual = dataclasses.replace(usual, density_weight=manifest.density_weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
@@ -206,14 +208,18 @@ def adjust_settings(usual: SearchSettings, model: Genius, config: SearchConfig) 
         An option is out of range, the model has no generator to lead the search or to order its hits, or
         the order of the hits needs the generator while ``router="geometry"`` excludes it.
     """
-    settings = (led_by_generator(usual) if config.router == "generator" else usual).with_options(config)
+    settings = (led_by_generator(usual) if config.router == "generator" else usual).with_options(
+        config
+    )
     for name, value in (("router", "generator"), ("rerank", "none")):
         if getattr(settings, name) == value and not model.has_generator:
             raise UsageError(
                 f"{name}: this model has no generator, which {value!r} needs; leave {name} out, or "
                 "`genius fit` trains one"
             )
-    is_complete = isinstance(config, SearchSettings)  # in which no option is meant to exclude another
+    is_complete = isinstance(
+        config, SearchSettings
+    )  # in which no option is meant to exclude another
     if config.router == "geometry" and settings.rerank == "none" and not is_complete:
         raise UsageError(
             "router: geometry does without the generator, whose log-probabilities are the scores without "
@@ -277,12 +283,16 @@ class SnapshotSearcher:
         for request in requests:
             if not request.query:
                 return [
-                    self.search([one])[0] if one.query else browse(self.snapshot, one) for one in requests
+                    self.search([one])[0] if one.query else browse(self.snapshot, one)
+                    for one in requests
                 ]
             alternatives += request.alternatives()
         results = self.search_encoded(self.encode(alternatives))
         if len(alternatives) == len(requests):
-            return [Hits(result.hits[one.offset :]) for result, one in zip(results, requests, strict=True)]
+            return [
+                Hits(result.hits[one.offset :])
+                for result, one in zip(results, requests, strict=True)
+            ]
         in_turn = iter(results)
         several = [[next(in_turn).hits for _ in request.alternatives()] for request in requests]
         return [
@@ -306,7 +316,9 @@ class SnapshotSearcher:
         snapshot = self.snapshot
         unknown = np.zeros(0, dtype=np.float32)
         if not snapshot.segments:
-            return [EncodedQuery(number, one.k, unknown, unknown) for number, one in enumerate(requests)]
+            return [
+                EncodedQuery(number, one.k, unknown, unknown) for number, one in enumerate(requests)
+            ]
         queries, wanted = [], []
         with diagnose_corruption(snapshot):
             for number, request in enumerate(requests):
@@ -369,7 +381,9 @@ class SnapshotSearcher:
         is_unlike = request.parts or request.image is not None or request.filter is not None
         return not (is_name or is_unlike)
 
-    def _embed(self, wanted: Sequence[tuple[SearchRequest, Modality]]) -> list[Float32[np.ndarray, "3 dim"]]:
+    def _embed(
+        self, wanted: Sequence[tuple[SearchRequest, Modality]]
+    ) -> list[Float32[np.ndarray, "3 dim"]]:
         """Return three vectors of each request: the generator's input, that for re-ranking, and the feature.
 
         Parameters
@@ -377,7 +391,9 @@ class SnapshotSearcher:
         wanted
             Requests, and the modality that each looks for, by which the model's instruction is chosen.
         """
-        images: dict[int, Image.Image] = {}  # by the identity of what was given; the same is opened once
+        images: dict[
+            int, Image.Image
+        ] = {}  # by the identity of what was given; the same is opened once
         contents: dict[tuple[int, str], int] = {}  # what is to be encoded, and its position
         encoder = self.model.encoder
         divide = cache(lambda way, text: query_passages(encoder, text, partial(instructed, way)))
@@ -446,7 +462,9 @@ class SnapshotSearcher:
             of_codes = normalize(self.model.ranker.vectors(self.snapshot.id_at(place)[None]))
             if self._evidence.embeddings is None:
                 return np.concatenate([of_codes, of_codes, of_codes])
-            stored = normalize(as_floats(self._evidence.embeddings[place.segment](np.array([place.row]))))
+            stored = normalize(
+                as_floats(self._evidence.embeddings[place.segment](np.array([place.row])))
+            )
         if not self._evidence.is_raw:
             return np.concatenate([stored, stored, stored])
         return np.concatenate([of_codes, stored if self._is_raw else of_codes, stored])
@@ -460,7 +478,9 @@ class SnapshotSearcher:
             return [SearchResult([], 0) for _ in queries]
         if self.choices is not None:
             shares = self.choices.shares(np.stack([query.feature for query in queries]))
-            queries = [query._replace(shares=own) for query, own in zip(queries, shares, strict=True)]
+            queries = [
+                query._replace(shares=own) for query, own in zip(queries, shares, strict=True)
+            ]
         with diagnose_corruption(self.snapshot):
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
             if any(query.words is not None or query.shares for query in queries):
@@ -489,7 +509,9 @@ class SnapshotSearcher:
         settings, pending = self.config, [*range(len(queries))]
         while True:
             some = [(queries[number], num_hits[number]) for number in pending]
-            searched = self._rank_once([query for query, _ in some], [count for _, count in some], settings)
+            searched = self._rank_once(
+                [query for query, _ in some], [count for _, count in some], settings
+            )
             if not rankings:
                 rankings = searched
             else:
@@ -524,7 +546,9 @@ class SnapshotSearcher:
             return query.beam or settings.beam
         return max(query.beam or 0, settings.beam)
 
-    def _has_ranked_all(self, query: EncodedQuery, ranking: Ranking, settings: SearchSettings) -> bool:
+    def _has_ranked_all(
+        self, query: EncodedQuery, ranking: Ranking, settings: SearchSettings
+    ) -> bool:
         """Return whether a search with these settings has ranked every item that the query may find."""
         if settings.rerank == "embeddings" and 0 < settings.shortlist < ranking.touched:
             return False
@@ -615,7 +639,9 @@ class SnapshotSearcher:
             measured.append(query._replace(score_range=score_range))
         return measured
 
-    def _add_raised(self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]) -> list[Ranking]:
+    def _add_raised(
+        self, queries: Sequence[EncodedQuery], found: Sequence[Ranking]
+    ) -> list[Ranking]:
         """Add the items that are raised to those found, with their own scores."""
         added = []
         for query, own in zip(queries, found, strict=True):
@@ -626,11 +652,15 @@ class SnapshotSearcher:
             added.append(self._join(query, own, others) if len(others) else own)
         return added
 
-    def _join(self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]) -> Ranking:
+    def _join(
+        self, query: EncodedQuery, own: Ranking, others: Int64[np.ndarray, " items"]
+    ) -> Ranking:
         """Add the items at these places that the query allows, found in a search among them."""
         restriction, num_others = [], 0
         allowed_items = query.restriction or self._alive
-        for number, (one, allowed) in enumerate(zip(self.snapshot.segments, allowed_items, strict=True)):
+        for number, (one, allowed) in enumerate(
+            zip(self.snapshot.segments, allowed_items, strict=True)
+        ):
             rows = rows_in(number, others)
             if allowed is not None:
                 rows = rows[allowed.items[rows]]
@@ -638,7 +668,9 @@ class SnapshotSearcher:
             num_others += len(rows)
         if not num_others:
             return own
-        [more] = self.rank([query._replace(k=num_others, restriction=tuple(restriction))], at_least=1)
+        [more] = self.rank(
+            [query._replace(k=num_others, restriction=tuple(restriction))], at_least=1
+        )
         return join_rankings(own, more)
 
     def _score(self, query: EncodedQuery, ranking: Ranking) -> Part[Scored]:
@@ -652,7 +684,9 @@ class SnapshotSearcher:
             is_compared = ~(words.has_all | words.has_code)
             if query.shares:
                 chosen = {place_of(*place): share for place, share in query.shares.items()}
-                shares = np.array([chosen.get(place, 0.0) for place in places.tolist()], dtype=np.float32)
+                shares = np.array(
+                    [chosen.get(place, 0.0) for place in places.tolist()], dtype=np.float32
+                )
                 by_meaning = lift(scores, shares, math.sqrt(self._variance(query)))
             scores = by_meaning + query.score_range * words.shares
             compared = by_meaning + query.score_range * words.rare_shares
@@ -663,7 +697,9 @@ class SnapshotSearcher:
         if self._calibration is not None and query.has_probability:  # it knows no words
             best_first = np.argsort(-ranking.scores, kind="stable")
             known = np.empty(len(scores))
-            known[best_first] = probabilities_of(self._calibration, hit_numbers(ranking.scores[best_first]))
+            known[best_first] = probabilities_of(
+                self._calibration, hit_numbers(ranking.scores[best_first])
+            )
             if query.shares:  # each as if it alone was raised: the others are as likely as before
                 lead = by_meaning.astype(np.float64) - ranking.scores.max(initial=-np.inf)
                 numbers = np.stack([by_meaning, lead.clip(min=0), lead.clip(max=0)], axis=1)
@@ -758,7 +794,9 @@ class SnapshotSearcher:
         parts = [
             moments
             for segment in self.snapshot.segments
-            for code, moments in (_moments.get(segment.table) or _measure(ranker, segment.table)).items()
+            for code, moments in (
+                _moments.get(segment.table) or _measure(ranker, segment.table)
+            ).items()
             if code in level0 or not level0
         ]
         sizes = np.array([part.size for part in parts])
@@ -780,11 +818,15 @@ def _measure(ranker: CodeRanker, table: IdTable) -> dict[int, Moments]:
     groups = [(0, 0, len(table))]
     if ranker.spread.level:
         firsts = table.children(0, np.array([0]), np.array([len(table)]))
-        groups = [*zip(firsts.code.tolist(), firsts.low.tolist(), firsts.high.tolist(), strict=True)]
+        groups = [
+            *zip(firsts.code.tolist(), firsts.low.tolist(), firsts.high.tolist(), strict=True)
+        ]
     measured = {}
     random = np.random.default_rng(0)
     for code, low, high in groups:
-        rows = low + random.choice(high - low, min(high - low, SAMPLED), replace=False, shuffle=False)
+        rows = low + random.choice(
+            high - low, min(high - low, SAMPLED), replace=False, shuffle=False
+        )
         vectors = ranker.vectors(table.ids[rows])
         mean = vectors.mean(axis=0)
         vectors -= mean
@@ -828,7 +870,9 @@ def lift(
     spread: Float32[np.ndarray, "*queries"] | float,
 ) -> Float32[np.ndarray, "*queries items"]:
     """Return the scores of items that move their shares of the way to above the best."""
-    above = scores.max(axis=-1, keepdims=True, initial=-np.inf) + ABOVE * np.asarray(spread)[..., None]
+    above = (
+        scores.max(axis=-1, keepdims=True, initial=-np.inf) + ABOVE * np.asarray(spread)[..., None]
+    )
     return np.asarray(scores + shares * (above - scores), dtype=np.float32)
 
 
@@ -979,7 +1023,9 @@ def merge(parts: Sequence[Part[AnyHit]], k: int) -> list[AnyHit]:
         values = _merging_values(part, parts, by_score=by_score)
         for position, (hit, value) in enumerate(zip(part.hits, values, strict=True)):
             is_first = position < part.num_first
-            keyed.append(((not is_first, not part.is_same[position], -value, hit.rank, -hit.score), hit))
+            keyed.append(
+                ((not is_first, not part.is_same[position], -value, hit.rank, -hit.score), hit)
+            )
     keyed.sort(key=itemgetter(0))
     return [hit for _, hit in keyed[:k]]
 
@@ -991,7 +1037,9 @@ def are_comparable(parts: Sequence[Part[AnyHit]]) -> bool:
     return bool(scores) and min(firsts) >= scores[:COMPARABLE][-1]
 
 
-def _merging_values(part: Part[AnyHit], parts: Sequence[Part[AnyHit]], *, by_score: bool) -> Sequence[float]:
+def _merging_values(
+    part: Part[AnyHit], parts: Sequence[Part[AnyHit]], *, by_score: bool
+) -> Sequence[float]:
     """Return the values by which hits are ordered, in descending order.
 
     Words have moved hits within their modality, but not the hits of the modality as a whole.

@@ -108,14 +108,22 @@ class SearchRequest:
     """Every part of the query; the request's own text and image come first, then its vector."""
 
     def __post_init__(self) -> None:
-        for name, number, least in (("k", self.k, 1), ("beam", self.beam, 1), ("offset", self.offset, 0)):
+        for name, number, least in (
+            ("k", self.k, 1),
+            ("beam", self.beam, 1),
+            ("offset", self.offset, 0),
+        ):
             if number is not None and not least <= number <= MAX_HITS:
-                raise UsageError(f"{name} is {number}, it must be at least {least} and at most {MAX_HITS}")
+                raise UsageError(
+                    f"{name} is {number}, it must be at least {least} and at most {MAX_HITS}"
+                )
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
         for name in ("text", "instruction"):
             if not isinstance(text := getattr(self, name), str | None):
-                raise UsageError(f"{name} is {text!r}, expected a text; pictures are image=, vectors vector=")
+                raise UsageError(
+                    f"{name} is {text!r}, expected a text; pictures are image=, vectors vector="
+                )
             if text:
                 object.__setattr__(self, name, as_text(text, name))
         self._leave_out_words()
@@ -127,7 +135,9 @@ class SearchRequest:
                 parsed = Filter.parse(self.where, self.match)
             else:
                 parsed = (
-                    self.where if self.match is None else dataclasses.replace(self.where, match=self.match)
+                    self.where
+                    if self.match is None
+                    else dataclasses.replace(self.where, match=self.match)
                 )
         if self.modality is not None and not isinstance(self.modality, Modality):
             object.__setattr__(self, "modality", Modality.parse(self.modality))
@@ -161,7 +171,9 @@ class SearchRequest:
                     "a part of a query needs a text, an image, or both; or else an item, or a vector"
                 )
             if not math.isfinite(part.weight):
-                raise UsageError(f"the weight of a part is {part.weight}, it must be a finite number")
+                raise UsageError(
+                    f"the weight of a part is {part.weight}, it must be a finite number"
+                )
             if part.weight != 1 and self.combine == "any":
                 raise UsageError(
                     f"the weight of a part is {part.weight}, but with combine='any' each part is searched "

@@ -53,7 +53,12 @@ def root_of(roots: Sequence[Root], path: Path) -> int | None:
 
 
 def new_root(
-    folder: Path, roots: Sequence[Root], taken: Collection[str], *, captions: bool, exclude: Sequence[str]
+    folder: Path,
+    roots: Sequence[Root],
+    taken: Collection[str],
+    *,
+    captions: bool,
+    exclude: Sequence[str],
 ) -> Root:
     """Return a root with a name that no id begins with: that of its folder or file, with a number if needed.
 
@@ -70,11 +75,16 @@ def new_root(
         There are too many.
     """
     if len(roots) >= MAX_ROOTS:
-        raise UsageError(f"an index follows at most {MAX_ROOTS:,} folders; add one that contains them")
+        raise UsageError(
+            f"an index follows at most {MAX_ROOTS:,} folders; add one that contains them"
+        )
     is_file = folder.is_file()
     if not roots and not is_file:
         return Root(folder=str(folder), name="", captions=captions, exclude=(*exclude,))
-    plain = "".join(letter if letter.isprintable() else "_" for letter in composed(folder.name)) or "root"
+    plain = (
+        "".join(letter if letter.isprintable() else "_" for letter in composed(folder.name))
+        or "root"
+    )
     stem, suffix = os.path.splitext(plain) if is_file else (plain, "")  # noqa: PTH122  of a name
     name, count, taken = plain, 1, {*taken, *(root.name for root in roots)}
     while name in taken:
@@ -157,7 +167,11 @@ def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int |
         if any(os.path.lexists(item.image or file_of(roots, item)) for item in items):
             continue
         files = (folder / os.path.relpath(file_of(roots, item), root.folder) for item in items)
-        there = [(file, item) for file, item in zip(files, items, strict=True) if os.path.isfile(file)]  # noqa: PTH113
+        there = [
+            (file, item)
+            for file, item in zip(files, items, strict=True)
+            if os.path.isfile(file)  # noqa: PTH113
+        ]
         sample = there[:: max(1, len(there) // SAMPLE)]
         same = [
             item.text in [one.text for one in read_file(file).candidates]

@@ -110,7 +110,10 @@ class Snapshot:
         """Open the state described by a manifest; its files must still exist."""
         known: dict[str, tuple[SegmentEntry, Segment]] = {}
         if before is not None and before.damage is None:
-            known = {one[0].name: one for one in zip(before.manifest.segments, before.segments, strict=True)}
+            known = {
+                one[0].name: one
+                for one in zip(before.manifest.segments, before.segments, strict=True)
+            }
         segments = []
         for entry in manifest.segments:
             old, segment = known.get(entry.name, (None, None))
@@ -126,7 +129,11 @@ class Snapshot:
 
         From then on :meth:`check` compares the model's ``unchecked`` files with their checksums, too.
         """
-        sizes = [*codebooks.sizes, 256, 256]  # half norm and density have a byte each, or are missing
+        sizes = [
+            *codebooks.sizes,
+            256,
+            256,
+        ]  # half norm and density have a byte each, or are missing
         width = stored_width(codebooks.dim, self.manifest.embedding_bits)
         for segment in self.segments:
             ids, stored = segment.table.ids, segment.embeddings
@@ -134,7 +141,9 @@ class Snapshot:
             if (
                 columns not in (len(sizes), len(sizes) - 2)
                 or (stored is not None and stored.values.shape[1] != width)
-                or any(ids[:, n].max(initial=0) >= sizes[n] for n in range(columns) if sizes[n] <= most)
+                or any(
+                    ids[:, n].max(initial=0) >= sizes[n] for n in range(columns) if sizes[n] <= most
+                )
             ):
                 raise ArtifactMismatch(
                     f"{segment.folder} has other codes or embeddings than the model: expected {len(sizes)} "
@@ -152,12 +161,16 @@ class Snapshot:
         """
         with self._checking:
             # Another state that shares a segment may compare its files at the same time.
-            files = [(path, fact, own) for own in self._unchecked for path, fact in list(own.items())]
+            files = [
+                (path, fact, own) for own in self._unchecked for path, fact in list(own.items())
+            ]
             for path, fact, own in sorted(files, key=lambda file: file[1].bytes):
                 most_bytes -= fact.bytes
                 if self.damage is not None or most_bytes < 0:
                     break
-                with contextlib.suppress(FileNotFoundError):  # removed by a writer, and still mapped
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # removed by a writer, and still mapped
                     if file_fingerprint(path) != fact.sha256:
                         self.damage = f"{path} is damaged: its contents have changed; {REMEDY}"
                         break
@@ -184,7 +197,10 @@ class Snapshot:
     @cached_property
     def most_passages(self) -> int:
         """The largest number of passages that an item has beside its beginning."""
-        return max((int(np.bincount(one.passages[:, 0]).max(initial=0)) for one in self.segments), default=0)
+        return max(
+            (int(np.bincount(one.passages[:, 0]).max(initial=0)) for one in self.segments),
+            default=0,
+        )
 
     def items_of(
         self, segments: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
@@ -214,7 +230,9 @@ class Snapshot:
     def search_segments(self) -> list[SearchSegment]:
         """The segments' ID tables, with the items that are not deleted."""
         return [
-            SearchSegment(segment.table, None if (mask := segment.alive()) is None else segment.allow(mask))
+            SearchSegment(
+                segment.table, None if (mask := segment.alive()) is None else segment.allow(mask)
+            )
             for segment in self.segments
         ]
 
@@ -228,7 +246,9 @@ class Snapshot:
         """
         if self._evidence is None:
             kind = self.manifest.embeddings
-            vectors = None if kind == "none" else [segment.vectors(ranker) for segment in self.segments]
+            vectors = (
+                None if kind == "none" else [segment.vectors(ranker) for segment in self.segments]
+            )
             densities = [one.densities for one in self.segments if one.densities is not None]
             self._evidence = Evidence(
                 ranker,
@@ -278,7 +298,9 @@ class Snapshot:
             cache = self.places_of_words
             return {word: cache[word] for word in words if word in cache}
 
-    def remember_words(self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]) -> None:
+    def remember_words(
+        self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]
+    ) -> None:
         """Remember the items that contain words; the first words make room for later ones."""
         with self._caching:
             cache = self.places_of_words
@@ -294,15 +316,21 @@ class Snapshot:
         """Return the items of each segment's mask that are not deleted, which are taken out of it."""
         for segment, mask in zip(self.segments, masks, strict=True):
             mask[segment.dead] = False
-        return tuple(segment.allow(mask) for segment, mask in zip(self.segments, masks, strict=True))
+        return tuple(
+            segment.allow(mask) for segment, mask in zip(self.segments, masks, strict=True)
+        )
 
-    def items(self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]) -> list[Item]:
+    def items(
+        self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]
+    ) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""
         found: dict[int, Item] = {}
         for number in sorted(set(segments.tolist())):
             segment, places = self.segments[number], np.flatnonzero(segments == number)
             home = str(segment.folder.parents[1])
-            for place, item in zip(places.tolist(), segment.items.get(rows[places].tolist()), strict=True):
+            for place, item in zip(
+                places.tolist(), segment.items.get(rows[places].tolist()), strict=True
+            ):
                 if item.image is not None:  # a tenth of the time of a Path
                     item = item._replace(image=os.path.join(home, item.image))  # noqa: PTH118, PLW2901
                 found[place] = item

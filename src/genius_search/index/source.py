@@ -92,7 +92,9 @@ def given_features(
     """Return some rows of given vectors as features, at unit length."""
 
     def read(some: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some dim"]:
-        chosen = np.asarray(vectors[rows[some]], dtype=np.float64)  # in which large squares are finite
+        chosen = np.asarray(
+            vectors[rows[some]], dtype=np.float64
+        )  # in which large squares are finite
         return np.asarray(normalize(chosen), dtype=np.float32)
 
     return VectorFeatures(modality, vectors.shape[1], read)
@@ -115,7 +117,9 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
 
     # The first code of an ID is the item's modality.
     tables = [segment.table for segment in newest_first]
-    firsts = [table.ids[table.rows_of_items[rows], 0] for table, rows in zip(tables, alive, strict=True)]
+    firsts = [
+        table.ids[table.rows_of_items[rows], 0] for table, rows in zip(tables, alive, strict=True)
+    ]
     modality = np.concatenate([np.zeros(0), *firsts]).astype(np.int8)
     features = VectorFeatures(modality, model.dim, read)
     features.manifest = Manifest(
@@ -125,7 +129,9 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
         inputs={},
         facts={},
         files={},
-        fingerprint=fingerprint_of([entry.model_dump(mode="json") for entry in snapshot.manifest.segments]),
+        fingerprint=fingerprint_of(
+            [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
+        ),
     )
     return features
 
@@ -169,7 +175,11 @@ class SavedFeatures:
         return self._folder / WORK / f"features-{kind[:12]}"
 
     def encode(
-        self, items: Iterable[Item], complete: Callable[[Item], Item], expected: int, progress: Progress
+        self,
+        items: Iterable[Item],
+        complete: Callable[[Item], Item],
+        expected: int,
+        progress: Progress,
     ) -> tuple[Features, list[str | None]]:
         """Return the features of items with stamps, their ids the numbers of the items; and the contents.
 
@@ -225,13 +235,17 @@ class SavedFeatures:
         """Encode items with their keys; return what is left out."""
         if not items:
             return ()
-        contents = {key: content_of(item, self._folder) for key, item in items}  # before it may change
+        contents = {
+            key: content_of(item, self._folder) for key, item in items
+        }  # before it may change
         rows = feature_rows((complete(item) for _, item in items), self._folder)
         keyed = [row._replace(id=key) for row, (key, _) in zip(rows, items, strict=True)]
         shard = encode_shard(keyed, self._encoder, skip_bad_images=True)
         self._shards.append(shard)
         self._contents += [contents[key] for key in shard.rows["id"].tolist()]
-        names = {key: item.id for key, item in items if (item.image or "").startswith(f"{PICTURES}/")}
+        names = {
+            key: item.id for key, item in items if (item.image or "").startswith(f"{PICTURES}/")
+        }
         return [one._replace(file=names.get(one.id, one.file)) for one in shard.left_out]
 
     def save(self) -> None:

@@ -117,11 +117,15 @@ class Segment(NamedTuple):
             The index stores none.
         """
         if self.embeddings is None:
-            raise UsageError("this index keeps no embeddings to rank by; create it with `embeddings='fused'`")
+            raise UsageError(
+                "this index keeps no embeddings to rank by; create it with `embeddings='fused'`"
+            )
         return StoredVectors(self.embeddings, self.bits, ranker, self.table)
 
 
-def expected_arrays(rows: int, manifest: IndexManifest, num_ids: int, columns: int) -> dict[str, Expected]:
+def expected_arrays(
+    rows: int, manifest: IndexManifest, num_ids: int, columns: int
+) -> dict[str, Expected]:
     """Return what the other arrays of a segment must be that has so many rows, different IDs, and columns."""
     expected = {
         "starts.npy": Expected("i4", (max(0, num_ids - 1),), 1, num_ids - 1),
@@ -153,7 +157,9 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         ids = open_array(place / IDS, Expected("u1 i2", (None, None), 0))
         passages = np.zeros((0, 3), dtype=np.int64)
         if PASSAGES in entry.files:
-            passages = open_array(place / PASSAGES, Expected("i8", (None, 3), 0, np.iinfo(np.int64).max))
+            passages = open_array(
+                place / PASSAGES, Expected("i8", (None, 3), 0, np.iinfo(np.int64).max)
+            )
             owners = passages[:, 0]
             if owners.max(initial=0) >= entry.items or (owners[1:] < owners[:-1]).any():
                 raise ArtifactMismatch(f"{place / PASSAGES} belongs to other items")
@@ -174,7 +180,9 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         except sqlite3.DatabaseError as error:
             raise ArtifactMismatch(f"{place / ITEMS_FILE} is damaged ({error})") from None
         if num_rows != entry.items:
-            raise ArtifactMismatch(f"{place / ITEMS_FILE} has {num_rows:,} items, expected {entry.items:,}")
+            raise ArtifactMismatch(
+                f"{place / ITEMS_FILE} has {num_rows:,} items, expected {entry.items:,}"
+            )
     stored = None if EMBEDDINGS not in arrays else Quantized(arrays[EMBEDDINGS], arrays.get(SCALES))
     return Segment(
         entry.name,
@@ -217,7 +225,9 @@ FORMAT: Final = 11
 """The only format that is read."""
 HEAD_BYTES: Final = 256
 """Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
-_READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # which does not wait for a pipe to be filled
+_READ: Final = os.O_RDONLY | getattr(
+    os, "O_NONBLOCK", 0
+)  # which does not wait for a pipe to be filled
 NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
 MIN_DELETED: Final = 0.2
@@ -441,16 +451,24 @@ def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:
     hub's cache consists of links to files beside the folder. There may be many pictures; they are looked at
     only ``with_pictures``.
     """
-    cached = (folder.parent.parent / "blobs").resolve() if folder.parent.name == "snapshots" else None
+    cached = (
+        (folder.parent.parent / "blobs").resolve() if folder.parent.name == "snapshots" else None
+    )
     places = [folder] if folder.is_dir() else []
     while places:
         place = places.pop()
-        with contextlib.suppress(FileNotFoundError), os.scandir(place) as entries:  # a writer may remove it
+        with (
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(place) as entries,
+        ):  # a writer may remove it
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     if with_pictures or place.name != PICTURES:
                         places.append(Path(entry))
-                elif not entry.is_file(follow_symlinks=False) and Path(entry).resolve().parent != cached:
+                elif (
+                    not entry.is_file(follow_symlinks=False)
+                    and Path(entry).resolve().parent != cached
+                ):
                     raise ArtifactMismatch(
                         f"{entry.path} is a symbolic link or a pipe, through which files elsewhere would be "
                         "changed; put what it stands for in its place"

@@ -78,7 +78,9 @@ def follow(
         listed = [*_list_changes(changes, gone)]
         kinds = Counter(change.kind for change in listed)
         added = kinds["add"] + kinds["update"] + kinds["move"]
-        done = Added(added, kinds["update"], changes.num_unchanged, changes.left_out, changes=listed)
+        done = Added(
+            added, kinds["update"], changes.num_unchanged, changes.left_out, changes=listed
+        )
     else:
         with saved_features(writer.folder, model.encoder) as work:
             changes.encode(work, progress)
@@ -132,7 +134,9 @@ def _choose(
     if inside:
         return roots, inside, None
     followed = ", ".join(root.folder for root in roots) or "none"
-    raise UsageError(f"{given} is in no folder that {writer.folder} follows ({followed}); add it first")
+    raise UsageError(
+        f"{given} is in no folder that {writer.folder} follows ({followed}); add it first"
+    )
 
 
 def _check_rules(root: Root, *, captions: bool, exclude: Sequence[str]) -> None:
@@ -143,7 +147,9 @@ def _check_rules(root: Root, *, captions: bool, exclude: Sequence[str]) -> None:
         )
 
 
-def _find_gone(snapshot: Snapshot, changes: Changes, numbers: Collection[int], within: Path | None) -> _Gone:
+def _find_gone(
+    snapshot: Snapshot, changes: Changes, numbers: Collection[int], within: Path | None
+) -> _Gone:
     """Find items that were not read: moved ones, and those of some roots to delete and to keep."""
     roots = changes.pool.roots
     present = {item.id for item in changes.pool.items()}

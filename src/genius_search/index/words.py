@@ -140,7 +140,9 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     num_items = max(2, snapshot.num_alive)
     is_short = len(words) <= MAX_QUERY_WORDS
     max_items = count_frequent(snapshot) if is_short else MAX_RARE_ITEMS
-    max_share = max(1, num_items // MIN_ITEMS_PER_MATCH)  # fewer than a rare code may have, if N < 100
+    max_share = max(
+        1, num_items // MIN_ITEMS_PER_MATCH
+    )  # fewer than a rare code may have, if N < 100
     places_of_words = {
         word: places
         for word, places in _look_up(snapshot, words, max_items).items()
@@ -149,7 +151,9 @@ def find_words(snapshot: Snapshot, text: str, *, max_raised: int = MAX_RAISED_IT
     if not any(map(len, places_of_words.values())):
         return NO_WORDS._replace(is_frequent=bool(words) and is_short and not places_of_words)
     counts = np.array([*map(len, places_of_words.values())])
-    weights = WORD_WEIGHT * np.log((num_items / counts.clip(min=1)).clip(min=1)) / math.log(num_items)
+    weights = (
+        WORD_WEIGHT * np.log((num_items / counts.clip(min=1)).clip(min=1)) / math.log(num_items)
+    )
     is_code = np.array([CODE.match(word) is not None for word in places_of_words])
     max_rare = np.where(is_code, MAX_RARE_ITEMS, max(1, num_items // MIN_ITEMS_PER_RARE_MATCH))
     is_rare = counts <= max_rare.clip(max=MAX_RARE_ITEMS)

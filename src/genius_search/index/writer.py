@@ -221,7 +221,9 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
 
     written = write_items(folder, all_items())
     for arrays in (*of_items, *of_passages):
-        for file, rows in zip((CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES), arrays[1:], strict=True):
+        for file, rows in zip(
+            (CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES), arrays[1:], strict=True
+        ):
             if rows is not None:
                 append_rows(folder / file, rows)
     if passages:
@@ -256,7 +258,9 @@ def _with_passages(
 def alive_batches(segments: Sequence[Segment]) -> Iterator[Batch]:
     """Yield the items that are not deleted as they are stored, what was added last first."""
     for segment in reversed(segments):
-        yield from _stored(segment, alive_entries([segment]), segment.with_passages(segment.alive_rows()))
+        yield from _stored(
+            segment, alive_entries([segment]), segment.with_passages(segment.alive_rows())
+        )
 
 
 def stored_batches(
@@ -270,7 +274,9 @@ def stored_batches(
         yield from _stored(segment, entries, segment.with_passages(rows))
 
 
-def _stored(segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, " rows"]) -> Iterator[Batch]:
+def _stored(
+    segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, " rows"]
+) -> Iterator[Batch]:
     """Yield items and passages with what is stored in some rows of a segment, one for each."""
     table_rows = segment.table.rows_of_items
     values, scales = segment.embeddings or (None, None)
@@ -279,7 +285,10 @@ def _stored(segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, 
         arrays = ItemArrays(
             segment.table.ids[table_rows[some]],
             segment.code_cosine[some],
-            *(None if array is None else array[some] for array in (values, segment.densities, scales)),
+            *(
+                None if array is None else array[some]
+                for array in (values, segment.densities, scales)
+            ),
         )
         yield [*itertools.islice(entries, len(some))], arrays
 
@@ -330,7 +339,9 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
                     for row, item in enumerate(outside(lock, items))
                 ),
             )
-            database.execute("INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality")
+            database.execute(
+                "INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality"
+            )
             database.execute("COMMIT")
             try:
                 database.execute(ITEM_IDS)
@@ -341,10 +352,14 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             for statement in FULL_TEXT:
                 database.execute(statement)
             _index_fields(database)
-            return int(database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities").fetchone()[0])
+            return int(
+                database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities").fetchone()[0]
+            )
     except sqlite3.OperationalError as error:
         if "no such module" in str(error):
-            raise UsageError("this Python's SQLite lacks FTS5; use a Python whose SQLite has it") from None
+            raise UsageError(
+                "this Python's SQLite lacks FTS5; use a Python whose SQLite has it"
+            ) from None
         raise
 
 
@@ -358,7 +373,9 @@ def _index_fields(database: sqlite3.Connection) -> None:
     sources = database.execute("SELECT row, source FROM items WHERE source <> ''")
     database.executemany("INSERT INTO unsorted VALUES (?, ?, ?)", _field_values(sources, names))
     database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
-    database.execute("INSERT OR IGNORE INTO fields SELECT * FROM unsorted ORDER BY name, value, row")
+    database.execute(
+        "INSERT OR IGNORE INTO fields SELECT * FROM unsorted ORDER BY name, value, row"
+    )
     database.execute("COMMIT")
     database.execute("DROP TABLE unsorted")
 
@@ -442,7 +459,9 @@ def writing_lock(folder: Path, *, wait_seconds: float, may_create: bool = True) 
     It is created if it does not exist and ``may_create``.
     """
     if not wait_seconds >= 0:
-        raise UsageError(f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)")
+        raise UsageError(
+            f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)"
+        )
     began = time.monotonic()
     with _one_thread(folder, wait_seconds):
         seconds = max(0.0, wait_seconds - (time.monotonic() - began))
@@ -528,7 +547,9 @@ def set_aside(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
     with writing_lock(folder, wait_seconds=ASIDE_SECONDS):
         if not is_damaged():
             return None
-        names = (folder.with_name(f"{folder.name}.damaged-{number}") for number in itertools.count(1))
+        names = (
+            folder.with_name(f"{folder.name}.damaged-{number}") for number in itertools.count(1)
+        )
         aside = next(name for name in names if not os.path.lexists(name))
         folder.rename(aside)
         (aside / LOCK).unlink()  # who waits for it makes a new one
@@ -563,7 +584,11 @@ def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
     if not (folder / PICTURES).is_dir():  # a published index has none
         return set()
     items = itertools.chain.from_iterable(map(alive_items, segments))
-    return {folder / item.image for item in items if item.image and item.image.startswith(f"{PICTURES}/")}
+    return {
+        folder / item.image
+        for item in items
+        if item.image and item.image.startswith(f"{PICTURES}/")
+    }
 
 
 class Writer:
@@ -639,7 +664,9 @@ class Writer:
                 ids.extend(entry.id for entry in batch[0] if isinstance(entry, Item))
             kept = _num_kept(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
-            gone.update((segment.name, _alive_rows(segment, [*ids, *delete])[1]) for segment in segments)
+            gone.update(
+                (segment.name, _alive_rows(segment, [*ids, *delete])[1]) for segment in segments
+            )
             rest = [
                 segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
                 for segment in segments[kept:]
@@ -686,7 +713,9 @@ class Writer:
         found = {segment.name: _alive_rows(segment, ids) for segment in snapshot.segments}
         there = {name for names, _ in found.values() for name in names}
         if there:
-            self._change(snapshot, kept=len(found), gone={name: rows for name, (_, rows) in found.items()})
+            self._change(
+                snapshot, kept=len(found), gone={name: rows for name, (_, rows) in found.items()}
+            )
         return Deleted(len(there), [name for name in ids if name not in there])
 
     def compact(self, min_deleted: float = MIN_DELETED) -> None:
@@ -746,7 +775,9 @@ class Writer:
         if (self.folder / CURRENT).exists():
             refuse_links(self.folder, with_pictures=True)
             named = stored_pictures(self.folder, self.snapshot.segments)
-        self._remove_pictures(path for path in (self.folder / PICTURES).glob("*/*") if path not in named)
+        self._remove_pictures(
+            path for path in (self.folder / PICTURES).glob("*/*") if path not in named
+        )
 
     def _unsettle(self, names: set[str]) -> None:
         """Note that no item may name these pictures after this change, also if this process is killed."""
@@ -787,10 +818,14 @@ class Writer:
         gone = gone or {}
         if (self.folder / PICTURES).is_dir():
             for segment in snapshot.segments:
-                images = segment.items.images(gone.get(segment.name, NO_ROWS).tolist(), f"{PICTURES}/")
+                images = segment.items.images(
+                    gone.get(segment.name, NO_ROWS).tolist(), f"{PICTURES}/"
+                )
                 self._unsettle({*filter(PICTURE_NAME.fullmatch, images)})
         entries = []
-        for segment, entry in zip(snapshot.segments[:kept], snapshot.manifest.segments, strict=False):
+        for segment, entry in zip(
+            snapshot.segments[:kept], snapshot.manifest.segments, strict=False
+        ):
             rows = gone.get(segment.name)
             if rows is None or not len(rows):
                 entries.append(entry)
@@ -799,7 +834,9 @@ class Writer:
         if new is not None:
             entries.append(new)
         self.commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
-        with contextlib.suppress(OSError, sqlite3.Error, GeniusError):  # the change is made in any case
+        with contextlib.suppress(
+            OSError, sqlite3.Error, GeniusError
+        ):  # the change is made in any case
             self.settle_pictures()
 
 

@@ -84,7 +84,9 @@ def compile_variants(compiler: list[str], folder: Path = FOLDER) -> str | None:
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor() as pool:
         outputs = {Path(work) / library(variant).name: flags for variant, flags in VARIANTS.items()}
-        commands = [[*command, *flags, "-o", str(path), str(SOURCE)] for path, flags in outputs.items()]
+        commands = [
+            [*command, *flags, "-o", str(path), str(SOURCE)] for path, flags in outputs.items()
+        ]
         try:
             results = [*pool.map(run, commands)]
         except OSError as error:
@@ -119,7 +121,9 @@ def main() -> None:
         importlib.invalidate_caches()
         compiler = build()
     if compiler is None:
-        sys.stderr.write("no C compiler found: searches need PyTorch, and take a few times longer\n")
+        sys.stderr.write(
+            "no C compiler found: searches need PyTorch, and take a few times longer\n"
+        )
     else:
         sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
 
@@ -134,7 +138,14 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
             if opened.is_supported():
                 pointer, integer = ctypes.c_void_p, ctypes.c_int64
                 opened.make_work.restype = pointer
-                opened.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
+                opened.search.argtypes = (
+                    pointer,
+                    pointer,
+                    integer,
+                    *[pointer] * 3,
+                    integer,
+                    pointer,
+                )
                 opened.nearest_sums.argtypes = (*[pointer] * 3, *[integer] * 3, pointer)
                 opened.sum_by_code.argtypes = (pointer, pointer, integer, integer, pointer)
                 opened.sum_by_code.restype = None

@@ -124,7 +124,10 @@ class Codebooks:
             return sum_features(image, text)
 
         def layer(name: str, inputs: np.ndarray) -> np.ndarray:
-            weight, bias = self.weights[f"{FUSION}{name}.weight"], self.weights[f"{FUSION}{name}.bias"]
+            weight, bias = (
+                self.weights[f"{FUSION}{name}.weight"],
+                self.weights[f"{FUSION}{name}.bias"],
+            )
             if len(inputs) < FEW:  # without threads, whose waiting costs more
                 return np.asarray(np.vecdot(inputs[:, None], weight) + bias)
             return np.asarray(inputs @ weight.T + bias)
@@ -145,7 +148,8 @@ def _num_levels(config: CodebookConfig) -> int:
 def shapes_of_weights(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the weights that :class:`Codebooks` needs."""
     shapes: dict[str, tuple[int, ...]] = {
-        f"codebooks.{level}.embed": (config.codebook_size, dim) for level in range(_num_levels(config))
+        f"codebooks.{level}.embed": (config.codebook_size, dim)
+        for level in range(_num_levels(config))
     }
     if config.level0 != "none":
         shapes["codebooks.0.embed"] = (NUM_MODALITIES, dim)
@@ -196,4 +200,6 @@ class StoredQuantizer:
         dim, config = manifest.facts.get("dim") or 0, settings_of(CodebookConfig, manifest)
         optional = {METRIC: (dim, dim), POOL_SAMPLE: (None, _num_levels(config))}
         shapes = {**shapes_of_weights(dim, config), **optional}
-        self.codebooks = Codebooks(dim, config, read_arrays(folder / WEIGHTS, shapes, optional=optional))
+        self.codebooks = Codebooks(
+            dim, config, read_arrays(folder / WEIGHTS, shapes, optional=optional)
+        )

@@ -112,7 +112,11 @@ class NormAndDensity:
         self, densities: Float32[np.ndarray, " items"], codes: Integer[np.ndarray, "items levels"]
     ) -> Float32[np.ndarray, " items"]:
         """Return reliability times the difference to the mean of the items' modality."""
-        groups = codes[:, 0].astype(np.int64) if self._has_modality_level else np.zeros(len(codes), np.int64)
+        groups = (
+            codes[:, 0].astype(np.int64)
+            if self._has_modality_level
+            else np.zeros(len(codes), np.int64)
+        )
         mean, reliability = self._baseline[groups.clip(max=len(self._baseline) - 1)].T
         return np.asarray(reliability * (densities - mean), dtype=np.float32)
 
@@ -170,7 +174,9 @@ def _density(
     if hashes is not None:
         rough[_hashes(codes)[:, None] == hashes] = -np.inf
     rows, nearest = np.arange(len(rough)), []
-    for _ in range(min(NEIGHBOURS + SPARE, rough.shape[1])):  # for so few, quicker than a partial sort
+    for _ in range(
+        min(NEIGHBOURS + SPARE, rough.shape[1])
+    ):  # for so few, quicker than a partial sort
         best = rough.argmax(axis=1)
         cosines = np.vecdot(directions[best], units)
         nearest.append(np.where(rough[rows, best] > -np.inf, cosines, -1))

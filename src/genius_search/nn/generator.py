@@ -86,7 +86,9 @@ class Guide(nn.Module):
         """Return the logit of each code of IDs; ``decoder_logits`` are of these codes alone."""
         rows = self._rows(codes)
         vectors = self.vectors[rows]
-        nearness = (self.residuals(queries, codes) * vectors).sum(dim=2) - vectors.square().sum(dim=2) / 2
+        nearness = (self.residuals(queries, codes) * vectors).sum(dim=2) - vectors.square().sum(
+            dim=2
+        ) / 2
         return self.log_scale.exp() * nearness + self.bias[rows] + self.gate * decoder_logits
 
     def combine(
@@ -173,11 +175,17 @@ class Block(nn.Module):
         normed = self.self_norm(hidden)
         present = self.self_attention.keys_values(normed)
         if past is not None:
-            present = KeysValues(*(torch.cat(both, dim=2) for both in zip(past, present, strict=True)))
+            present = KeysValues(
+                *(torch.cat(both, dim=2) for both in zip(past, present, strict=True))
+            )
         hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
         count, width = len(prefixes.keys), hidden.shape[2]
-        by_query = self.cross_norm(hidden).view(count, hidden.numel() // max(1, count * width), width)
-        hidden = hidden + self.dropout(self.cross_attention(by_query, prefixes, None).view_as(hidden))
+        by_query = self.cross_norm(hidden).view(
+            count, hidden.numel() // max(1, count * width), width
+        )
+        hidden = hidden + self.dropout(
+            self.cross_attention(by_query, prefixes, None).view_as(hidden)
+        )
         inner = self.dropout(torch.relu(self.wi(self.feedforward_norm(hidden))))
         return hidden + self.dropout(self.wo(inner)), present
 
@@ -192,10 +200,16 @@ class GeneratorState(NamedTuple):
     past: tuple[KeysValues, ...]
     """Of the tokens of each row, by block; empty before the first."""
 
-    def select(self, queries: Int[Tensor, " kept"] | None, rows: Int[Tensor, "kept beams"]) -> GeneratorState:
+    def select(
+        self, queries: Int[Tensor, " kept"] | None, rows: Int[Tensor, "kept beams"]
+    ) -> GeneratorState:
         """Return the state of the chosen queries (None: all) and rows."""
-        prefixes = self.prefixes if queries is None else tuple(one.take(queries) for one in self.prefixes)
-        return GeneratorState(self.level, prefixes, tuple(one.take(rows.flatten()) for one in self.past))
+        prefixes = (
+            self.prefixes if queries is None else tuple(one.take(queries) for one in self.prefixes)
+        )
+        return GeneratorState(
+            self.level, prefixes, tuple(one.take(rows.flatten()) for one in self.past)
+        )
 
 
 class DecoderStep(NamedTuple):
@@ -224,7 +238,12 @@ class Generator(nn.Module):
     """
 
     def __init__(
-        self, dim: int, sizes: tuple[int, ...], config: GeneratorConfig, *, shares_codes: bool = False
+        self,
+        dim: int,
+        sizes: tuple[int, ...],
+        config: GeneratorConfig,
+        *,
+        shares_codes: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
@@ -239,11 +258,15 @@ class Generator(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = nn.RMSNorm(config.width, eps=EPSILON)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
+        self.head = (
+            None if config.head == "tied" else nn.Linear(config.width, vocabulary, bias=False)
+        )
         self.guide = Guide(dim, sizes) if config.guide == "geometry" else None
         self._initialise()
 
-    def start_codes(self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator) -> None:
+    def start_codes(
+        self, tables: list[Float[Tensor, "_ dim"]], *, generator: torch.Generator
+    ) -> None:
         """Initialise the codes' embeddings by a random linear map of their unit code vectors.
 
         As in the released code, codes with similar vectors start with similar embeddings. Deviation 12: the
@@ -275,10 +298,14 @@ class Generator(nn.Module):
     ) -> GeneratorState:
         """Return the state before any token."""
         # Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
-        prefixes = self.prefix_projection(queries).unflatten(-1, (self.config.prefixes, self.config.width))
+        prefixes = self.prefix_projection(queries).unflatten(
+            -1, (self.config.prefixes, self.config.width)
+        )
         prefixes = self.dropout(self.prefix_norm(self.dropout(prefixes)))
         blocks = self.decoder_blocks()
-        return GeneratorState(0, tuple(block.cross_attention.keys_values(prefixes) for block in blocks), ())
+        return GeneratorState(
+            0, tuple(block.cross_attention.keys_values(prefixes) for block in blocks), ()
+        )
 
     def advance(self, state: GeneratorState, codes: Int[Tensor, "rows codes"]) -> DecoderStep:
         """Read further codes, or in the initial state the start token and the first codes."""
@@ -293,7 +320,9 @@ class Generator(nn.Module):
         for block, prefixes, past in zip_longest(self.decoder_blocks(), state.prefixes, state.past):
             hidden, kept = block(hidden, prefixes, bias, past)
             present.append(kept)
-        return DecoderStep(self.final_norm(hidden), GeneratorState(level, state.prefixes, tuple(present)))
+        return DecoderStep(
+            self.final_norm(hidden), GeneratorState(level, state.prefixes, tuple(present))
+        )
 
     def loss(
         self,
@@ -346,13 +375,18 @@ class Generator(nn.Module):
             )
         return self.guide
 
-    def logits(self, hidden: Float[Tensor, "rows width"], level: int) -> Float[Tensor, "rows codes"]:
+    def logits(
+        self, hidden: Float[Tensor, "rows width"], level: int
+    ) -> Float[Tensor, "rows codes"]:
         """Return the logits of one level's codes, without the guide."""
         start = self.offsets[level]
         return self.row_logits(hidden, slice(start, start + self.sizes[level]))
 
     def log_probabilities(
-        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
+        self,
+        hidden: Float[Tensor, "rows width"],
+        level: int,
+        scores: Literal["level", "vocabulary"],
     ) -> Float[Tensor, "rows codes"]:
         """Return log-probabilities of a level's codes, normalised over the level or the whole vocabulary."""
         if scores == "vocabulary":
@@ -360,7 +394,9 @@ class Generator(nn.Module):
             return torch.log_softmax(self.row_logits(hidden, slice(None)), dim=-1)[:, start:stop]
         return torch.log_softmax(self.logits(hidden, level), dim=-1)
 
-    def row_logits(self, hidden: Float[Tensor, "rows width"], rows: slice) -> Float[Tensor, "rows codes"]:
+    def row_logits(
+        self, hidden: Float[Tensor, "rows width"], rows: slice
+    ) -> Float[Tensor, "rows codes"]:
         """Return the logits of a slice of the vocabulary."""
         if self.head is not None:
             return F.linear(hidden, self.head.weight[rows]).float()
@@ -383,7 +419,9 @@ class Generator(nn.Module):
         positions = np.arange(tokens)
         distance = positions[:, None] - positions[None, :]
         device = self.position_bias.weight.device
-        bias: Tensor = self.position_bias(torch.from_numpy(bucket(np.maximum(distance, 0))).to(device))
+        bias: Tensor = self.position_bias(
+            torch.from_numpy(bucket(np.maximum(distance, 0))).to(device)
+        )
         bias = bias.masked_fill(torch.from_numpy(distance < 0).to(device)[..., None], float("-inf"))
         return bias.permute(2, 0, 1)[None]
 
@@ -414,5 +452,7 @@ def load_generator(folder: Path, *, device: str = "cpu") -> Generator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
     manifest = open_artifact(folder, kind=KIND)
     config, facts = settings_of(GeneratorConfig, manifest), manifest.facts
-    generator = load_weights(folder / WEIGHTS, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config))
+    generator = load_weights(
+        folder / WEIGHTS, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config)
+    )
     return generator.to(device).eval()

@@ -56,7 +56,9 @@ def sum_by_code(
     if library is None:
         np.add.at(sums, codes, vectors)
     else:
-        library.sum_by_code(vectors.ctypes.data, codes.ctypes.data, *vectors.shape, sums.ctypes.data)
+        library.sum_by_code(
+            vectors.ctypes.data, codes.ctypes.data, *vectors.shape, sums.ctypes.data
+        )
     return sums
 
 
@@ -71,7 +73,11 @@ def subtract_vectors(
 
 
 def kmeans(
-    samples: Float32[np.ndarray, "items dim"], size: int, *, iterations: int, random: np.random.Generator
+    samples: Float32[np.ndarray, "items dim"],
+    size: int,
+    *,
+    iterations: int,
+    random: np.random.Generator,
 ) -> Clusters:
     """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
 
@@ -104,7 +110,9 @@ class NearestSums:
         self._beam = beam
         self._is_compiled = max(map(len, tables)) <= CODES and open_library() is not None
 
-    def __call__(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+    def __call__(
+        self, vectors: Float32[np.ndarray, "items dim"]
+    ) -> Int64[np.ndarray, "items levels"]:
         """Return the codes of vectors."""
         if self._is_compiled:
             return self._compiled(vectors)
@@ -144,10 +152,14 @@ class NearestSums:
             wide[level, : len(table)] = table
             halves[level, : len(table)] = np.square(table).sum(axis=1) / 2
         every = wide.reshape(-1, dim)
-        crossed = np.concatenate([every[: CODES * level] @ wide[level].T for level in range(levels)])
+        crossed = np.concatenate(
+            [every[: CODES * level] @ wide[level].T for level in range(levels)]
+        )
         return [every, halves, crossed]
 
-    def _compiled(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+    def _compiled(
+        self, vectors: Float32[np.ndarray, "items dim"]
+    ) -> Int64[np.ndarray, "items levels"]:
         library, (every, halves, crossed) = open_library(), self._packed
         codes = np.empty((len(vectors), len(self._tables)), np.uint8)
         for start in range(0, len(vectors), AT_ONCE):
@@ -183,7 +195,9 @@ def start_tables(
     for level, (size, most) in enumerate(zip(sizes, iterations, strict=True)):
         if level == 0 and modalities is not None:
             counts = np.bincount(modalities, minlength=size)[:, None]
-            means = sum_by_code(residuals, modalities, size) / np.maximum(counts, 1).astype(np.float32)
+            means = sum_by_code(residuals, modalities, size) / np.maximum(counts, 1).astype(
+                np.float32
+            )
             levels.append(Clusters(means, modalities.astype(np.int64)))
         elif most is None:
             levels.append(Clusters(levels[-1].centroids, assign(residuals, levels[-1].centroids)))
@@ -213,7 +227,9 @@ class Coder:
         self._tables = codebooks.tables()
 
     def assign_ids(
-        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
+        self,
+        embeddings: Float32[np.ndarray, "items dim"],
+        modalities: Integer[np.ndarray, " items"],
     ) -> Int64[np.ndarray, "items levels"]:
         """Return the IDs of unit embeddings; the semantic codes are chosen by beam search (deviation 30).
 
@@ -224,17 +240,25 @@ class Coder:
             return self._nearest_sums(embeddings)
         first = modalities.astype(np.int64)
         if level0 == "classifier":
-            weight, bias = codebooks.weights["classifier.weight"], codebooks.weights["classifier.bias"]
+            weight, bias = (
+                codebooks.weights["classifier.weight"],
+                codebooks.weights["classifier.bias"],
+            )
             first = (embeddings @ weight.T + bias).argmax(axis=1)
         elif level0 == "learned":
             first = assign(embeddings, self._tables[0])
         residuals = embeddings - self._tables[0][first]
-        semantic = self._nearest_sums(residuals if codebooks.metric is None else residuals @ codebooks.metric)
+        semantic = self._nearest_sums(
+            residuals if codebooks.metric is None else residuals @ codebooks.metric
+        )
         return np.concatenate([first[:, None], semantic], axis=1)
 
     @cached_property
     def _nearest_sums(self) -> NearestSums:
-        tables, metric = self._tables[int(self._codebooks.has_modality_level) :], self._codebooks.metric
+        tables, metric = (
+            self._tables[int(self._codebooks.has_modality_level) :],
+            self._codebooks.metric,
+        )
         if metric is not None:
             tables = [table @ metric for table in tables]
         return NearestSums(tables, beam=self._codebooks.config.encoding_beam)
@@ -251,7 +275,9 @@ class Coder:
         )
 
     def encode_items(
-        self, embeddings: Float32[np.ndarray, "items dim"], modalities: Integer[np.ndarray, " items"]
+        self,
+        embeddings: Float32[np.ndarray, "items dim"],
+        modalities: Integer[np.ndarray, " items"],
     ) -> EncodedItems:
         """Return IDs of items with these fused embeddings."""
         codes = self.assign_ids(embeddings, modalities)

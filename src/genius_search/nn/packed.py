@@ -77,7 +77,9 @@ def pack(
         return weights[name]
 
     def gain(norm: str) -> Float32[np.ndarray, " width"]:
-        return get(f"{norm}.weight", width) * np.float32(width**0.5)  # the library norms to unit length
+        return get(f"{norm}.weight", width) * np.float32(
+            width**0.5
+        )  # the library norms to unit length
 
     embedding = get("embedding.weight", vocabulary, width)
     head, last = embedding, get("final_norm.weight", width)
@@ -89,12 +91,18 @@ def pack(
         keys_values = [get(f"{other}.{name}.weight", inner, width) for name in "kv"]
         cross.append(np.concatenate(keys_values) * gain("prefix_norm"))
         into = get(f"{other}.q.weight", inner, width) * gain(f"{block}.cross_norm")
-        sides += [*np.split(into, heads), *np.split(get(f"{other}.o.weight", width, inner).T, heads)]
+        sides += [
+            *np.split(into, heads),
+            *np.split(get(f"{other}.o.weight", width, inner).T, heads),
+        ]
         read = np.concatenate([get(f"{own}.{name}.weight", inner, width) for name in "qkv"])
         token.append((read * gain(f"{block}.self_norm")).T)
         token_out.append(get(f"{own}.o.weight", width, inner).T)
         up.append(
-            (get(f"{block}.wi.weight", config.feedforward, width) * gain(f"{block}.feedforward_norm")).T
+            (
+                get(f"{block}.wi.weight", config.feedforward, width)
+                * gain(f"{block}.feedforward_norm")
+            ).T
         )
         down.append(get(f"{block}.wo.weight", width, config.feedforward).T)
     tokens = np.concatenate([embedding[:1], embedding[NUM_SPECIAL:]])
@@ -114,7 +122,9 @@ def pack(
         "prefix_sides": _pack(sides),
         "tokens": tokens / lengths @ token[0],  # those of the first block depend on nothing else
         "embeddings": tokens,
-        "distances": get("position_bias.weight", NUM_BUCKETS, heads)[bucket(np.arange(len(sizes)))].T,
+        "distances": get("position_bias.weight", NUM_BUCKETS, heads)[
+            bucket(np.arange(len(sizes)))
+        ].T,
         "token": _pack(token),
         "token_out": _pack(token_out),
         "up": _pack(up),
@@ -133,12 +143,16 @@ def pack(
             "prefixes": config.prefixes,
             "blocks": config.layers,
         },
-        arrays={name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()},
+        arrays={
+            name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()
+        },
         guide=guide,
     )
 
 
-def _pack(matrices: Iterable[Float32[np.ndarray, "inputs outputs"]]) -> Float32[np.ndarray, " weights"]:
+def _pack(
+    matrices: Iterable[Float32[np.ndarray, "inputs outputs"]],
+) -> Float32[np.ndarray, " weights"]:
     """Arrange matrices for the library's products: blocks of 64 outputs."""
     packed = []
     for matrix in matrices:

@@ -168,5 +168,7 @@ def usable(device: str) -> str:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"device {device!r} cannot be used here ({reason}); try `device='cpu'`") from None
+        raise UsageError(
+            f"device {device!r} cannot be used here ({reason}); try `device='cpu'`"
+        ) from None
     return device

@@ -17,7 +17,13 @@ from torch.nn import functional as F
 
 from genius_search.config import FusionConfig
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import Codebooks, as_array, as_floats, shapes_of_measures, shapes_of_weights
+from genius_search.nn.codebooks import (
+    Codebooks,
+    as_array,
+    as_floats,
+    shapes_of_measures,
+    shapes_of_weights,
+)
 from genius_search.nn.kmeans import assign, start_tables
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
@@ -161,7 +167,9 @@ class Quantizer(nn.Module):
         return self.config.level0 != "none"
 
     def quantize(
-        self, embeddings: Float[Tensor, "items dim"], modalities: Int[Tensor, " items"] | None = None
+        self,
+        embeddings: Float[Tensor, "items dim"],
+        modalities: Int[Tensor, " items"] | None = None,
     ) -> Quantized:
         """Assign IDs to unit embeddings, greedily level by level (equations 4 to 6).
 
@@ -202,7 +210,9 @@ class Quantizer(nn.Module):
             given[name] = np.full(shape, name == "residual_weights", dtype=np.float32)
         given |= measured or {}
         return Codebooks(
-            self.dim, self.config, {name: given[name] for name in shapes_of_weights(self.dim, self.config)}
+            self.dim,
+            self.config,
+            {name: given[name] for name in shapes_of_weights(self.dim, self.config)},
         )
 
     @torch.no_grad()
@@ -228,7 +238,9 @@ class Quantizer(nn.Module):
         )
         for book, new, (vectors, chosen) in zip(books, is_new, started, strict=True):
             if new:
-                counts = np.bincount(chosen, minlength=len(vectors)) * (2 * batch_size / len(embeddings))
+                counts = np.bincount(chosen, minlength=len(vectors)) * (
+                    2 * batch_size / len(embeddings)
+                )
                 book.start(torch.from_numpy(vectors), torch.from_numpy(counts))
 
     @torch.no_grad()
@@ -252,7 +264,9 @@ class Quantizer(nn.Module):
         logits: Tensor = self.classifier(embeddings)  # type: ignore[misc]
         return logits
 
-    def _choose(self, level: int, embeddings: Tensor, residual: Tensor, modalities: Tensor | None) -> Tensor:
+    def _choose(
+        self, level: int, embeddings: Tensor, residual: Tensor, modalities: Tensor | None
+    ) -> Tensor:
         if level == 0 and self.config.level0 == "assigned":
             if modalities is None:
                 raise ValueError("level 0 is assigned, so quantize needs the modalities")
@@ -262,6 +276,8 @@ class Quantizer(nn.Module):
         vectors = self.books[level].embed
         if vectors.device.type == "cpu":
             return torch.from_numpy(assign(as_floats(residual), as_floats(vectors)))
-        with torch.autocast(vectors.device.type, enabled=False):  # bfloat16 cannot tell near neighbours apart
+        with torch.autocast(
+            vectors.device.type, enabled=False
+        ):  # bfloat16 cannot tell near neighbours apart
             halves = vectors.square().sum(dim=1) / 2
             return torch.addmm(halves, residual.detach().float(), vectors.T, alpha=-1).argmin(dim=1)

@@ -55,7 +55,9 @@ def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray
 
 def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
     """Decode densities, of IDs or items, from the bytes stored in an index."""
-    return np.asarray((stored.astype(np.int16) - ZERO_DENSITY) / np.float32(DENSITY_STEPS), dtype=np.float32)
+    return np.asarray(
+        (stored.astype(np.int16) - ZERO_DENSITY) / np.float32(DENSITY_STEPS), dtype=np.float32
+    )
 
 
 def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarray, " items"]:
@@ -73,7 +75,9 @@ def fade_width(items: int) -> float:
     return max(MIN_FADE, FADE - FADE_PER_DECADE * decades)
 
 
-def fade(products: Float32[np.ndarray, "*shape"], width: float = FADE) -> Float32[np.ndarray, "*shape"]:
+def fade(
+    products: Float32[np.ndarray, "*shape"], width: float = FADE
+) -> Float32[np.ndarray, "*shape"]:
     """Return the share of a density that counts, from the product of query and item, both of unit length."""
     return np.asarray(((1 - products) / np.float32(width)).clip(0, 1) ** 3, dtype=np.float32)
 
@@ -86,12 +90,16 @@ class SpreadOf(NamedTuple):
     first: float
     """Standard deviation of the products of an item with the code vectors of that level, by usage."""
 
-    def scale(self, products: Float[np.ndarray, "queries codes"]) -> Float32[np.ndarray, " queries"]:
+    def scale(
+        self, products: Float[np.ndarray, "queries codes"]
+    ) -> Float32[np.ndarray, " queries"]:
         """Return the factor of each query, from its products with the code vectors of the first level."""
         centred = products - (products @ self.usage)[:, None]
         variances = np.square(centred) @ self.usage
         known = (variances > 0) & (self.first > 0)
-        return np.asarray(np.where(known, self.first / np.sqrt(np.where(known, variances, 1)), 1), np.float32)
+        return np.asarray(
+            np.where(known, self.first / np.sqrt(np.where(known, variances, 1)), 1), np.float32
+        )
 
 
 class Residuals(NamedTuple):
@@ -108,7 +116,9 @@ class Residuals(NamedTuple):
     constant: Float32[np.ndarray, "directions dim"]
     """Orthogonal unit vectors that have the same product with every item."""
 
-    def apply(self, residuals: Float32[np.ndarray, "rows dim"], bits: int) -> Float32[np.ndarray, "rows dim"]:
+    def apply(
+        self, residuals: Float32[np.ndarray, "rows dim"], bits: int
+    ) -> Float32[np.ndarray, "rows dim"]:
         """Return the residuals, weighted, without constant directions."""
         weighted = residuals * self.weights[BITS.index(bits)]
         return np.asarray(weighted - (weighted @ self.constant.T) @ self.constant, np.float32)
@@ -149,7 +159,9 @@ class Spread:
     def among(self, level0: frozenset[int] = frozenset()) -> SpreadOf:
         """Return the spreads of the items with these first codes; none means any."""
         if level0 not in self._known:
-            chosen = [code for code in sorted(level0) if code < len(self._usage)] if self.level else []
+            chosen = (
+                [code for code in sorted(level0) if code < len(self._usage)] if self.level else []
+            )
             rows = np.array(chosen) if chosen else np.arange(len(self._usage))
             usage, spreads = self._usage[rows], self._spreads[rows]
             counts = usage.sum(axis=1)

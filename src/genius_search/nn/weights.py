@@ -23,7 +23,11 @@ class _Uninitialized(TorchFunctionMode):
     """Draws no random numbers; without memory for them, PyTorch would load its compiler to do so."""
 
     def __torch_function__(
-        self, function: Callable[..., Any], _types: Any, args: Sequence[Any] = (), options: Any = None
+        self,
+        function: Callable[..., Any],
+        _types: Any,
+        args: Sequence[Any] = (),
+        options: Any = None,
     ) -> Any:
         if getattr(function, "__name__", "") in ("normal_", "uniform_"):
             return args[0] if args else options["tensor"]
@@ -48,7 +52,14 @@ def load_weights(file: Path, make: Callable[[], Network]) -> Network:
         with torch.device("meta"), _Uninitialized():
             network = make()
         network.load_state_dict(tensors, assign=True)
-    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, SafetensorError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        SafetensorError,
+    ) as error:
         raise unfit(file, error) from None
     return network
 
@@ -65,5 +76,8 @@ def write_weights(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> None:
     """Write named tensors, which may share their memory."""
-    copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    copies = {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
     path.write_bytes(save(copies, metadata=metadata))

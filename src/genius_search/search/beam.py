@@ -71,7 +71,10 @@ class Decoder(Protocol):
         """
 
     def log_probabilities(
-        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
+        self,
+        hidden: Float[Tensor, "rows width"],
+        level: int,
+        scores: Literal["level", "vocabulary"],
     ) -> Float[Tensor, "rows codes"]:
         """Return the scores of one level's codes, normalised over the level or over the whole vocabulary."""
 
@@ -114,7 +117,10 @@ class GeometricDecoder:
     """
 
     def __init__(
-        self, tables: list[Float[Tensor, "_ dim"]], spread: Spread | None = None, norm_weight: float = 1.0
+        self,
+        tables: list[Float[Tensor, "_ dim"]],
+        spread: Spread | None = None,
+        norm_weight: float = 1.0,
     ) -> None:
         self._spread = spread or Spread.none(len(tables[0]))
         self.sizes: tuple[int, ...] = tuple(len(table) for table in tables)
@@ -130,12 +136,16 @@ class GeometricDecoder:
         """Device of the computation."""
         return self._vectors.device
 
-    def start(self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None) -> GeometricState:
+    def start(
+        self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None
+    ) -> GeometricState:
         """Return the initial state, before any token."""
         queries = queries.detach().float()
         products = as_floats(queries @ self._columns[self._spread.level])
         scales = self._spread.scales(products, level0 or [frozenset()] * len(queries))
-        return GeometricState(level=0, residuals=queries * torch.from_numpy(scales).to(queries)[:, None])
+        return GeometricState(
+            level=0, residuals=queries * torch.from_numpy(scales).to(queries)[:, None]
+        )
 
     def advance(self, state: GeometricState, codes: Int64[Tensor, "rows tokens"]) -> DecoderStep:
         """Read codes; ``hidden`` is the residual, which the next code's vector should approximate."""
@@ -168,7 +178,9 @@ class GuidedState(NamedTuple):
         self, queries: Int64[Tensor, " kept"] | None, rows: Int64[Tensor, "kept beams"]
     ) -> GuidedState:
         """Return the state of the chosen queries (None: all) and rows."""
-        return GuidedState(self.generated.select(queries, rows), self.geometric.select(queries, rows))
+        return GuidedState(
+            self.generated.select(queries, rows), self.geometric.select(queries, rows)
+        )
 
 
 class GuidedDecoder:
@@ -188,7 +200,9 @@ class GuidedDecoder:
         self.sizes: tuple[int, ...] = generator.sizes
         self.device: torch.device = generator.device
 
-    def start(self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None) -> GuidedState:
+    def start(
+        self, queries: Float[Tensor, "queries dim"], level0: Level0 | None = None
+    ) -> GuidedState:
         """Return the initial state, before any token."""
         return GuidedState(self._generator.start(queries), self._geometry.start(queries, level0))
 
@@ -200,7 +214,10 @@ class GuidedDecoder:
         return DecoderStep(hidden, GuidedState(generated.state, geometric.state))
 
     def log_probabilities(
-        self, hidden: Float[Tensor, "rows width"], level: int, scores: Literal["level", "vocabulary"]
+        self,
+        hidden: Float[Tensor, "rows width"],
+        level: int,
+        scores: Literal["level", "vocabulary"],
     ) -> Float[Tensor, "rows codes"]:
         """Return the log-probabilities of one level's codes, normalised over the level.
 
@@ -289,7 +306,9 @@ def search(
         beam width of each query, instead of ``config.beam``.
     """
     count, num_levels = len(queries), len(decoder.sizes)
-    beam_widths = np.full(count, config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
+    beam_widths = (
+        np.full(count, config.beam) if widths is None else np.asarray(widths, dtype=np.int64)
+    )
     is_reranked = config.rerank != "none"
     budgets = np.maximum(beam_widths, config.candidates) if is_reranked else beam_widths
     alive: Restriction = tuple(segment.alive for segment in segments)
@@ -300,7 +319,9 @@ def search(
     prefixes = _root(segments, count, num_levels)
     finished = [prefixes.take(np.arange(0))]
     for level in range(num_levels):
-        children, counts = _children(segments, prefixes, level, level0 if level == 0 else None, allowed_items)
+        children, counts = _children(
+            segments, prefixes, level, level0 if level == 0 else None, allowed_items
+        )
         owner = prefixes.query[children.parent]
         if level == 0 and is_reranked:
             # Of few IDs none is left out: to find as many as candidates takes looking among more of all IDs.
@@ -327,11 +348,15 @@ def search(
                 torch.from_numpy(prefixes.row[grid]).to(decoder.device),
             )
             active, tokens = active[kept], prefixes.code[grid].reshape(-1, 1)
-            prefixes.row[grid.ravel()] = np.arange(grid.size)  # of one that is repeated, any row will do
+            prefixes.row[grid.ravel()] = np.arange(
+                grid.size
+            )  # of one that is repeated, any row will do
         step = decoder.advance(state, torch.from_numpy(tokens).to(decoder.device))
         state, hidden = step.state, step.hidden[:, -1]
         values = decoder.log_probabilities(hidden, level, config.scores)
-        places = torch.from_numpy(np.stack([prefixes.row[children.parent], children.code])).to(values.device)
+        places = torch.from_numpy(np.stack([prefixes.row[children.parent], children.code])).to(
+            values.device
+        )
         gained = values[places[0], places[1]].float().cpu().numpy()
         totals = prefixes.total[children.parent] + gained
         chosen = _choose(owner, totals, counts, beam_widths, budgets, by_row=is_reranked)
@@ -347,7 +372,9 @@ def search(
 
 def _root(segments: Sequence[SearchSegment], count: int, num_levels: int) -> Prefixes:
     """Return the empty prefix for each query."""
-    high = np.array([[len(segment.table) for segment in segments]], dtype=np.int64).repeat(count, axis=0)
+    high = np.array([[len(segment.table) for segment in segments]], dtype=np.int64).repeat(
+        count, axis=0
+    )
     return Prefixes(
         query=np.arange(count),
         low=np.zeros_like(high),
@@ -371,7 +398,9 @@ def _children(
     if level0 is not None:
         pairs = zip(prefixes.query[children.parent].tolist(), children.code.tolist(), strict=True)
         children = children.take(
-            np.array([not level0[query] or code in level0[query] for query, code in pairs], dtype=bool)
+            np.array(
+                [not level0[query] or code in level0[query] for query, code in pairs], dtype=bool
+            )
         )
     counts = count_ids(children.low, children.high, restrictions, prefixes.query[children.parent])
     return children.take(counts > 0), counts[counts > 0]
@@ -419,7 +448,9 @@ def _grid(query: Int64[np.ndarray, " beams"]) -> Int64[np.ndarray, "queries widt
 
 def _beams(finished: Sequence[Prefixes], count: int) -> Beams:
     """Return the final beams of each query, padded to the largest number of any."""
-    query, low, high, _, _, _, history = (np.concatenate(columns) for columns in zip(*finished, strict=True))
+    query, low, high, _, _, _, history = (
+        np.concatenate(columns) for columns in zip(*finished, strict=True)
+    )
     order = query.argsort(kind="stable")
     query, low, high, history = query[order], low[order], high[order], history[order]
     counts = np.bincount(query, minlength=count)
@@ -484,7 +515,9 @@ def rank_items(
     for_codes
         the query's vector in the space of the codes, if that is another one; a shortlist needs it.
     """
-    ranking = _items_under(segments, beams, query, restriction or tuple(one.alive for one in segments))
+    ranking = _items_under(
+        segments, beams, query, restriction or tuple(one.alive for one in segments)
+    )
     if config.rerank == "none":
         return ranking.take(topk(ranking.scores, k))
     in_codes = as_floats(embedding if for_codes is None else for_codes)
@@ -501,12 +534,16 @@ def rank_items(
         for number, segment in enumerate(segments):
             in_segment = np.flatnonzero(ranking.segments == number)
             ids = segment.table.ids[ranking.rows[in_segment]]
-            scores[in_segment] = evidence.codes.scores(in_codes * scale, ids, density_cost=density_cost)
+            scores[in_segment] = evidence.codes.scores(
+                in_codes * scale, ids, density_cost=density_cost
+            )
         ranking = ranking._replace(scores=scores)
     if config.rerank == "embeddings":
         if is_shortened:
             ranking = ranking.take(topk(ranking.scores, max(k, config.shortlist)))
-        scores = _by_embeddings(ranking, as_floats(embedding), scale, evidence, config.density_weight)
+        scores = _by_embeddings(
+            ranking, as_floats(embedding), scale, evidence, config.density_weight
+        )
         ranking = ranking._replace(scores=scores)
     ranking = ranking.take(topk(ranking.scores, k))
     return ranking._replace(scores=ranking.scores / scale)
@@ -525,8 +562,12 @@ def _items_under(
         if allowed is not None:
             kept = np.flatnonzero(allowed.items[items])
             items, owner = items[kept], owner[kept]
-        parts.append((np.full(len(items), number), items, row[owner], scores[beam[owner]], beam[owner]))
-    numbers, items, rows, of_items, owners = (np.concatenate(column) for column in zip(*parts, strict=True))
+        parts.append(
+            (np.full(len(items), number), items, row[owner], scores[beam[owner]], beam[owner])
+        )
+    numbers, items, rows, of_items, owners = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     decoded = beams.log_probabilities[query, owners]
     ranking = Ranking(numbers, items, rows, of_items, owners, decoded, touched=len(items))
     return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
@@ -548,5 +589,7 @@ def _by_embeddings(
         scores[in_segment] = scale * products
         if density_weight and evidence.densities is not None and not evidence.is_raw:
             densities = decode_densities(evidence.densities[number][items])
-            scores[in_segment] -= np.float32(density_weight) * fade(products, evidence.fade_width) * densities
+            scores[in_segment] -= (
+                np.float32(density_weight) * fade(products, evidence.fade_width) * densities
+            )
     return scores

@@ -123,7 +123,9 @@ def find(
     ]
 
 
-def quick_search(ranker: CodeRanker, generator: PackedGenerator | None = None) -> CompiledSearch | None:
+def quick_search(
+    ranker: CodeRanker, generator: PackedGenerator | None = None
+) -> CompiledSearch | None:
     """Return the compiled search by code vectors, or by a generator.
 
     None without the compiled library, with over 256 codes at a level, or if the generator's guide has other
@@ -144,7 +146,11 @@ def count_cores() -> int:
     try:
         return int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError):
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -313,7 +319,9 @@ class CompiledSearch:
                     bits,
                     allowed,
                     1 / HALF_NORM_STEPS,
-                    density_step if vectors is None else 0.0,  # a shortlist is chosen without densities
+                    density_step
+                    if vectors is None
+                    else 0.0,  # a shortlist is chosen without densities
                     0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
                     among.usage.ctypes.data,
                     among.first,
@@ -369,7 +377,9 @@ def _pack_bytes(rounded: Int32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, " 
     return np.ascontiguousarray(blocks.transpose(1, 3, 0, 2, 4)).ravel()
 
 
-def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: float) -> dict[str, np.ndarray]:
+def _pack_tables(
+    tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: float
+) -> dict[str, np.ndarray]:
     """Return the arrays of the library's model, as it describes them."""
     vectors = np.concatenate(tables)
     sizes = [len(table) for table in tables]
@@ -388,7 +398,9 @@ def _pack_tables(tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: fl
         "bytes": np.concatenate([_pack_bytes(level) for level in np.split(rounded, starts[1:])]),
         "steps": steps.astype(np.float32),
         "halves": np.stack([np.square(table).sum(axis=1) * (norm_weight / 2) for table in wide]),
-        "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else np.zeros((0, 0, CODES), np.float32),
+        "gram": np.ascontiguousarray(np.stack(gram, axis=1))
+        if gram
+        else np.zeros((0, 0, CODES), np.float32),
     }
 
 
@@ -435,7 +447,10 @@ def _give_table(table: IdTable) -> int:
             ]
         )
         given = _Table(
-            columns=table.ids.shape[1], rows=len(table), num_items=table.num_items, num_start_codes=known
+            columns=table.ids.shape[1],
+            rows=len(table),
+            num_items=table.num_items,
+            num_start_codes=known,
         )
         given.kept = []
         for name, array in (
@@ -450,13 +465,17 @@ def _give_table(table: IdTable) -> int:
             given.kept.append(contiguous)
             setattr(given, name, contiguous.ctypes.data)
         given.address = ctypes.addressof(given)
-        given = _given_tables.setdefault(table, given)  # another thread may have been first, and use its own
+        given = _given_tables.setdefault(
+            table, given
+        )  # another thread may have been first, and use its own
     return int(given.address)
 
 
 def _read(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
     """Copy the hits of queries out of the memory of their search."""
-    results = np.frombuffer(ctypes.string_at(work.results, num_queries * 16), np.int64).reshape(-1, 2)
+    results = np.frombuffer(ctypes.string_at(work.results, num_queries * 16), np.int64).reshape(
+        -1, 2
+    )
     count = int(results[:, 0].sum())
     hits = np.frombuffer(ctypes.string_at(work.hits, count * HIT.itemsize), HIT)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, count * num_levels * 4), np.float32)
@@ -465,7 +484,9 @@ def _read(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
     for num_hits, touched in results.tolist():
         own, steps = hits[start : start + num_hits], decoded[start : start + num_hits]
         found.append(
-            Ranking(own["segment"], own["item"], own["row"], own["score"], own["beam"], steps, touched)
+            Ranking(
+                own["segment"], own["item"], own["row"], own["score"], own["beam"], steps, touched
+            )
         )
         start += num_hits
     return found

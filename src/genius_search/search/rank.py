@@ -62,7 +62,9 @@ class CodeRanker:
         query = as_floats(query)
         scores = np.zeros(len(ids), dtype=np.float32)
         for table, codes in zip(self._tables, ids.T, strict=False):
-            scores += np.vecdot(table, query).take(codes)  # without threads, whose waiting costs more
+            scores += np.vecdot(table, query).take(
+                codes
+            )  # without threads, whose waiting costs more
         scores -= self.costs(ids, density_cost=density_cost)
         return scores
 
@@ -73,7 +75,9 @@ class CodeRanker:
         num_levels = len(self._tables)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
-        return decode_half_norms(ids[:, num_levels]) + np.float32(density_cost) * self.densities(ids)
+        return decode_half_norms(ids[:, num_levels]) + np.float32(density_cost) * self.densities(
+            ids
+        )
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """Return the densities of IDs."""
@@ -114,7 +118,9 @@ class Ranking(NamedTuple):
     touched: int
     """Number of items under all beams, before the best k were taken."""
 
-    def take(self, chosen: Int64[np.ndarray, " kept"] | Bool[np.ndarray, " hits"] | slice) -> Ranking:
+    def take(
+        self, chosen: Int64[np.ndarray, " kept"] | Bool[np.ndarray, " hits"] | slice
+    ) -> Ranking:
         """Return the chosen hits."""
         return Ranking._make([*(column[chosen] for column in self[:-1]), self.touched])
 

@@ -139,7 +139,9 @@ class IdTable:
         range that first differ from their predecessor at this level. Empty ranges have no children.
         """
         starts = self._starts_of_level[level]
-        first = starts.searchsorted(low.astype(starts.dtype), "right")  # another dtype would copy starts
+        first = starts.searchsorted(
+            low.astype(starts.dtype), "right"
+        )  # another dtype would copy starts
         last = starts.searchsorted(high.astype(starts.dtype))
         filled = np.flatnonzero(high > low)
         others = expand_ranges(first, np.maximum(first, last))
@@ -202,7 +204,9 @@ class RankedBits:
         """Count the members before each row."""
         word = row >> 6
         below = (np.uint64(1) << (row & 63).astype(np.uint64)) - np.uint64(1)
-        return np.asarray(self.before[word] + np.bitwise_count(self.words[word] & below).astype(np.int64))
+        return np.asarray(
+            self.before[word] + np.bitwise_count(self.words[word] & below).astype(np.int64)
+        )
 
 
 class Allowed(NamedTuple):
@@ -264,7 +268,9 @@ def children_in_segments(
     merged_low = np.zeros((len(keys), len(segments)), dtype=np.int64)
     merged_high = np.zeros_like(merged_low)
     stops = np.cumsum([len(children.parent) for children in by_segment])
-    for number, (children, places) in enumerate(zip(by_segment, np.split(position, stops[:-1]), strict=True)):
+    for number, (children, places) in enumerate(
+        zip(by_segment, np.split(position, stops[:-1]), strict=True)
+    ):
         merged_low[places, number] = children.low
         merged_high[places, number] = children.high
     return Children(keys // span, keys % span, merged_low, merged_high)

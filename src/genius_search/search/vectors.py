@@ -89,7 +89,9 @@ def open_array(path: Path, expected: Expected) -> Shaped[np.ndarray, "rows ..."]
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001  numpy evaluates the header as Python
-        raise ArtifactMismatch(f"{path} is damaged ({error}); restore it, or make it again") from None
+        raise ArtifactMismatch(
+            f"{path} is damaged ({error}); restore it, or make it again"
+        ) from None
     types, wanted, least, most, _ = expected
     is_known = array.dtype in [np.dtype(name) for name in types.split()] and not is_turned
     if not (is_known and fits(array.shape, wanted) and expected.admits(array)):
@@ -127,7 +129,9 @@ def stored_width(dim: int, bits: EmbeddingBits) -> int:
     return -(-dim * bits // 8) if is_residual(bits) else dim
 
 
-def _pack(levels: UInt8[np.ndarray, "rows dim"], bits: EmbeddingBits) -> UInt8[np.ndarray, "rows width"]:
+def _pack(
+    levels: UInt8[np.ndarray, "rows dim"], bits: EmbeddingBits
+) -> UInt8[np.ndarray, "rows width"]:
     """Pack numbers: the first ``width`` lie in the lowest bits of the bytes, the next ones above them."""
     rows, dim = levels.shape
     width, parts = stored_width(dim, bits), 8 // bits
@@ -142,7 +146,9 @@ def unpack(
     """Return packed numbers as odd integers, such as −3, −1, 1 and 3 for two bits."""
     largest = (1 << bits) - 1
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    levels = (packed[:, None] >> shifts & largest).reshape(len(packed), packed.shape[1] * 8 // bits)[:, :dim]
+    levels = (packed[:, None] >> shifts & largest).reshape(
+        len(packed), packed.shape[1] * 8 // bits
+    )[:, :dim]
     return np.asarray(2 * levels.astype(np.int16) - largest)
 
 
@@ -161,7 +167,9 @@ class StoredVectors:
         the code vectors and the IDs that residuals belong to.
     """
 
-    def __init__(self, stored: Quantized, bits: EmbeddingBits, ranker: CodeRanker, table: IdTable) -> None:
+    def __init__(
+        self, stored: Quantized, bits: EmbeddingBits, ranker: CodeRanker, table: IdTable
+    ) -> None:
         self._values, self._scales = stored
         self.bits = bits
         self._ranker = ranker

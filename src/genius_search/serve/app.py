@@ -90,7 +90,9 @@ def get_service(request: Request) -> Service:
 
 async def find_index(
     request: Request,
-    index: Annotated[schemas.IndexName | None, Query(description="Required if there are several.")] = None,
+    index: Annotated[
+        schemas.IndexName | None, Query(description="Required if there are several.")
+    ] = None,
 ) -> Served:
     """Return an index by its name, or the only one; raise :class:`Problem` if none is meant."""
     indexes = get_service(request).indexes
@@ -193,7 +195,9 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 router = APIRouter(responses=ERRORS)
 
 
-@router.post("/v1/search", response_model=schemas.SearchResult, openapi_extra=takes(schemas.SearchBody))
+@router.post(
+    "/v1/search", response_model=schemas.SearchResult, openapi_extra=takes(schemas.SearchBody)
+)
 async def search(request: Request) -> Response:
     """Find the best items for a query."""
     body, pictures = await read_body(request, schemas.SearchBody)
@@ -211,7 +215,9 @@ async def search(request: Request) -> Response:
             fields = hit.fields
             if body.fields is not None:
                 fields = {key: fields[key] for key in body.fields if key in fields}
-            shown.append(written(dataclasses.replace(hit, fields=fields, image=address_of(hit, name))))
+            shown.append(
+                written(dataclasses.replace(hit, fields=fields, image=address_of(hit, name)))
+            )
             size += len(shown[-1])
             if size > ANSWER_BYTES:
                 raise Problem(
@@ -245,7 +251,9 @@ async def explain(request: Request) -> Response:
     def work() -> bytes:
         query, config = search_request(body, pictures, deadline), search_config(served.index, body)
         explanation = served.index.explain(body.id, query, config=config)
-        shown = {one.name: getattr(explanation, one.name) for one in dataclasses.fields(explanation)}
+        shown = {
+            one.name: getattr(explanation, one.name) for one in dataclasses.fields(explanation)
+        }
         shown["item"] = show(explanation.item, served.name)
         return written({"request_id": request.state.request_id, "index": served.name, **shown})
 
@@ -403,7 +411,9 @@ async def healthz(request: Request) -> dict[str, str]:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI description, with errors, keys, and the bodies that routes read by themselves."""
-    schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    schema = get_openapi(
+        title=app.title, version=app.version, summary=app.summary, routes=app.routes
+    )
     bodies = (schemas.SearchBody, schemas.ExplainBody, schemas.NewItems, schemas.ProblemDetails)
     template = "#/components/schemas/{model}"
     _, models = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
@@ -445,7 +455,9 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
     async def start(request: Request) -> Response:
         return await page.get_response("index.html", request.scope)
 
-    Instrumentator(should_group_status_codes=False, registry=CollectorRegistry()).instrument(app).expose(app)
+    Instrumentator(should_group_status_codes=False, registry=CollectorRegistry()).instrument(
+        app
+    ).expose(app)
     app.openapi = functools.cache(lambda: _openapi(app))  # type: ignore[method-assign]  # FastAPI's way
 
     def redact(text: str) -> str:

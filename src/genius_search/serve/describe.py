@@ -43,7 +43,9 @@ def some_items(snapshot: Snapshot) -> list[Item]:
     if not snapshot.num_alive:
         return []
     rows = np.concatenate([segment.alive_rows() for segment in snapshot.segments])
-    segments = np.arange(len(snapshot.segments)).repeat([one.num_alive for one in snapshot.segments])
+    segments = np.arange(len(snapshot.segments)).repeat(
+        [one.num_alive for one in snapshot.segments]
+    )
     chosen = np.unique(np.linspace(0, len(rows) - 1, NUM_EXAMPLES, dtype=np.int64))
     return snapshot.items(segments[chosen], rows[chosen])
 
@@ -52,8 +54,12 @@ def written(value: Any) -> bytes:
     """Write values and data classes as JSON: finite numbers and valid Unicode."""
     try:
         return to_json(value, inf_nan_mode="null")
-    except PydanticSerializationError:  # half a character (a lone surrogate), which somebody else has stored
-        valid = json.dumps(value, ensure_ascii=False, default=dataclasses.asdict).encode("utf-8", "replace")
+    except (
+        PydanticSerializationError
+    ):  # half a character (a lone surrogate), which somebody else has stored
+        valid = json.dumps(value, ensure_ascii=False, default=dataclasses.asdict).encode(
+            "utf-8", "replace"
+        )
         return to_json(json.loads(valid), inf_nan_mode="null")
 
 

@@ -147,7 +147,11 @@ class Guard:
         request_id = secrets.token_hex(8)
         scope["extensions"] = {}  # such as sending files past the limits of answers
         state = scope.setdefault("state", {})
-        state |= {"request_id": request_id, "began": time.monotonic(), "may_write": self._keys is None}
+        state |= {
+            "request_id": request_id,
+            "began": time.monotonic(),
+            "may_write": self._keys is None,
+        }
         has_begun = False
         client = ""
 
@@ -172,7 +176,9 @@ class Guard:
                     self._bodies.bytes -= len(body)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # of any class: libraries in Rust panic with one of their own
+        except (
+            BaseException
+        ) as error:  # of any class: libraries in Rust panic with one of their own
             if has_begun:
                 raise  # the connection must break
             await respond(error, request_id, self._redact)(scope, receive, answer)
@@ -206,7 +212,8 @@ class Guard:
             raise ArtifactMismatch(str(error)) from None
         if key is None:
             raise Problem(
-                401, "a known API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY"
+                401,
+                "a known API key is needed: send it as Authorization: Bearer KEY, or as X-API-Key: KEY",
             )
         scope["state"]["may_write"] = key.scope == "write"
         if not (key.scope == "write" or method in SAFE_METHODS or path in READING_POSTS):
@@ -279,7 +286,9 @@ def _check_form(scope: Scope, headers: Headers) -> None:
         raise Problem(405, "this method is not known here")
     if "transfer-encoding" in headers:
         # A Content-Length beside it cannot be seen: hyper removes it, and closes the connection afterwards.
-        raise Problem(400, "a body needs a Content-Length and no Transfer-Encoding; chunks are not read")
+        raise Problem(
+            400, "a body needs a Content-Length and no Transfer-Encoding; chunks are not read"
+        )
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     has_pictures = kind == "multipart/form-data" and path in PICTURE_PATHS
     if method == "POST" and kind != "application/json" and not has_pictures:

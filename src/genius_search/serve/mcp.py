@@ -27,12 +27,18 @@ SIDE: Final = 768
 """Longer side of an item's picture, in pixels."""
 
 Hits: TypeAlias = list[dict[str, Any]]
-Picture = Annotated[str | None, Field(description="A picture's path here, or data:image/jpeg;base64,…")]
-Conditions = Annotated[tuple[str, ...], Field(description="'price<20', 'taken=2024-05'; all must hold")]
+Picture = Annotated[
+    str | None, Field(description="A picture's path here, or data:image/jpeg;base64,…")
+]
+Conditions = Annotated[
+    tuple[str, ...], Field(description="'price<20', 'taken=2024-05'; all must hold")
+]
 Words = Annotated[str | None, Field(description='In texts: beach OR sea -people "a phrase" begin*')]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]
 ItemId = Annotated[str, BeforeValidator(as_id)]
-Name = Annotated[str | None, Field(description="An index by its name; needed if there are several.")]
+Name = Annotated[
+    str | None, Field(description="An index by its name; needed if there are several.")
+]
 
 
 class Tools:
@@ -55,14 +61,18 @@ class Tools:
         options: dict[str, Any] = {"where": where, "match": match, "modality": modality, "k": k}
         return [*map(_describe, self._find(index).search(text, image=_read(image), **options))]
 
-    def similar(self, id: ItemId, text: str | None = None, k: Count = 10, index: Name = None) -> Hits:
+    def similar(
+        self, id: ItemId, text: str | None = None, k: Count = 10, index: Name = None
+    ) -> Hits:
         """Find items like one of the index (and itself), or with a text, such items changed as it says."""
         return [*map(_describe, self._find(index).search(text, parts=[SearchPart(id=id)], k=k))]
 
     def read_item(self, id: ItemId, index: Name = None) -> list[dict[str, Any] | Image]:
         """Return all of an item's text and fields, and its picture."""
         item = self._find(index).get(id)
-        facts = {name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")}
+        facts = {
+            name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")
+        }
         # Somebody else's index may name a private file, but does not have the hash of its contents.
         if item.image is None or not has_picture(item, Path(item.image)):
             return [facts]
@@ -80,7 +90,9 @@ class Tools:
     ) -> str:
         """Add a text, a picture or both; it replaces the item with the same id."""
         done = self._find(index).add([NewItem(id, text, _read(image), fields)], wait_seconds=10.0)
-        status = next((one for one in ("replaced", "added", "unchanged") if getattr(done, one)), "left out")
+        status = next(
+            (one for one in ("replaced", "added", "unchanged") if getattr(done, one)), "left out"
+        )
         return f"{status} {'; '.join(one.reason for one in done.left_out)}"
 
     def _find(self, name: str | None) -> Index:
@@ -94,7 +106,9 @@ def make_server(indexes: Mapping[str, Index], *, allow_add: bool = False) -> MCP
     """Return a server of tools over indexes by name, among them `add` if that is allowed."""
     sizes = ", ".join(f"{name} ({plural(len(index), 'item')})" for name, index in indexes.items())
     about = f"Search the user's pictures and texts. Indexes: {sizes}."
-    server: MCPServer = MCPServer("genius", instructions=about, version=__version__, log_level="WARNING")
+    server: MCPServer = MCPServer(
+        "genius", instructions=about, version=__version__, log_level="WARNING"
+    )
     tools = Tools(indexes)
     for tool in (tools.search, tools.similar, tools.read_item, tools.add)[: 4 if allow_add else 3]:
         hints = ToolAnnotations(read_only_hint=tool != tools.add, open_world_hint=False)
@@ -123,5 +137,10 @@ def _read(picture: str | None) -> Path | bytes | None:
 def _describe(hit: SearchHit) -> dict[str, Any]:
     """Return what an agent needs of a hit, with a part of its text; reading the item gives all."""
     text = (hit.passage or hit.text or "")[:1_500]
-    facts = {"id": hit.id, "score": round(hit.score, 4), "probability": hit.probability, "text": text}
+    facts = {
+        "id": hit.id,
+        "score": round(hit.score, 4),
+        "probability": hit.probability,
+        "text": text,
+    }
     return {**facts, "fields": hit.fields}

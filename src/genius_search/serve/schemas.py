@@ -13,7 +13,15 @@ from http import HTTPStatus
 from typing import Annotated, Final, Literal, TypeAlias
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+)
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -113,7 +121,9 @@ class SearchBody(RequestBody):
     )
     k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")
     fields: list[Condition] | None = Field(
-        None, max_length=100, description="Fields that hits come with. Left out: all; an empty list: none."
+        None,
+        max_length=100,
+        description="Fields that hits come with. Left out: all; an empty list: none.",
     )
     offset: int = Field(
         0,
@@ -126,7 +136,8 @@ class SearchBody(RequestBody):
         None, description=f"What orders the hits. With none, at most {QUICK_HITS} hits and beams."
     )
     router: Router | None = Field(
-        None, description="With re-ranking: what finds candidates, the generator or the distance of codes."
+        None,
+        description="With re-ranking: what finds candidates, the generator or the distance of codes.",
     )
     candidates: int | None = Field(
         None,
@@ -205,8 +216,12 @@ class SearchResult(BaseModel):
     index: str
     took_ms: Timing
     settings: SearchSettings
-    good_match: bool | None = Field(description="Whether the first hit likely matches; null if unknown.")
-    hits: list[SearchHit] = Field(description="`image` is the address of the picture on this server.")
+    good_match: bool | None = Field(
+        description="Whether the first hit likely matches; null if unknown."
+    )
+    hits: list[SearchHit] = Field(
+        description="`image` is the address of the picture on this server."
+    )
 
 
 class LeftOut(BaseModel):
@@ -253,7 +268,9 @@ class Indexes(BaseModel):
     """The indexes of this server."""
 
     indexes: list[IndexInfo]
-    damaged: list[str] = Field(description="Names of those that cannot be read; the server's log says why.")
+    damaged: list[str] = Field(
+        description="Names of those that cannot be read; the server's log says why."
+    )
 
 
 class FieldError(BaseModel):
@@ -270,7 +287,9 @@ class ProblemDetails(BaseModel):
     status: int
     detail: str = Field(description="What was given, what was expected, what to do.")
     request_id: str = Field(description="Also in the header X-Request-ID and in the server's log.")
-    errors: list[FieldError] | None = Field(None, description="Fields of the request that are invalid.")
+    errors: list[FieldError] | None = Field(
+        None, description="Fields of the request that are invalid."
+    )
     left_out: list[LeftOut] | None = Field(None, description="Items that could not be used.")
 
 
@@ -305,7 +324,9 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
     if problem is None or isinstance(error, NotWritable | OSError):
         trace = None if isinstance(error, GeniusError) else error  # its message says all
         log.error("request %s failed: %s", request_id, error, exc_info=trace)
-    problem = problem or Problem(500, "the server failed; its log has the details under this request_id")
+    problem = problem or Problem(
+        500, "the server failed; its log has the details under this request_id"
+    )
     status = problem.status_code
     details = ProblemDetails(
         title=HTTPStatus(status).phrase,
@@ -320,7 +341,9 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
         429: {"Retry-After": "1"},
     }.get(status)
     # Lone surrogates of a request cannot be encoded.
-    body = json.dumps(details.model_dump(exclude_none=True), ensure_ascii=False).encode("utf-8", "replace")
+    body = json.dumps(details.model_dump(exclude_none=True), ensure_ascii=False).encode(
+        "utf-8", "replace"
+    )
     return Response(body, status, headers, PROBLEM_TYPE)
 
 
@@ -351,9 +374,12 @@ def _invalid_fields(error: RequestValidationError | ValidationError) -> list[Fie
         if error.error_count() > 20:  # listing all would take seconds
             problem = f"there are {error.error_count():,} invalid fields or values"
             return [FieldError(field="", problem=problem)]
-        errors = [(one["loc"], one["msg"]) for one in error.errors(include_url=False, include_input=False)]
+        errors = [
+            (one["loc"], one["msg"]) for one in error.errors(include_url=False, include_input=False)
+        ]
     else:
         errors = [(one["loc"][1:], one["msg"]) for one in error.errors()]
     return [
-        FieldError(field=".".join(map(str, place))[:200], problem=message[:300]) for place, message in errors
+        FieldError(field=".".join(map(str, place))[:200], problem=message[:300])
+        for place, message in errors
     ]

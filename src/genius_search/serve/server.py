@@ -63,7 +63,9 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
             backlog=BACKLOG,
             backpressure=max_files // 2 if 0 < max_files < 2 * CONNECTIONS else CONNECTIONS,
             http1_settings=HTTP1Settings(
-                header_read_timeout=1000 * HEAD_SECONDS, keep_alive=False, max_buffer_size=HEAD_BYTES
+                header_read_timeout=1000 * HEAD_SECONDS,
+                keep_alive=False,
+                max_buffer_size=HEAD_BYTES,
             ),
             log_enabled=False,
         )

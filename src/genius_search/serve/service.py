@@ -131,10 +131,16 @@ class Service:
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for what is loaded on first use."""
-        sys.setswitchinterval(0.0005)  # a change waits for the disk often, and for searches each time
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads for a few texts take longer than the texts
+        sys.setswitchinterval(
+            0.0005
+        )  # a change waits for the disk often, and for searches each time
+        os.environ["TOKENIZERS_PARALLELISM"] = (
+            "false"  # threads for a few texts take longer than the texts
+        )
         for index in self.indexes.values():
-            with contextlib.suppress(GeniusError):  # an encoder without texts cannot be warmed up by one
+            with contextlib.suppress(
+                GeniusError
+            ):  # an encoder without texts cannot be warmed up by one
                 index.search("a first search", k=1)
         anyio.run(anyio.sleep, 0)  # loads what runs look-ups in threads
         if "torch" in sys.modules:  # an encoder runs in PyTorch
@@ -150,7 +156,9 @@ class Service:
         conditions = (body.where, body.match, left_out)
         special = (is_long, *conditions, body.beam, body.rerank, body.router, body.candidates)
         is_plain = (body.text or body.parts) and body.combine == "sum" and not any(special)
-        return self._searches if is_plain and body.k + body.offset <= schemas.QUICK_HITS else self.slow
+        return (
+            self._searches if is_plain and body.k + body.offset <= schemas.QUICK_HITS else self.slow
+        )
 
     async def add(
         self, name: str, items: Sequence[schemas.NewItem], pictures: Mapping[str, memoryview]
@@ -209,7 +217,18 @@ def search_request(
         SearchPart(text=part.text, image=image(part.image), id=part.id, weight=part.weight)
         for part in body.parts
     ]
-    names = ("text", "combine", "instruction", "modality", "where", "match", "hybrid", "k", "offset", "beam")
+    names = (
+        "text",
+        "combine",
+        "instruction",
+        "modality",
+        "where",
+        "match",
+        "hybrid",
+        "k",
+        "offset",
+        "beam",
+    )
     request = SearchRequest(
         **{name: getattr(body, name) for name in names},
         image=image(body.image),
@@ -219,10 +238,14 @@ def search_request(
     if request.filter is not None and any(
         condition.column == "image" for condition in request.filter.conditions
     ):
-        raise Problem(422, "where: the image of an item is a path on the server and cannot be compared")
+        raise Problem(
+            422, "where: the image of an item is a path on the server and cannot be compared"
+        )
     width = request.k + request.offset
     if request.query and width > schemas.MAX_HITS:
-        raise Problem(422, f"offset: with k at most {schemas.MAX_HITS:,}; use where for other items")
+        raise Problem(
+            422, f"offset: with k at most {schemas.MAX_HITS:,}; use where for other items"
+        )
     width = max(width, request.beam or 1) * len(request.alternatives())
     if request.query and body.rerank == "none" and width > schemas.QUICK_HITS:
         raise Problem(
@@ -284,7 +307,9 @@ def _find_picture(pictures: Mapping[str, memoryview], name: str) -> bytes:
     return bytes(pictures[name])
 
 
-def _check_item(item: schemas.NewItem, pictures: Mapping[str, memoryview], number: int) -> NewItem | LeftOut:
+def _check_item(
+    item: schemas.NewItem, pictures: Mapping[str, memoryview], number: int
+) -> NewItem | LeftOut:
     """Return an item as the index takes it, or why it cannot be used."""
     name = item.id or f"item {number}"
     fields = json.dumps(item.fields, sort_keys=True)
@@ -295,7 +320,11 @@ def _check_item(item: schemas.NewItem, pictures: Mapping[str, memoryview], numbe
         if image is not None:
             decode(image)  # raises for pictures that the index could not read
     except (Problem, BadImage) as error:
-        return LeftOut(id=name, reason=error.reason if isinstance(error, BadImage) else error.detail)
+        return LeftOut(
+            id=name, reason=error.reason if isinstance(error, BadImage) else error.detail
+        )
     # Without an id, the item is named by a hash of its contents, so that sending it twice adds it once.
-    derived = hashlib.sha256((image or b"") + json.dumps([item.text, fields]).encode()).hexdigest()[:24]
+    derived = hashlib.sha256((image or b"") + json.dumps([item.text, fields]).encode()).hexdigest()[
+        :24
+    ]
     return NewItem(item.id or derived, item.text, image, item.fields)

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from genius_search.data.features import Batch, FeatureBatch, Pairs, Shard, half
-from genius_search.encoders.adapters import CONFIG_FILE, PARTS, WEIGHTS_FILE, AdapterEncoder, FrozenPair
+from genius_search.encoders.adapters import (
+    CONFIG_FILE,
+    PARTS,
+    WEIGHTS_FILE,
+    AdapterEncoder,
+    FrozenPair,
+)
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.weights import write_weights
@@ -85,7 +91,9 @@ class TrainedAdapter(nn.Module):
         if self.training and self.noise:
             inputs = inputs + self.noise * torch.randn_like(inputs)
         inputs = F.dropout(inputs, self.input_dropout, self.training)
-        hidden = F.gelu(inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh")
+        hidden = F.gelu(
+            inputs @ self.hidden.transpose(1, 2) + self.hidden_bias[:, None], approximate="tanh"
+        )
         outputs = F.dropout(hidden, DROPOUT, self.training) @ self.output.transpose(1, 2)
         return F.normalize(outputs + inputs @ self.linear.transpose(1, 2), dim=-1).transpose(0, 1)
 
@@ -216,12 +224,18 @@ def train_adapters(
     folder
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
-    home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
+    home, features, prepared_folder = (
+        folder / name for name in ("encoder", "features", "prepared")
+    )
     stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)
-        return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
-    prepared = parallel.in_turn(lambda: embed_training(records, pair, prepared_folder, progress=progress))
+        return parallel.in_turn(
+            lambda: embed_training(records, encoder, features, progress=progress)
+        )
+    prepared = parallel.in_turn(
+        lambda: embed_training(records, pair, prepared_folder, progress=progress)
+    )
     if not stage.is_finished:
         held_out, validation = TrainingRecords(records.data, validation=VALIDATION_QUERIES), None
         if held_out.lines:

@@ -166,15 +166,23 @@ def fit_codebooks(
     if metric is not None:  # back to where products with queries are what they were
         tables = [np.linalg.solve(metric, table.T).T for table in tables]
         weights[METRIC] = metric
-    weights |= {f"codebooks.{level}.embed": np.ascontiguousarray(one) for level, one in enumerate(tables)}
+    weights |= {
+        f"codebooks.{level}.embed": np.ascontiguousarray(one) for level, one in enumerate(tables)
+    }
     weights["level0_modality"] = np.arange(NUM_MODALITIES)
     if fused_by is not None:
-        weights |= {name: array for name, array in fused_by.weights.items() if name.startswith(FUSION)}
+        weights |= {
+            name: array for name, array in fused_by.weights.items() if name.startswith(FUSION)
+        }
     drawn = np.random.default_rng(0).permutation(len(embeddings))
     sample_size = min(max(SAMPLED_IDS, items // ITEMS_PER_SAMPLED), MAX_SAMPLED_IDS)
-    per_modality = [drawn[modalities[drawn] == modality][:sample_size] for modality in range(NUM_MODALITIES)]
+    per_modality = [
+        drawn[modalities[drawn] == modality][:sample_size] for modality in range(NUM_MODALITIES)
+    ]
     sampled = np.concatenate(per_modality)
-    ids = Coder(Codebooks(dim, config, weights)).assign_ids(embeddings[sampled], modalities[sampled])
+    ids = Coder(Codebooks(dim, config, weights)).assign_ids(
+        embeddings[sampled], modalities[sampled]
+    )
     weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
     codebooks = Codebooks(dim, config, weights)
     measured = drawn[:MEASURED]
@@ -261,7 +269,9 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
     embeddings = np.asarray(vectors, np.float32)
     densities = Coder(codebooks).norm_and_density.densities(embeddings, ids)
     has_modality_level = codebooks.has_modality_level
-    usage, spreads = measure_spread(tables, ids, embeddings, densities, has_modality_level=has_modality_level)
+    usage, spreads = measure_spread(
+        tables, ids, embeddings, densities, has_modality_level=has_modality_level
+    )
     residuals = _measure_residuals(vectors - sum_codes(tables, ids))
     constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
@@ -337,7 +347,9 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
         return found
     for weights, bits in zip(found.weights, RESIDUAL_BITS, strict=True):
         rounded = dequantize(quantize(residuals, bits), bits, dim)
-        shares = (residuals * rounded).mean(axis=0) / np.maximum(np.square(rounded).mean(axis=0), TINY)
+        shares = (residuals * rounded).mean(axis=0) / np.maximum(
+            np.square(rounded).mean(axis=0), TINY
+        )
         shares = np.where(energy > CONSTANT * energy.mean(), shares, 0).clip(min=0)
         weights[:] = shares * energy.sum() / max(float(shares @ energy), TINY)  # 1 in the mean
     differing = energy > CONSTANT * energy.mean()

@@ -74,17 +74,23 @@ def train_encoder(
     folder
         folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
     """
-    home, features, prepared_folder = (folder / name for name in ("encoder", "features", "prepared"))
+    home, features, prepared_folder = (
+        folder / name for name in ("encoder", "features", "prepared")
+    )
     stage = encoder_stage(records, home, config)
     if stage.is_finished:
         encoder = load_small(home, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            return parallel.in_turn(lambda: embed_training(records, encoder, features, progress=progress))
+            return parallel.in_turn(
+                lambda: embed_training(records, encoder, features, progress=progress)
+            )
     else:
         progress.say("learning the words of the training texts")
         encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
     frozen = _Preparation(encoder)
-    prepared = parallel.in_turn(lambda: embed_training(records, frozen, prepared_folder, progress=progress))
+    prepared = parallel.in_turn(
+        lambda: embed_training(records, frozen, prepared_folder, progress=progress)
+    )
     if not stage.is_finished:
         encoder.network.to(device)
         pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
@@ -158,7 +164,9 @@ class EncoderStep:
         pictures, views = [], []
         for items in (queries, candidates):
             image, text = network.towers(FeatureBatch(*map(parallel.own_rows, items)))
-            pictures.append(parallel.gather(image)[torch.from_numpy(items.has_image).to(network.device)])
+            pictures.append(
+                parallel.gather(image)[torch.from_numpy(items.has_image).to(network.device)]
+            )
             views.append(parallel.gather(F.normalize(image + text, dim=-1)))
         contrastive = contrastive_loss(
             views[0],
@@ -309,7 +317,9 @@ class _Preparation:
         self.dim = 0
         self.fingerprint = fingerprint_of([encoder.config.max_tokens, encoder.tokenizer.to_str()])
 
-    def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> Shaped[Tensor, "items pixels"]:
+    def image_features(
+        self, images: Sequence[Image.Image], _: Keys = ()
+    ) -> Shaped[Tensor, "items pixels"]:
         return describe(images)
 
     def text_features(self, texts: Sequence[str], _: Keys = ()) -> Shaped[Tensor, "items tokens"]:

@@ -101,20 +101,30 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     if skip_bad_images and not reads_images(encoder):
         reason = f"has no caption, and {encoder.spec} reads texts only; clip:NAME or onnx:NAME read pictures"
         bad = {row.image: BadImage(row.image, reason) for row in rows if row.image and not row.text}
-        rows = [row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows]
+        rows = [
+            row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows
+        ]
 
-    def encode(keys: Sequence[Hashable], run: _Encode, *, decode: bool) -> tuple[np.ndarray, list[int]]:
+    def encode(
+        keys: Sequence[Hashable], run: _Encode, *, decode: bool
+    ) -> tuple[np.ndarray, list[int]]:
         """Encode a row of each key but None; return the features and the place of each row's."""
         distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
         parts = [np.zeros((0, encoder.dim), dtype=np.float16)]
         places: dict[Hashable, int] = {}
         for batch in chunks(distinct.items(), ENCODE_BATCH if has_pixels else LOOK_UP_BATCH):
             own = [row for _, row in batch]
-            pictures = _open_images(own, bad if skip_bad_images else None) if decode else [None] * len(own)
+            pictures = (
+                _open_images(own, bad if skip_bad_images else None) if decode else [None] * len(own)
+            )
             good = [place for place, row in enumerate(own) if not (decode and row.image in bad)]
-            places.update((batch[place][0], number) for number, place in enumerate(good, len(places)))
+            places.update(
+                (batch[place][0], number) for number, place in enumerate(good, len(places))
+            )
             if good:
-                inputs = [(pictures[place], own[place].text or "", own[place].key) for place in good]
+                inputs = [
+                    (pictures[place], own[place].text or "", own[place].key) for place in good
+                ]
                 features = run(*map(list, zip(*inputs, strict=True)))
                 parts.append(as_numbers(features, f"the features of {encoder.spec}"))
         return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
@@ -128,7 +138,9 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     else:
         image, image_places = encode(
             [
-                (row.image if has_pixels else row.key) if row.image and row.image not in bad else None
+                (row.image if has_pixels else row.key)
+                if row.image and row.image not in bad
+                else None
                 for row in rows
             ],
             lambda pictures, _, keys: encoder.image_features(pictures, keys),
@@ -145,7 +157,9 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
         if row.image not in bad
     ]
     left_out = [
-        LeftOut(row.id, str(error.file), error.reason) for row in rows if (error := bad.get(row.image))
+        LeftOut(row.id, str(error.file), error.reason)
+        for row in rows
+        if (error := bad.get(row.image))
     ]
     return Shard(np.array(kept, ROW), image, text, left_out)
 
@@ -230,7 +244,10 @@ def write_features(
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config={"shard_rows": shard_rows, "columns": ROW.names},  # those of other columns are made again
+        config={
+            "shard_rows": shard_rows,
+            "columns": ROW.names,
+        },  # those of other columns are made again
         inputs={**inputs, "encoder": encoder.fingerprint},
     )
     if writer.finished() is None:
@@ -255,7 +272,11 @@ def embed_pool(
     """Embed the candidates of pool files, each once; or ``only`` those with these ids."""
     choice = {} if only is None else {"only": fingerprint_of(sorted(only))}
     return embed(
-        (candidate_row(data, some) for some in read_pool(pools) if only is None or some.did in only),
+        (
+            candidate_row(data, some)
+            for some in read_pool(pools)
+            if only is None or some.did in only
+        ),
         encoder,
         folder,
         inputs={"records": fingerprint_of_files(pools), **choice},
@@ -288,7 +309,12 @@ def query_row(data: MBeir, query: Query, wanted: Modality, instruction: str | No
 
 
 def choose_instruction(
-    instructions: Instructions, query: Query, wanted: Modality, choice: InstructionChoice, *, seed: int
+    instructions: Instructions,
+    query: Query,
+    wanted: Modality,
+    choice: InstructionChoice,
+    *,
+    seed: int,
 ) -> str | None:
     """Choose an instruction for a query, reproducibly.
 
@@ -358,7 +384,9 @@ def embed_queries(
         ),
         encoder,
         folder / f"queries-{fingerprint_of([instructions, seed, max_queries])[:8]}" / row.name,
-        inputs={"records": fingerprint_of_files(filter(None, [row.queries, data.instructions.file]))},
+        inputs={
+            "records": fingerprint_of_files(filter(None, [row.queries, data.instructions.file]))
+        },
         expected=len(queries),
         progress=progress,
     )
@@ -389,7 +417,9 @@ class TrainingRecords:
         """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
         for path in files:
             for query in read_queries(path):
-                self.lines.append(Query(query.qid, query.modality, query.text, query.image, query.positives))
+                self.lines.append(
+                    Query(query.qid, query.modality, query.text, query.image, query.positives)
+                )
         self.pools = data.training_pools()
         self.only: frozenset[str] | None = None
         """Ids of the candidates that count; None for all of the pools."""
@@ -432,7 +462,9 @@ class TrainingRecords:
             rows = positives[end - count : end]
             for code in np.unique(candidates.modality[rows]).tolist():
                 wanted = modalities[code]
-                offered = self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
+                offered = self.data.instructions.lookup(
+                    parse_id(query.qid)[0], query.modality, wanted
+                )
                 for instruction in offered or (None,):
                     yield query_row(self.data, query, wanted, instruction)
 
@@ -447,7 +479,12 @@ def embed_training(
 ) -> Embedded:
     """Embed the training pool, and each training query once under each of its instructions."""
     candidates = embed_pool(
-        records.data, records.pools, encoder, folder / "candidates", only=records.only, progress=progress
+        records.data,
+        records.pools,
+        encoder,
+        folder / "candidates",
+        only=records.only,
+        progress=progress,
     )
     queries = embed(
         records.rows(candidates),

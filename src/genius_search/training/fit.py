@@ -77,14 +77,18 @@ def fit(
     parallel.usable(device)
     _check_folder(folder)
     if not data.training_queries():
-        raise BadData(f"{data.root} has no training queries: neither query/union_train nor query/train")
+        raise BadData(
+            f"{data.root} has no training queries: neither query/union_train nor query/train"
+        )
     pair = frozen_encoders(encoder, download=download, device=device)
     if encoder == "small":
         records = TrainingRecords(data)
         embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
     elif pair is not None:
         records = TrainingRecords(data)
-        embedded = train_adapters(records, folder, config.adapters, pair, progress=progress, device=device)
+        embedded = train_adapters(
+            records, folder, config.adapters, pair, progress=progress, device=device
+        )
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)
@@ -99,7 +103,9 @@ def fit(
         pairs, quantizer, folder / "generator", config.generator, progress=progress, device=device
     )
     instructions = known_instructions(data.instructions)
-    parallel.in_turn(lambda: Genius.finish(folder, embedded.encoder, quantizer, generator, instructions))
+    parallel.in_turn(
+        lambda: Genius.finish(folder, embedded.encoder, quantizer, generator, instructions)
+    )
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     return Genius.open(folder, device=device, download=download)
 
@@ -131,7 +137,9 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or (folder / MODEL_FILE).exists():
         return
     for path in sorted(folder.iterdir()):
-        if path.name.removeprefix(".").split(".")[0] not in FOLDERS:  # with a dot: unfinished or locked
+        if (
+            path.name.removeprefix(".").split(".")[0] not in FOLDERS
+        ):  # with a dot: unfinished or locked
             raise UsageError(
                 f"{folder} holds {path.name}, which is no part of a model; choose a new or an empty folder"
             )

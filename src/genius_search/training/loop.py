@@ -55,7 +55,9 @@ class Stage:
         self, folder: Path, *, kind: str, config: Mapping[str, Any], inputs: Mapping[str, str]
     ) -> None:
         is_first = parallel.rank() == 0
-        self._writer = ArtifactWriter(folder, kind=kind, config=config, inputs=inputs) if is_first else None
+        self._writer = (
+            ArtifactWriter(folder, kind=kind, config=config, inputs=inputs) if is_first else None
+        )
         done = self._writer is not None and self._writer.finished() is not None
         self.is_finished = parallel.share(done)
         """Whether the folder is complete and was made by this very plan."""
@@ -191,6 +193,10 @@ def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -
 def _open_log(folder: Path, begun: int) -> TextIO:
     """Open the log for more lines, without those of steps that will be done again."""
     path = folder / METRICS
-    lines = path.read_text(errors="replace").splitlines(keepends=True) if begun and path.exists() else []
+    lines = (
+        path.read_text(errors="replace").splitlines(keepends=True)
+        if begun and path.exists()
+        else []
+    )
     path.write_text("".join(lines[:begun]))
     return path.open("a")

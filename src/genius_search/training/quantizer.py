@@ -113,7 +113,9 @@ def majority_modality(
     return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
 
 
-def examine(codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]) -> Health:
+def examine(
+    codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]
+) -> Health:
     """Measure the health of the IDs of items of these modalities."""
     codes, problems, purity = encoded.codes, [], None
     if codebooks.has_modality_level:
@@ -133,7 +135,9 @@ def examine(codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.
         )
     cosine = float(encoded.code_cosine.mean())
     if cosine < LOW_RECONSTRUCTION:
-        problems.append(f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer")
+        problems.append(
+            f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer"
+        )
     used = tuple(len(np.unique(of_level)) for of_level in codes.T)
     problems += [
         f"level {level} uses {some} of {size} codes: smaller codebooks would do, or they collapsed"
@@ -184,7 +188,9 @@ class QuantizerStep:
             return StepResult(loss, measures)
         quantized = quantizer.quantize(both, modality)
         alignment = alignment_loss(*quantized.vectors.chunk(2))
-        loss = loss + config.quantization_weight * quantized.loss + config.alignment_weight * alignment
+        loss = (
+            loss + config.quantization_weight * quantized.loss + config.alignment_weight * alignment
+        )
         measures |= {
             "quantization": quantized.loss.detach(),
             "alignment": alignment.detach(),
@@ -201,7 +207,9 @@ class QuantizerStep:
         return fused
 
     def _modality(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.pairs.candidates.modality[rows].astype(np.int64)).to(self.device)
+        return torch.from_numpy(self.pairs.candidates.modality[rows].astype(np.int64)).to(
+            self.device
+        )
 
     @torch.no_grad()
     def _start_codebooks(self, step: int) -> None:

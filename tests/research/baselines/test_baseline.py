@@ -56,7 +56,15 @@ def test_search_finds_items_of_the_pool_each_once_best_first(place, kind):
 
 @pytest.mark.parametrize("kind", ["grace-string", "nci"])
 def test_the_program_trains_and_measures(place, tmp_path, capsys, kind):
-    words = [str(place.data.root), "--model", str(place.model.folder), "--kind", kind, "--epochs", "0.1"]
+    words = [
+        str(place.data.root),
+        "--model",
+        str(place.model.folder),
+        "--kind",
+        kind,
+        "--epochs",
+        "0.1",
+    ]
     words += ["--out", str(tmp_path), "--evaluation", str(place.evaluation), "--json"]
     assert main([*words, "--options.pools", "global", "--options.max-queries", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -66,6 +74,11 @@ def test_the_program_trains_and_measures(place, tmp_path, capsys, kind):
 
 def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(place):
     own, rival = place.model.generator.config, generator_config(place.model, place.config("irgen"))
-    changed = {"guide": own.guide, "dropout": own.dropout, "softmax": own.softmax, "training": own.training}
+    changed = {
+        "guide": own.guide,
+        "dropout": own.dropout,
+        "softmax": own.softmax,
+        "training": own.training,
+    }
     assert dataclasses.replace(rival, **changed) == own
     assert generator_config(place.model, BaselineConfig(kind="nci")).head == "per-level"

@@ -27,7 +27,9 @@ WORDS = ["dog", "cat", "red", "runs", "sits", "here"]
 
 
 def draw_items(count=150, seed=0):
-    vectors = F.normalize(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)), dim=1)
+    vectors = F.normalize(
+        torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)), dim=1
+    )
     texts = [
         None if row % 3 == 0 else " ".join(WORDS[(row * step) % 6] for step in (1, 2, 5))
         for row in range(count)
@@ -79,7 +81,9 @@ def test_an_item_without_a_text_takes_the_words_of_the_nearest_query(tmp_path):
     product = items.embeddings[0] @ items.embeddings.half()[[0, 2]].float().T
     taken = ["a dog", "a red cat"][int(product.argmax())]
     same = give("grace-semantic", items._replace(texts=[taken, *items.texts[1:]]), tmp_path).codes
-    assert len(set(codes[0].tolist())) == 1 + len(encode_words(taken, dict.fromkeys(taken.split(), 0)))
+    assert len(set(codes[0].tolist())) == 1 + len(
+        encode_words(taken, dict.fromkeys(taken.split(), 0))
+    )
     assert codes[0].tolist() == same[0].tolist()
 
 
@@ -89,7 +93,10 @@ def draw(items, seed=0, dim=6):
 
 @settings(max_examples=30)
 @given(
-    items=st.integers(1, 120), branches=st.integers(2, 6), leaf=st.integers(1, 8), seed=st.integers(0, 1000)
+    items=st.integers(1, 120),
+    branches=st.integers(2, 6),
+    leaf=st.integers(1, 8),
+    seed=st.integers(0, 1000),
 )
 def test_each_item_has_a_path_of_its_own_and_none_begins_another(items, branches, leaf, seed):
     random = torch.Generator().manual_seed(seed)

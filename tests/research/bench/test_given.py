@@ -72,5 +72,7 @@ def test_invented_items_come_after_the_real_ones_and_lie_as_near_to_one_another(
     assert np.array_equal(given.items[:2000], items)
     assert given.items.shape == (5000, DIM)
     assert np.allclose(np.linalg.norm(given.items, axis=1), 1, atol=1e-5)
-    assert tenth_nearest(given.items[2000:], 2000) == pytest.approx(tenth_nearest(items, 2000), rel=0.1)
+    assert tenth_nearest(given.items[2000:], 2000) == pytest.approx(
+        tenth_nearest(items, 2000), rel=0.1
+    )
     assert [row["items"] for row in distances] == [500, 1000, 2000, 5000]

@@ -27,7 +27,18 @@ class Published(NamedTuple):
 def make_published():
     """A small model under the published names (specification, section 7); numbers drawn."""
 
-    def make(*, dim=6, hidden=4, codes=5, levels=2, width=8, heads=2, feedforward=12, layers=2, prefixes=3):
+    def make(
+        *,
+        dim=6,
+        hidden=4,
+        codes=5,
+        levels=2,
+        width=8,
+        heads=2,
+        feedforward=12,
+        layers=2,
+        prefixes=3,
+    ):
         random = torch.Generator().manual_seed(0)
 
         def draw(*shape):
@@ -54,7 +65,9 @@ def make_published():
                 "embed_avg": draw(1, size, dim),
                 "embed": draw(1, size, dim),
             }
-            quantizer |= {f"residual_rq.layers.{level}._codebook.{name}": book[name] for name in book}
+            quantizer |= {
+                f"residual_rq.layers.{level}._codebook.{name}": book[name] for name in book
+            }
             if level == 0:
                 quantizer |= {f"vq._codebook.{name}": book[name].clone() for name in book}
         rows = draw(6 + codes * levels, width)
@@ -62,12 +75,15 @@ def make_published():
         tied = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
         generator |= {f"id_generator.{name}.weight": rows for name in tied}
         generator |= {
-            f"id_generator.{name}.final_layer_norm.weight": draw(width) for name in ("encoder", "decoder")
+            f"id_generator.{name}.final_layer_norm.weight": draw(width)
+            for name in ("encoder", "decoder")
         }
         for block in range(layers):
             start = f"id_generator.decoder.block.{block}.layer."
             for attention in ("0.SelfAttention", "1.EncDecAttention"):
-                generator |= {f"{start}{attention}.{part}.weight": draw(width, width) for part in "qkvo"}
+                generator |= {
+                    f"{start}{attention}.{part}.weight": draw(width, width) for part in "qkvo"
+                }
             generator |= {f"{start}{layer}.layer_norm.weight": draw(width) for layer in range(3)}
             generator[f"{start}2.DenseReluDense.wi.weight"] = draw(feedforward, width)
             generator[f"{start}2.DenseReluDense.wo.weight"] = draw(width, feedforward)

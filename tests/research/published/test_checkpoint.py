@@ -36,7 +36,9 @@ def save(tmp_path):
 
 def test_weights_are_read_and_nothing_else(save):
     moments = {0: {"exp_avg": torch.zeros(2, 3), "exp_avg_sq": torch.zeros(2, 3)}}
-    path = save({"model": WEIGHTS, "optimizer": {"state": moments, "groups": [{"lr": 1e-4}]}, "epoch": 20})
+    path = save(
+        {"model": WEIGHTS, "optimizer": {"state": moments, "groups": [{"lr": 1e-4}]}, "epoch": 20}
+    )
     checkpoint = open_checkpoint(path)
     assert {name: tensor.tolist() for name, tensor in checkpoint.tensors.items()} == {
         name: tensor.tolist() for name, tensor in WEIGHTS.items()
@@ -45,8 +47,16 @@ def test_weights_are_read_and_nothing_else(save):
 
 def test_an_omegaconf_configuration_is_no_obstacle(save):
     omegaconf = pytest.importorskip("omegaconf")
-    plain = {"lr": 1e-4, "none": None, "list": [1, "x", True, {"deep": 2.5}], "link": "${lr}", "gap": "???"}
-    checkpoint = open_checkpoint(save({"model": WEIGHTS, "config": omegaconf.OmegaConf.create(plain)}))
+    plain = {
+        "lr": 1e-4,
+        "none": None,
+        "list": [1, "x", True, {"deep": 2.5}],
+        "link": "${lr}",
+        "gap": "???",
+    }
+    checkpoint = open_checkpoint(
+        save({"model": WEIGHTS, "config": omegaconf.OmegaConf.create(plain)})
+    )
     assert checkpoint.tensors.keys() == WEIGHTS.keys()
 
 
@@ -54,7 +64,13 @@ def test_an_omegaconf_configuration_is_no_obstacle(save):
     ("value", "options"),
     [
         ({"model": {f"_orig_mod.module.{name}": tensor for name, tensor in WEIGHTS.items()}}, {}),
-        ({"state_dict": {f"model.{name}": tensor for name, tensor in WEIGHTS.items()}, "epoch": 3}, {}),
+        (
+            {
+                "state_dict": {f"model.{name}": tensor for name, tensor in WEIGHTS.items()},
+                "epoch": 3,
+            },
+            {},
+        ),
         ({"model_state_dict": WEIGHTS, "optimizer": {}}, {}),
         ({"model": WEIGHTS}, {"_use_new_zipfile_serialization": False}),
         ({"model": WEIGHTS, "args": argparse.Namespace(lr=1e-5)}, {}),

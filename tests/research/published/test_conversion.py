@@ -47,7 +47,11 @@ def names_and_shapes(*, vision=1024, text=768, dim=768, layers=24, patch=14):
         "visual.positional_embedding": ((224 // patch) ** 2 + 1, vision),
         "visual.proj": (vision, dim),
         "visual.conv1.weight": (vision, 3, patch, patch),
-        **{f"visual.ln_{name}.{part}": (vision,) for name in ("pre", "post") for part in ("weight", "bias")},
+        **{
+            f"visual.ln_{name}.{part}": (vision,)
+            for name in ("pre", "post")
+            for part in ("weight", "bias")
+        },
     }
     for layer in range(layers):
         shapes |= block(f"visual.transformer.resblocks.{layer}.", vision)
@@ -69,5 +73,10 @@ def test_missing_unknown_and_misshapen_tensors_are_listed():
     shapes["clip_model.transformer.resblocks.0.ln_1.weight"] = (65,)
     with pytest.raises(ArtifactMismatch) as refused:
         convert(checkpoint_of(shapes), "clip-sf")
-    for part in ("file.pth as clip-sf", "ln_final.bias", "visual.surprise", "(65,), expected (64,)"):
+    for part in (
+        "file.pth as clip-sf",
+        "ln_final.bias",
+        "visual.surprise",
+        "(65,), expected (64,)",
+    ):
         assert part in str(refused.value)

@@ -7,7 +7,12 @@ import torch
 
 from research.published.encoders import checkpoint_shapes, main, network_shapes
 
-TOWER = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 1, "num_hidden_layers": 12}
+TOWER = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 12,
+}
 PICTURES = {**TOWER, "image_size": 224, "patch_size": 56}
 TEXTS = {**TOWER, "vocab_size": 49408, "max_position_embeddings": 77}
 

@@ -62,7 +62,9 @@ def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_p
             answer = parsed(query.source)
             expected = {key: answer[key] for key in ("kind", "product", "fact") if key in answer}
             for pool in (local, union):
-                answers = [candidate.did for candidate in pool if parsed(candidate.source) == expected]
+                answers = [
+                    candidate.did for candidate in pool if parsed(candidate.source) == expected
+                ]
                 assert answers == list(query.positives)
             assert qrels[query.qid] == dict.fromkeys(query.positives, 1)
 
@@ -73,7 +75,9 @@ def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_onl
         changed = [query for query in queries if "changed" in query]
         assert (len(changed) > 0) == (row.task_id in {7, 8})
         for query in changed:
-            differing = [name for name in ATTRIBUTES if query["product"][name] != query["reference"][name]]
+            differing = [
+                name for name in ATTRIBUTES if query["product"][name] != query["reference"][name]
+            ]
             assert differing == [query["changed"]]
 
 
@@ -81,10 +85,16 @@ def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn):
     data = MBeir(drawn)
     seen: dict[str, set[str]] = {}
     for split in ("train", "val", "test"):
-        files = data.training_queries() if split == "train" else [row.queries for row in data.rows(split)]
+        files = (
+            data.training_queries()
+            if split == "train"
+            else [row.queries for row in data.rows(split)]
+        )
         sources = [parsed(query.source) for file in files for query in read_queries(file)]
         sources += [parsed(candidate.source) for candidate in read_pool(data.global_pool(split))]
-        products = [source[key] for source in sources for key in ("product", "reference") if key in source]
+        products = [
+            source[key] for source in sources for key in ("product", "reference") if key in source
+        ]
         seen[split] = {json.dumps(product) for product in products}
     assert len(seen["test"]) > 200
     assert not seen["test"] & seen["train"]

@@ -25,7 +25,9 @@ def built(trained, tmp_path_factory) -> Path:
 
 
 def test_a_cluster_is_searched(built, capsys):
-    hits = run_json(capsys, "search", built, "text", "3", "--where", 'name>"note 2"', "-k", "3")["hits"]
+    hits = run_json(capsys, "search", built, "text", "3", "--where", 'name>"note 2"', "-k", "3")[
+        "hits"
+    ]
     assert len(hits) == 3
     assert all(hit["fields"]["name"] > "note 2" for hit in hits)
     out, _ = run(capsys, "search", built, "text 3", "-k", "12")
@@ -54,7 +56,9 @@ def test_the_same_names_in_other_folders_are_other_items(built, tmp_path, capsys
         added = run_json(capsys, "index", "add", folder, tmp_path / name)
         assert (added["added"], added["replaced"]) == (1, 0)
     assert run_json(capsys, "index", "add", folder, built.parent / "notes")["unchanged"] == 12
-    assert run_json(capsys, "index", "add", folder, tmp_path / "b/notes/note 1.txt")["unchanged"] == 1
+    assert (
+        run_json(capsys, "index", "add", folder, tmp_path / "b/notes/note 1.txt")["unchanged"] == 1
+    )
     hits = run_json(capsys, "search", folder, "text 1", "-k", "14")["hits"]
     assert {"note 1.txt", "notes/note 1.txt", "notes-2/note 1.txt"} < {hit["id"] for hit in hits}
 

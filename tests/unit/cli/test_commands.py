@@ -34,11 +34,16 @@ def photos(tmp_path_factory) -> Path:
 def index(trained, photos, tmp_path_factory) -> Path:
     """An index that no test changes."""
     folder = tmp_path_factory.mktemp("cli") / "photos.index"
-    assert main(["index", "create", str(folder), "--model", str(trained.model), "--pool", str(photos)]) == 0
+    assert (
+        main(["index", "create", str(folder), "--model", str(trained.model), "--pool", str(photos)])
+        == 0
+    )
     return folder
 
 
-def test_create_reports_left_out_files_on_stderr_and_only_data_on_stdout(trained, photos, tmp_path, capsys):
+def test_create_reports_left_out_files_on_stderr_and_only_data_on_stdout(
+    trained, photos, tmp_path, capsys
+):
     words = ("index", "create", tmp_path / "index", "--model", trained.model, "--pool", photos)
     out, err = run(capsys, *words, "--json")
     assert (
@@ -48,7 +53,10 @@ def test_create_reports_left_out_files_on_stderr_and_only_data_on_stdout(trained
             "replaced": 0,
             "unchanged": 0,
             "left_out": [
-                {"file": str(photos / "torn.png"), "reason": json.loads(out)["left_out"][0]["reason"]}
+                {
+                    "file": str(photos / "torn.png"),
+                    "reason": json.loads(out)["left_out"][0]["reason"],
+                }
             ],
         }.items()
     )
@@ -93,7 +101,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_are_cut_at_the_width_of_a_terminal_and_texts_in_a_pipe(index, photos, capsys, monkeypatch):
+def test_lines_are_cut_at_the_width_of_a_terminal_and_texts_in_a_pipe(
+    index, photos, capsys, monkeypatch
+):
     assert WORDS.strip() in run(capsys, "search", index, "red", "--full")[0]
     out, _ = run(capsys, "search", index, "red")
     assert f"{WORDS[:240]}…" in out
@@ -125,7 +135,10 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
     (tmp_path / "here").rename(tmp_path / "there")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "a.txt").write_text("a kite")
-    for words in (("search", tmp_path / "i", "x"), ("index", "add", tmp_path / "i", tmp_path / "more")):
+    for words in (
+        ("search", tmp_path / "i", "x"),
+        ("index", "add", tmp_path / "i", tmp_path / "more"),
+    ):
         assert "--model" in run(capsys, *words, status=4)[1]
         run(capsys, *words, "--model", tmp_path / "there")
     run(capsys, "index", "delete", tmp_path / "i", "milk.txt")

@@ -21,7 +21,9 @@ def index(trained, tmp_path_factory) -> Index:
     """An index in two segments with some items deleted; no test changes it."""
     pools = MBeir(trained.data)
     folder = tmp_path_factory.mktemp("codes") / "index"
-    made, _ = Index.create(folder, model=Genius.open(trained.model), pool=pools.global_pool("test")[0])
+    made, _ = Index.create(
+        folder, model=Genius.open(trained.model), pool=pools.global_pool("test")[0]
+    )
     lines = pools.global_pool("test")[0].read_text().splitlines()[:3]
     again = [{**json.loads(line), "did": f"77:{number}"} for number, line in enumerate(lines)]
     copies = folder.parent / "copies.jsonl"
@@ -34,13 +36,17 @@ def index(trained, tmp_path_factory) -> Index:
 
 @pytest.mark.parametrize("router", ["geometry", "generator"])
 def test_the_first_hit_is_explained_as_it_was_found(index, trained, capsys, router):
-    (hit,) = index.search("a red square", k=1, config=dataclasses.replace(index.settings, router=router))
+    (hit,) = index.search(
+        "a red square", k=1, config=dataclasses.replace(index.settings, router=router)
+    )
     words = ("search", index.folder, "a red square", "--explain", hit.id, "--model", trained.model)
     words = (*words, "--router", router)
     printed = run_json(capsys, *words)
     assert printed["rank"] == 1
     assert printed["score"] == pytest.approx(hit.score, abs=1e-5)
-    assert tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
+    assert (
+        tuple(printed["codes"]) == hit.codes == tuple(level["code"] for level in printed["levels"])
+    )
     whole = index.search("a red square", k=1002, modality=hit.modality, config=PAPER_SEARCH)
     (generated,) = [one.log_probabilities for one in whole if one.id == hit.id]
     for level in printed["levels"]:

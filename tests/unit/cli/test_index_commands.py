@@ -34,7 +34,15 @@ def whole(trained, tmp_path_factory) -> Path:
         )
     ]
     (folder / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("index", "create", folder / "index", "--model", trained.model, "--pool", folder / "pool.jsonl")
+    words = (
+        "index",
+        "create",
+        folder / "index",
+        "--model",
+        trained.model,
+        "--pool",
+        folder / "pool.jsonl",
+    )
     kinds = ("--embeddings", "fused", "--embedding-bits", "8")
     assert main([str(word) for word in (*words, *kinds)]) == 0
     return folder / "index"
@@ -61,7 +69,10 @@ def test_delete_takes_ids_and_reports_unknown_ones(index, capsys):
     assert out == ""
     assert err == "not in the index: 1:99\n2 items deleted\n"
     assert found_by(capsys, index) == ALL - {"1:1", "1:3"}
-    assert run_json(capsys, "index", "delete", index, "1:1", "1:2") == {"deleted": 1, "missing": ["1:1"]}
+    assert run_json(capsys, "index", "delete", index, "1:1", "1:2") == {
+        "deleted": 1,
+        "missing": ["1:1"],
+    }
 
 
 def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, monkeypatch):
@@ -69,7 +80,10 @@ def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, mon
     found = run_json(capsys, "index", "delete", index, "1:8", "--ids-from", tmp_path / "ids")
     assert found == {"deleted": 3, "missing": ["x"]}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"1:3\n1:4")))
-    assert run_json(capsys, "index", "delete", index, "--ids-from", "-") == {"deleted": 2, "missing": []}
+    assert run_json(capsys, "index", "delete", index, "--ids-from", "-") == {
+        "deleted": 2,
+        "missing": [],
+    }
     assert found_by(capsys, index) == {"1:5", "1:6", "1:7"}
     assert run(capsys, "index", "delete", index, "--compact") == ("", "0 items deleted\n")
     assert run_json(capsys, "index", "info", index)["deleted"] == 0

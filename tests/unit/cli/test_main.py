@@ -93,7 +93,9 @@ def test_settings_of_fit_are_printed_as_toml_and_read_again(tmp_path, capsys):
         ("x = ", "TOML"),
     ],
 )
-def test_a_file_of_settings_that_cannot_be_used_is_an_error_that_says_why(tmp_path, capsys, text, said):
+def test_a_file_of_settings_that_cannot_be_used_is_an_error_that_says_why(
+    tmp_path, capsys, text, said
+):
     (tmp_path / "own.toml").write_text(text)
     assert main(["fit", "data", "--config", str(tmp_path / "own.toml")]) == 2
     assert said in capsys.readouterr().err
@@ -119,12 +121,16 @@ def test_an_error_is_one_line_on_stderr_and_its_own_exit_status(error, status, m
 
 
 def test_a_missing_package_names_the_extra_that_installs_it(monkeypatch, capsys):
-    fails_with(monkeypatch, ModuleNotFoundError("No module named 'ir_measures'", name="ir_measures"))
+    fails_with(
+        monkeypatch, ModuleNotFoundError("No module named 'ir_measures'", name="ir_measures")
+    )
     assert main(["search"]) == 2
     assert "pip install 'genius-search[evaluate]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), ModuleNotFoundError("a bug", name="genius_x")])
+@pytest.mark.parametrize(
+    "bug", [ZeroDivisionError("a bug"), ModuleNotFoundError("a bug", name="genius_x")]
+)
 def test_a_bug_is_never_caught(bug, monkeypatch):
     fails_with(monkeypatch, bug)
     with pytest.raises(type(bug)):

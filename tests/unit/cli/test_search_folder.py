@@ -106,7 +106,9 @@ def test_ctrl_c_ends_after_the_texts_at_hand_which_are_kept_and_a_second_one_at_
 def test_a_download_that_no_installed_package_can_open_is_not_begun(notes, capsys, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: real(name) if name != "sentence_transformers" else None
+        importlib.util,
+        "find_spec",
+        lambda name: real(name) if name != "sentence_transformers" else None,
     )
     assert main(["search", str(notes), "bread", "--download"]) == 2
     assert "[models]" in capsys.readouterr().err
@@ -144,7 +146,9 @@ NAMES = (
 REFUSED = (b"a\nb.txt", b"\x1b]0;title\x07.txt", b"\xff\xfe.txt")
 
 
-def test_names_of_files_are_neither_run_nor_obeyed_nor_broken_into_lines(notes, capsys, monkeypatch):
+def test_names_of_files_are_neither_run_nor_obeyed_nor_broken_into_lines(
+    notes, capsys, monkeypatch
+):
     for name in NAMES:
         (notes / name).write_text("a red \x1b[2Jkite \x9b31m")
     for name in REFUSED:
@@ -204,7 +208,9 @@ def test_the_index_of_a_folder_is_set_aside_if_it_cannot_be_read(notes, capsys, 
     assert len([*index.parent.iterdir()]) == 2
 
 
-def test_a_folder_whose_index_another_process_changes_is_searched_as_it_was(notes, capsys, monkeypatch):
+def test_a_folder_whose_index_another_process_changes_is_searched_as_it_was(
+    notes, capsys, monkeypatch
+):
     search(capsys, notes, "bread")
     [index] = (notes.parent / "cache" / "genius-search").iterdir()
     (notes / "boat.txt").write_text("The sailing boat needs a new mast.")

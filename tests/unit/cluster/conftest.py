@@ -16,7 +16,9 @@ from research.mbeir_files import write_candidates
 @pytest.fixture(scope="session")
 def pool(trained, tmp_path_factory) -> Path:
     """Forty candidates of each modality, and their pictures."""
-    given = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
+    given = list(
+        read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl")
+    )
     root = tmp_path_factory.mktemp("pool")
     (root / "mbeir_images").symlink_to(trained.data / "mbeir_images")
     (root / "cand_pool").mkdir()

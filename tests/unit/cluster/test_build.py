@@ -38,7 +38,11 @@ def test_each_shard_is_an_index_that_opens_alone(built, single, given):
     assert cluster.items == sum(map(len, ids)) == len(Searcher.open(built)) == 120
     verified = Searcher.open(built).verify()
     assert (verified.segments, verified.items) == (3, 120)
-    assert sorted(one.name for one in built.iterdir()) == ["cluster.json", "left-out.jsonl", "shards"]
+    assert sorted(one.name for one in built.iterdir()) == [
+        "cluster.json",
+        "left-out.jsonl",
+        "shards",
+    ]
     hits = shards[1].search("a red kite", k=3)
     assert {hit.id for hit in hits} <= ids[1]
     with pytest.raises(ArtifactMissing, match="is a cluster"):
@@ -66,7 +70,9 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
     (texts / "a.txt").write_bytes(b"\xff\xfe\x00broken")
     made = build_cluster(tmp_path / "X", Settings(str(texts), encoder="text:wordllama", shards=2))
     assert (made.model, made.items) == (MODEL, 24)
-    left_out = [json.loads(line) for line in (tmp_path / "X" / "left-out.jsonl").read_text().splitlines()]
+    left_out = [
+        json.loads(line) for line in (tmp_path / "X" / "left-out.jsonl").read_text().splitlines()
+    ]
     assert made.left_out == len(left_out)
     manifests = [Index.open(shard_folder(tmp_path / "X", n)).snapshot.manifest for n in range(2)]
     assert {one.model_fingerprint for one in manifests} == {made.model_fingerprint}

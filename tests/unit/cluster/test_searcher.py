@@ -45,9 +45,13 @@ def requests(single) -> list[SearchRequest]:
         SearchRequest(hybrid=False, text="a red umbrella", k=2),
         SearchRequest(hybrid=False, text="a picture of it", instruction="Find a picture", k=12),
         SearchRequest(hybrid=False, text="blue", modality="image", where=["id!=" + some], k=4),
-        SearchRequest(hybrid=False, text="a blue lamp", image=picture.image, modality="image-text", k=7),
         SearchRequest(
-            parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), modality="text", k=5
+            hybrid=False, text="a blue lamp", image=picture.image, modality="image-text", k=7
+        ),
+        SearchRequest(
+            parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)),
+            modality="text",
+            k=5,
         ),
         SearchRequest(
             hybrid=False,
@@ -65,7 +69,9 @@ def requests(single) -> list[SearchRequest]:
 def test_a_cluster_finds_what_one_index_finds_where_all_items_are_ranked(searcher, single):
     asked = requests(single)
     merged = searcher.search_many(asked, config=ALL)
-    for request, one, other in zip(asked, merged, single.search_many(asked, config=ALL), strict=True):
+    for request, one, other in zip(
+        asked, merged, single.search_many(asked, config=ALL), strict=True
+    ):
         assert found(one) == found(other), request
 
 
@@ -119,7 +125,9 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     ]
     one, other = searcher.search_many(both)
     assert [hit.id for hit in one] == ["new"]
-    without = [searcher.search(where=[where], k=1000) for where in ("colour is missing", "colour!=red")]
+    without = [
+        searcher.search(where=[where], k=1000) for where in ("colour is missing", "colour!=red")
+    ]
     assert [len(hits) for hits in without] == [len(searcher) - 1] * 2
     assert [hit.id for hit in searcher.search(where={"colour": None}, k=3, offset=2)] == [
         hit.id for hit in without[0][2:5]

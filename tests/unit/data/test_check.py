@@ -38,7 +38,9 @@ class DataSet:
             Image.new("RGB", (8, 8)).save(root / f"mbeir_images/{number}.png")
 
     def write(self):
-        write_candidates(self.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl", self.candidates)
+        write_candidates(
+            self.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl", self.candidates
+        )
         write_queries(self.root / "query/test/mbeir_toy_task0_test.jsonl", self.queries)
         write_queries(self.root / "query/train/mbeir_toy_train.jsonl", self.training)
         write_instructions(self.root / "instructions/query_instructions.tsv", self.instructions)
@@ -96,7 +98,10 @@ def test_an_instruction_that_is_missing_is_named_by_its_key(data):
     ("broken", "kind", "count", "example"),
     [
         (
-            {"queries": [asking(1, "7:99"), asking(2, "7:2", "8:1")], "training": [asking(1, "7:50")]},
+            {
+                "queries": [asking(1, "7:99"), asking(2, "7:2", "8:1")],
+                "training": [asking(1, "7:50")],
+            },
             "positives-outside-pool",
             2,
             "7:99",

@@ -70,5 +70,8 @@ def test_a_shard_reaches_the_disk_before_it_counts_as_finished(tmp_path, disk):
     write_shard(tmp_path, 0, one_image())
     folder = tmp_path / "shard-000000"
     in_place = disk.index(("move", folder.stat().st_ino))
-    assert max(disk.index(("sync", path.stat().st_ino)) for path in (folder, *folder.iterdir())) < in_place
+    assert (
+        max(disk.index(("sync", path.stat().st_ino)) for path in (folder, *folder.iterdir()))
+        < in_place
+    )
     assert disk[in_place + 1 :] == [("sync", tmp_path.stat().st_ino)]

@@ -66,7 +66,13 @@ def test_programs_folders_and_excluded_files_are_left_out(tmp_path):
     picture(tmp_path / "photos.index" / "a.png")
     (tmp_path / "photos.index" / "segments").mkdir()
     (tmp_path / "photos.index" / "index.json").touch()
-    for name in ("b/ra\u0308w/f.png", "b/g.draft.png", "b/keep.draft.png", "raw/h.png", "o\u0308.webp"):
+    for name in (
+        "b/ra\u0308w/f.png",
+        "b/g.draft.png",
+        "b/keep.draft.png",
+        "raw/h.png",
+        "o\u0308.webp",
+    ):
         picture(tmp_path / name)
     (tmp_path / "b" / ".geniusignore").write_text("# mine\nr\u00e4w/\n*.draft.png\n!keep.*\n")
     assert found_in(tmp_path, exclude=["\u00f6.*"]) == ["a.png", "b/keep.draft.png", "raw/h.png"]
@@ -130,14 +136,19 @@ def test_captions_of_other_kinds_stay_as_a_field(tmp_path):
     picture(tmp_path / "1.png")
     (tmp_path / "1.json").write_text('{"captions": ["a", {"caption": "b", "id": 1}]}')
     [candidate] = read_folder(tmp_path).candidates
-    assert (candidate.text, candidate.source) == ("a\nb", '{"captions": ["a", {"caption": "b", "id": 1}]}')
+    assert (candidate.text, candidate.source) == (
+        "a\nb",
+        '{"captions": ["a", {"caption": "b", "id": 1}]}',
+    )
 
 
 @pytest.mark.parametrize("column", ["text", "caption"])
 def test_a_metadata_list_names_pictures_relative_to_itself(tmp_path, column):
     picture(tmp_path / "train" / "cats" / "a.png")
     rows = [{"file_name": "cats/a.png", column: "A cat.", "label": 3}]
-    (tmp_path / "train" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    (tmp_path / "train" / "metadata.jsonl").write_text(
+        "".join(json.dumps(row) + "\n\n" for row in rows)
+    )
     [candidate] = read_folder(tmp_path).candidates
     assert (candidate.did, candidate.text) == ("train/cats/a.png", "A cat.")
     assert json.loads(candidate.source) == {"label": 3}
@@ -149,7 +160,10 @@ LONG = "IMG_20200101_121212_a_name_that_is_longer_than_others"
 @pytest.mark.parametrize(
     ("photo", "beside"),
     [
-        *(("p.JPG", f"p.{ending}") for ending in ("JPG.txt", "txt", "JPG.json", "json", "JPG.xmp", "xmp")),
+        *(
+            ("p.JPG", f"p.{ending}")
+            for ending in ("JPG.txt", "txt", "JPG.json", "json", "JPG.xmp", "xmp")
+        ),
         ("p.JPG", "p.JPG.supplemental-metadata.json"),
         ("p.JPG", "p.JPG.suppl.json"),
         ("p.JPG", "p.JPG..json"),
@@ -284,7 +298,11 @@ def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):
     (tmp_path / "a.txt").write_text("txt")
     (tmp_path / "a.json").write_text('{"caption": "json"}')
     (tmp_path / "b.json").write_text('{"caption": "json"}')
-    assert [candidate.text for candidate in read_folder(tmp_path).candidates] == ["txt", "json", "list"]
+    assert [candidate.text for candidate in read_folder(tmp_path).candidates] == [
+        "txt",
+        "json",
+        "list",
+    ]
 
 
 def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
@@ -334,7 +352,11 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("metadata.csv", b"text\nx\n", "has the columns text; expected file_name"),
         ("metadata.csv", b"file_name;bild\na.png;x\n", "has the columns file_name, bild; expected"),
         ("metadata.csv", b"file_name,text\nb.png,caf\xe9\n", "UTF-8"),
-        ("metadata.jsonl", '{"file_name": "a.png", "text": "x"}\n\n'.encode("utf-16-le"), "save it as UTF-8"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.png", "text": "x"}\n\n'.encode("utf-16-le"),
+            "save it as UTF-8",
+        ),
         ("metadata.jsonl", codecs.BOM_UTF16 + b"\0", "UTF-16"),
         ("captions.txt", "image,caption\na.png,x\n".encode("utf-16-le"), "save it as UTF-8"),
         ("metadata.jsonl", b'{"name": "a.png"}\n' * 9, "has the columns name; expected file_name"),
@@ -376,4 +398,6 @@ def test_one_file_is_read_with_what_belongs_to_it(tmp_path):
     assert read_file(one).candidates[0].text == "A square."
     assert read_file(tmp_path / "a.txt").candidates[0].did == "a.txt"
     (tmp_path / "film.mp4").write_bytes(b"x")
-    assert [problem.file.name for problem in read_file(tmp_path / "film.mp4").problems] == ["film.mp4"]
+    assert [problem.file.name for problem in read_file(tmp_path / "film.mp4").problems] == [
+        "film.mp4"
+    ]

@@ -43,7 +43,9 @@ def halves(left=RED, right=GREEN, size=(40, 20)):
     return image
 
 
-def near(image: Image.Image, at: tuple[int, int], colour: tuple[int, int, int], tolerance=12) -> bool:
+def near(
+    image: Image.Image, at: tuple[int, int], colour: tuple[int, int, int], tolerance=12
+) -> bool:
     pixel = image.getpixel(at)
     return all(abs(int(a) - b) <= tolerance for a, b in zip(pixel, colour, strict=True))
 
@@ -158,9 +160,17 @@ def test_a_picture_is_reduced_as_long_as_its_shorter_side_is_long_enough(tmp_pat
     Image.new("RGB", (900, 520), "red").save(tmp_path / "x.png")
     for name, sizes in {
         "a.jpg": {900: (1600, 800), 101: (400, 200), 100: (200, 100)},
-        "x.png": {None: (900, 520), 521: (900, 520), 260: (450, 260), 130: (225, 130), 4: (113, 65)},
+        "x.png": {
+            None: (900, 520),
+            521: (900, 520),
+            260: (450, 260),
+            130: (225, 130),
+            4: (113, 65),
+        },
     }.items():
-        assert {side: open_image(tmp_path / name, shortest_side=side).size for side in sizes} == sizes
+        assert {
+            side: open_image(tmp_path / name, shortest_side=side).size for side in sizes
+        } == sizes
 
 
 def numbers(*shape: int, kind: type = np.uint8, most: int = 255) -> np.ndarray:
@@ -197,7 +207,9 @@ def in_scans(side: int, components: int = 3) -> bytes:
         return bytes([0xFF, kind]) + (len(data) + 2).to_bytes(2) + data
 
     numbers = range(1, components + 1)
-    frame = struct.pack(">BHHB", 8, side, side, components) + b"".join(bytes([n, 0x11, 0]) for n in numbers)
+    frame = struct.pack(">BHHB", 8, side, side, components) + b"".join(
+        bytes([n, 0x11, 0]) for n in numbers
+    )
     tables = [segment(0xC4, bytes([kind, 1, *[0] * 15, 0])) for kind in (0x00, 0x10)]
     zeros = bytes((-(-side // 8)) ** 2 // 4 + 1)
     scans = [segment(0xDA, bytes([1, n, 0, 0, 63, 0])) + zeros for n in numbers]
@@ -259,7 +271,9 @@ def entry(order: str, tag: int, kind: int, count: int, value: bytes | int) -> by
     return struct.pack(order + "HHI", tag, kind, count) + value.ljust(4, b"\0")[:4]
 
 
-def hostile_exif(order: str, text: bytes, rational: tuple[int, int], kind: int, count: int) -> bytes:
+def hostile_exif(
+    order: str, text: bytes, rational: tuple[int, int], kind: int, count: int
+) -> bytes:
     """EXIF data whose numbers, texts and dates are whatever is given, and whose types may be wrong."""
     numbers = struct.pack(order + "II", *rational) * count
     texts = text + b"\0"
@@ -283,7 +297,14 @@ def hostile_exif(order: str, text: bytes, rational: tuple[int, int], kind: int, 
     dates = [entry(order, tag, 2, len(texts), at + len(numbers)) for tag in (0x9003, 0x9004)]
     lists = (struct.pack(order + "H", len(one)) + b"".join(one) + bytes(4) for one in (gps, dates))
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
-    return head + struct.pack(order + "H", len(tags)) + b"".join(tags) + bytes(4) + data + b"".join(lists)
+    return (
+        head
+        + struct.pack(order + "H", len(tags))
+        + b"".join(tags)
+        + bytes(4)
+        + data
+        + b"".join(lists)
+    )
 
 
 @settings(max_examples=200)
@@ -292,13 +313,21 @@ def hostile_exif(order: str, text: bytes, rational: tuple[int, int], kind: int, 
     text=st.one_of(
         st.binary(max_size=30),
         st.sampled_from(
-            [b"x" * 60_000, b"\x1b]0;x\7", b"9999:99:99 99:99:99", b"0001:01:01 00:00:00", b"\xff" * 19]
+            [
+                b"x" * 60_000,
+                b"\x1b]0;x\7",
+                b"9999:99:99 99:99:99",
+                b"0001:01:01 00:00:00",
+                b"\xff" * 19,
+            ]
         ),
     ),
     rational=st.tuples(st.sampled_from(HOSTILE), st.sampled_from(HOSTILE)),
     kind=st.sampled_from([*range(14), 99, 65_535]),
     count=st.sampled_from([0, 1, 2, 3, 4, 9]),
-    ending=st.sampled_from(["JPEG", "PNG", "WEBP", *(["HEIF"] if "HEIF" in images.FORMATS else [])]),
+    ending=st.sampled_from(
+        ["JPEG", "PNG", "WEBP", *(["HEIF"] if "HEIF" in images.FORMATS else [])]
+    ),
 )
 def test_hostile_exif_data_change_no_picture_and_give_no_nonsense(
     tmp_path_factory, order, text, rational, kind, count, ending
@@ -336,7 +365,9 @@ def test_the_service_ignores_large_exif_data_before_anything_is_made_of_them(mon
     made = []
     original = TiffImagePlugin.IFDRational.__init__
     monkeypatch.setattr(
-        TiffImagePlugin.IFDRational, "__init__", lambda *words: (made.append(1), original(*words))[1]
+        TiffImagePlugin.IFDRational,
+        "__init__",
+        lambda *words: (made.append(1), original(*words))[1],
     )
     assert open_image(plain[:2] + segments + plain[start:], name="x").size == (40, 20)
     assert len(made) < 10
@@ -399,7 +430,9 @@ def test_what_is_unknown_or_damaged_is_absent(tmp_path):
 def with_iptc(path, *values):
     """Write a picture with IPTC data."""
     data = b"".join(b"\x1c\x02" + bytes([n]) + len(text).to_bytes(2) + text for n, text in values)
-    data = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0" + len(data).to_bytes(4) + data + b"\0" * (len(data) % 2)
+    data = (
+        b"Photoshop 3.0\08BIM\x04\x04\0\0" + len(data).to_bytes(4) + data + b"\0" * (len(data) % 2)
+    )
     plain = saved("RGB", (40, 20), "JPEG")
     path.write_bytes(plain[:2] + b"\xff\xed" + (len(data) + 2).to_bytes(2) + data + plain[2:])
     return path
@@ -417,7 +450,11 @@ e:City="Sydney" e:DateCreated="2024-05-01T12:30:00+10:00"><d:title>Gulls</d:titl
         ({0x010E: "Swans on the lake"}, {}, "Swans on the lake", {}),
         ({0x010E: "OLYMPUS DIGITAL CAMERA  "}, {}, None, {}),
         (
-            {0x9C9B: "Holiday\0".encode("utf-16le"), 0x9C9E: "lake; swan;lake".encode("utf-16le"), 0x4746: 3},
+            {
+                0x9C9B: "Holiday\0".encode("utf-16le"),
+                0x9C9E: "lake; swan;lake".encode("utf-16le"),
+                0x4746: 3,
+            },
             {},
             "Holiday\nlake, swan",
             {"title": "Holiday", "keywords": ["lake", "swan"], "rating": 3},

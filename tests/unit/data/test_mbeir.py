@@ -24,13 +24,21 @@ TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
 def lines(path: Path, *rows) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
-        b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+        b"".join(
+            (row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows
+        )
     )
     return path
 
 
 def text_query(qid="9:1", **more):
-    return {"qid": qid, "query_txt": "a cat", "query_modality": "text", "pos_cand_list": ["9:1"], **more}
+    return {
+        "qid": qid,
+        "query_txt": "a cat",
+        "query_modality": "text",
+        "pos_cand_list": ["9:1"],
+        **more,
+    }
 
 
 def text_candidate(did="9:1", **more):
@@ -110,7 +118,10 @@ def layout(tmp_path):
         ("zebra_task1", 40, "zebra_task1"),
     ):
         lines(root / "query/test" / f"mbeir_{name}_test.jsonl", text_query(f"{dataset}:1"))
-        lines(root / "cand_pool/local" / f"mbeir_{pool}_cand_pool.jsonl", text_candidate(f"{dataset}:1"))
+        lines(
+            root / "cand_pool/local" / f"mbeir_{pool}_cand_pool.jsonl",
+            text_candidate(f"{dataset}:1"),
+        )
     lines(root / "cand_pool/local/mbeir_mscoco_task0_val_cand_pool.jsonl", text_candidate("9:3"))
     lines(root / "query/train/mbeir_mscoco_train.jsonl", text_query("9:1"))
     lines(root / "qrels/test/mbeir_mscoco_task0_test_qrels.txt", b"9:1 0 9:1 1 0")
@@ -119,15 +130,24 @@ def layout(tmp_path):
 
 def test_rows_come_by_name(layout):
     rows = MBeir(layout).rows("test")
-    assert [row.name for row in rows] == ["fashion200k_task0", "mscoco_task0", "mscoco_task3", "zebra_task1"]
+    assert [row.name for row in rows] == [
+        "fashion200k_task0",
+        "mscoco_task0",
+        "mscoco_task3",
+        "zebra_task1",
+    ]
     assert [row.task_id for row in rows] == [0, 0, 3, 1]
     assert [row.qrels is None for row in rows] == [True, False, True, True]
     assert rows[1].dataset == "mscoco"
 
 
-def test_union_files_go_before_those_of_data_sets_and_a_splits_own_pool_before_the_plain_one(layout):
+def test_union_files_go_before_those_of_data_sets_and_a_splits_own_pool_before_the_plain_one(
+    layout,
+):
     data = MBeir(layout)
-    plain = lines(layout / "cand_pool/local/mbeir_mscoco_task0_cand_pool.jsonl", text_candidate("9:4"))
+    plain = lines(
+        layout / "cand_pool/local/mbeir_mscoco_task0_cand_pool.jsonl", text_candidate("9:4")
+    )
     assert data.rows("test")[1].local_pool.name == "mbeir_mscoco_task0_test_cand_pool.jsonl"
     data.rows("test")[1].local_pool.unlink()
     assert data.rows("test")[1].local_pool == plain
@@ -183,7 +203,9 @@ def test_lines_that_would_never_end_are_not_read(tmp_path, make):
 
 
 def test_qrels_have_four_or_five_columns_and_any_ids(tmp_path):
-    path = lines(tmp_path / "q.txt", b"0:1 0 0:2 1 0", b"0:1\t0\t0:3\t2", b"", b"cat 0 photos/cat.jpg -2")
+    path = lines(
+        tmp_path / "q.txt", b"0:1 0 0:2 1 0", b"0:1\t0\t0:3\t2", b"", b"cat 0 photos/cat.jpg -2"
+    )
     assert read_qrels(path) == {"0:1": {"0:2": 1, "0:3": 2}, "cat": {"photos/cat.jpg": -2}}
 
 

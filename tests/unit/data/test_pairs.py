@@ -23,7 +23,16 @@ def made(make_features):
         [None if text else vector for text in is_text],
         [vector if text else None for text in is_text],
     )
-    positives = {0: [0], 1: [0, 1, 2], 2: [3], 3: [4, 6, 8, 10], 4: [5, 4], 5: [7], 6: [9, 11], 7: [2]}
+    positives = {
+        0: [0],
+        1: [0, 1, 2],
+        2: [3],
+        3: [4, 6, 8, 10],
+        4: [5, 4],
+        5: [7],
+        6: [9, 11],
+        7: [2],
+    }
     rows = [
         (query, wanted, variant)
         for query, dids in positives.items()
@@ -37,7 +46,12 @@ def made(make_features):
         wanted=[wanted for _, wanted, _ in rows],
     )
     lines = [
-        Query(f"2:{query}", Modality.TEXT, "?", positives=tuple(f"2:{did}" for did in positives[query]))
+        Query(
+            f"2:{query}",
+            Modality.TEXT,
+            "?",
+            positives=tuple(f"2:{did}" for did in positives[query]),
+        )
         for query in [*positives, 3]
     ]
     return lines, queries, candidates
@@ -47,7 +61,9 @@ def made(make_features):
 def test_pairs_belong_together_and_false_negatives_equal_a_brute_force(made, step, seed, size):
     lines, queries, candidates = made
     batch = Pairs(*made).draw(step, size, seed=seed)
-    positives = {query_number(line.qid): {candidate_number(did) for did in line.positives} for line in lines}
+    positives = {
+        query_number(line.qid): {candidate_number(did) for did in line.positives} for line in lines
+    }
     asked = queries.ids[batch.query_rows]
     wanted = candidates.ids[batch.candidate_rows]
     assert len(asked) == len(wanted) == size
@@ -61,12 +77,16 @@ def test_pairs_belong_together_and_false_negatives_equal_a_brute_force(made, ste
 
 
 @given(size=st.integers(1, 13), seed=st.integers(0, 100))
-def test_every_epoch_visits_every_line_once_and_a_repeated_query_as_often_as_it_is_written(made, size, seed):
+def test_every_epoch_visits_every_line_once_and_a_repeated_query_as_often_as_it_is_written(
+    made, size, seed
+):
     lines, queries, _ = made
     pairs = Pairs(*made)
     assert len(pairs) == 9
     steps = -(-3 * len(pairs) // size)
-    asked = np.concatenate([queries.ids[pairs.draw(s, size, seed=seed).query_rows] for s in range(steps)])
+    asked = np.concatenate(
+        [queries.ids[pairs.draw(s, size, seed=seed).query_rows] for s in range(steps)]
+    )
     expected = sorted(query_number(line.qid) for line in lines)
     for epoch in range(3):
         assert sorted(asked[epoch * 9 : (epoch + 1) * 9].tolist()) == expected

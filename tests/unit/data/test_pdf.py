@@ -23,7 +23,10 @@ def make_pdf(*pages: str) -> bytes:
         font = b"/Resources<</Font<</F1 3 0 R>>>>"
         objects.append(b"<</Type/Page/Parent 2 0 R/Contents %d 0 R%s>>" % (len(objects), font))
         kids.append(b"%d 0 R" % len(objects))
-    objects[1] = b"<</Type/Pages/Kids[%s]/Count %d/MediaBox[0 0 600 800]>>" % (b" ".join(kids), len(kids))
+    objects[1] = b"<</Type/Pages/Kids[%s]/Count %d/MediaBox[0 0 600 800]>>" % (
+        b" ".join(kids),
+        len(kids),
+    )
     body, places = b"%PDF-1.4\n", []
     for number, one in enumerate(objects, start=1):
         places.append(len(body))
@@ -77,13 +80,24 @@ def test_without_the_extra_it_is_named(papers, monkeypatch):
 
 def test_divided_words_are_joined(papers):
     (papers / "kites.pdf").write_bytes(make_pdf("A light-) Tj 0 -14 Td (house in the \\001eld"))
-    assert read_folder(papers).candidates[0].text.split() == ["A", "lighthouse", "in", "the", "field"]
+    assert read_folder(papers).candidates[0].text.split() == [
+        "A",
+        "lighthouse",
+        "in",
+        "the",
+        "field",
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "most", "text", "said"),
     [
-        ("MAX_PAGES", 2, ["one", "two"], "only 2 of 4 pages are read: the limit of a PDF is 2 pages"),
+        (
+            "MAX_PAGES",
+            2,
+            ["one", "two"],
+            "only 2 of 4 pages are read: the limit of a PDF is 2 pages",
+        ),
         (
             "MAX_CHARACTERS",
             7,
@@ -105,8 +119,13 @@ def test_a_page_that_takes_too_long_is_interrupted(papers, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     page = " ".join(["(an anchor and a kite) Tj 0 -14 Td"] * 100_000)
     (papers / "bomb.pdf").write_bytes(make_pdf("On anchors", f") Tj {page} (", "after it"))
-    monkeypatch.setattr(pdf, "MAX_SECONDS", 5.0)  # the first page takes .01 s, the second half a minute
-    assert main(["index", "create", "t.index", "--pool", str(papers), "--encoder", "text:wordllama"]) == 0
+    monkeypatch.setattr(
+        pdf, "MAX_SECONDS", 5.0
+    )  # the first page takes .01 s, the second half a minute
+    assert (
+        main(["index", "create", "t.index", "--pool", str(papers), "--encoder", "text:wordllama"])
+        == 0
+    )
     said = "bomb.pdf: only 1 of 3 pages are read: the limit of a PDF is 5 seconds; split the file"
     assert said in capsys.readouterr().err
     assert Index.open("t.index").get("bomb.pdf").text == "On anchors"
@@ -123,4 +142,6 @@ def test_a_file_of_which_no_page_can_be_read_in_time_is_left_out(papers, monkeyp
     monkeypatch.setattr(pdf, "_run", lambda work, seconds: None)
     scan = read_folder(papers)
     assert not scan.candidates
-    assert scan.problems[0].reason.startswith("only 0 pages are read: the limit of a PDF is 20 seconds")
+    assert scan.problems[0].reason.startswith(
+        "only 0 pages are read: the limit of a PDF is 20 seconds"
+    )

@@ -16,7 +16,21 @@ from torch.nn import functional as F
 
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "kite", "##s", "anchor", "on", "the", "."]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "red",
+    "kite",
+    "##s",
+    "anchor",
+    "on",
+    "the",
+    ".",
+]
 
 
 class QuickGELU(nn.Module):
@@ -31,7 +45,9 @@ class ClipBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             OrderedDict(
-                c_fc=nn.Linear(width, 4 * width), gelu=activation(), c_proj=nn.Linear(4 * width, width)
+                c_fc=nn.Linear(width, 4 * width),
+                gelu=activation(),
+                c_proj=nn.Linear(4 * width, width),
             )
         )
         self.ln_2 = nn.LayerNorm(width)
@@ -66,14 +82,19 @@ class ClipVision(nn.Module):
 
     def tokens(self, pixels):
         x = self.conv1(pixels).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_embedding.expand(len(x), 1, -1), x], dim=1) + self.positional_embedding
+        x = (
+            torch.cat([self.class_embedding.expand(len(x), 1, -1), x], dim=1)
+            + self.positional_embedding
+        )
         return self.ln_post(self.transformer(self.ln_pre(x))) @ self.proj
 
 
 class Clip(nn.Module):
     """OpenAI's CLIP with 24 image and 12 text layers, all of them narrow."""
 
-    def __init__(self, *, patch=28, text=64, vision=128, dim=96, projected=True, activation=QuickGELU):
+    def __init__(
+        self, *, patch=28, text=64, vision=128, dim=96, projected=True, activation=QuickGELU
+    ):
         super().__init__()
         self.visual = ClipVision(vision, 24, patch, dim, activation)
         self.transformer = ClipLayers(text, 12, activation)
@@ -92,7 +113,9 @@ class Clip(nn.Module):
 
     def encode_text(self, numbers):
         first_end = [row.index(49407) for row in numbers.tolist()]
-        return self.text_tokens(numbers)[torch.arange(len(numbers)), first_end] @ self.text_projection
+        return (
+            self.text_tokens(numbers)[torch.arange(len(numbers)), first_end] @ self.text_projection
+        )
 
     def encode_image(self, pixels):
         return self.visual.tokens(pixels)[:, 0]
@@ -120,7 +143,9 @@ class ClipFf(nn.Module):
             nn.init.normal_(weight, std=1.0 if "bias" in name else 0.3)
 
     def encode(self, numbers, pixels):
-        both = torch.cat([self.clip_model.text_tokens(numbers), self.clip_model.visual.tokens(pixels)], dim=1)
+        both = torch.cat(
+            [self.clip_model.text_tokens(numbers), self.clip_model.visual.tokens(pixels)], dim=1
+        )
         return self.t5_layers(inputs_embeds=both, use_cache=False).last_hidden_state.mean(dim=1)
 
 
@@ -137,9 +162,13 @@ class BlipImageBlock(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.attn = nn.ModuleDict(
+            {"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)}
+        )
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 2 * width), "fc2": nn.Linear(2 * width, width)})
+        self.mlp = nn.ModuleDict(
+            {"fc1": nn.Linear(width, 2 * width), "fc2": nn.Linear(2 * width, width)}
+        )
 
     def forward(self, x):
         query, key, value = self.attn["qkv"](self.norm1(x)).chunk(3, dim=-1)
@@ -173,7 +202,9 @@ class BertAttention(nn.Module):
 
     def forward(self, x, seen, mask):
         parts = (self.self["query"](x), self.self["key"](seen), self.self["value"](seen))
-        return self.output["LayerNorm"](x + self.output["dense"](attend(*parts, x.shape[-1] // 64, mask)))
+        return self.output["LayerNorm"](
+            x + self.output["dense"](attend(*parts, x.shape[-1] // 64, mask))
+        )
 
 
 class BertLayer(nn.Module):
@@ -190,7 +221,9 @@ class BertLayer(nn.Module):
         x = self.attention(x, x, mask)
         if patches is not None:
             x = self.crossattention(x, patches, None)
-        return self.output["LayerNorm"](x + self.output["dense"](F.gelu(self.intermediate["dense"](x))))
+        return self.output["LayerNorm"](
+            x + self.output["dense"](F.gelu(self.intermediate["dense"](x)))
+        )
 
 
 class BlipTexts(nn.Module):
@@ -204,7 +237,9 @@ class BlipTexts(nn.Module):
             }
         )
         self.embeddings.register_buffer("position_ids", torch.arange(120)[None])
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(BertLayer(width, seen) for _ in range(12))})
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(BertLayer(width, seen) for _ in range(12))}
+        )
         self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})
 
     def forward(self, numbers, patches=None):

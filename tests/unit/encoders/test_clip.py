@@ -27,7 +27,9 @@ def siglip_pipeline(folder, pictures):
 
     pixels = SiglipImageProcessorPil.from_pretrained(folder)(images=pictures, return_tensors="pt")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokens = tokenizer(TEXTS, padding="max_length", truncation=True, max_length=12, return_tensors="pt")
+    tokens = tokenizer(
+        TEXTS, padding="max_length", truncation=True, max_length=12, return_tensors="pt"
+    )
     return SiglipModel.from_pretrained(folder).eval()(**pixels, input_ids=tokens["input_ids"])
 
 
@@ -53,7 +55,9 @@ def test_features_are_those_of_transformers_own_pipeline(kind, pipeline, dim, re
 def test_a_row_does_not_depend_on_its_batch_and_an_empty_batch_has_no_rows(kind, request, pictures):
     encoder = load_encoder(f"clip:{request.getfixturevalue(kind)}")
     images, texts = pictures, TEXTS
-    torch.testing.assert_close(encoder.image_features(images)[:1], encoder.image_features(images[:1]))
+    torch.testing.assert_close(
+        encoder.image_features(images)[:1], encoder.image_features(images[:1])
+    )
     torch.testing.assert_close(encoder.text_features(texts)[2:], encoder.text_features(texts[2:]))
     assert encoder.image_features([]).shape == encoder.text_features([]).shape == (0, encoder.dim)
 
@@ -64,7 +68,9 @@ def test_a_folder_that_lacks_files_is_refused_naming_them(tmp_path):
         load_encoder(f"clip:{tmp_path}")
 
 
-def test_without_the_settings_of_images_a_clip_does_not_become_an_encoder_of_texts(clip_folder, tmp_path):
+def test_without_the_settings_of_images_a_clip_does_not_become_an_encoder_of_texts(
+    clip_folder, tmp_path
+):
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
     (folder / "preprocessor_config.json").unlink()
     with pytest.raises(ArtifactMissing, match=r"preprocessor_config\.json"):
@@ -76,7 +82,9 @@ def test_a_text_that_is_an_address_is_read_as_a_text_and_not_fetched(clip_folder
         raise AssertionError("the network was touched")
 
     monkeypatch.setattr("socket.getaddrinfo", touched)
-    found = load_encoder(f"st:{clip_folder}").text_features(["https://example.org/red.jpg", "/a.png"])
+    found = load_encoder(f"st:{clip_folder}").text_features(
+        ["https://example.org/red.jpg", "/a.png"]
+    )
     assert found.isfinite().all()
 
 

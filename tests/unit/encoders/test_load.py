@@ -10,7 +10,9 @@ from genius_search.errors import ArtifactMissing, UsageError
     "spec", ["", "small", "clip", "clip:", "nothing:here", "openai/clip-vit-base-patch32"]
 )
 def test_an_unknown_form_is_refused_with_the_known_ones(spec):
-    with pytest.raises(UsageError, match=r"(?s)(?=.*small)(?=.*clip)(?=.*precomputed)(?=.*text).*uniir"):
+    with pytest.raises(
+        UsageError, match=r"(?s)(?=.*small)(?=.*clip)(?=.*precomputed)(?=.*text).*uniir"
+    ):
         load_encoder(spec)
 
 

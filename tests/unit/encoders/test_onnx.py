@@ -26,7 +26,9 @@ def exported(request, tmp_path_factory, export_onnx):
 def test_features_are_those_of_transformers(exported, pictures):
     theirs, ours = load_encoder(f"clip:{exported[0]}"), load_encoder(str(exported[1]))
     images, texts = pictures, TEXTS
-    np.testing.assert_allclose(ours.image_features(images), theirs.image_features(images), atol=1e-3)
+    np.testing.assert_allclose(
+        ours.image_features(images), theirs.image_features(images), atol=1e-3
+    )
     np.testing.assert_allclose(ours.text_features(texts), theirs.text_features(texts), atol=1e-3)
     assert ours.dim == theirs.dim
     assert ours.image_features([]).shape == ours.text_features([]).shape == (0, ours.dim)
@@ -43,12 +45,17 @@ def test_a_folder_is_one_encoder_whatever_it_is_called(exported, monkeypatch):
 
 @pytest.mark.parametrize("weights", ["inside", "beside"])
 def test_a_model_of_links_as_in_the_cache_gives_the_same(exported, tmp_path, weights):
-    blobs, model = tmp_path / "blobs", shutil.copytree(exported[1], tmp_path / "snapshots" / "model")
+    blobs, model = (
+        tmp_path / "blobs",
+        shutil.copytree(exported[1], tmp_path / "snapshots" / "model"),
+    )
     blobs.mkdir()
     graph = model / "onnx" / "text_model.onnx"
     if weights == "beside":
         data = f"{graph.name}_data"
-        onnx.save(onnx.load(graph), graph, save_as_external_data=True, location=data, size_threshold=0)
+        onnx.save(
+            onnx.load(graph), graph, save_as_external_data=True, location=data, size_threshold=0
+        )
     for number, file in enumerate(sorted(graph.parent.iterdir())):
         file.rename(blobs / str(number))
         file.symlink_to(blobs / str(number))
@@ -57,7 +64,9 @@ def test_a_model_of_links_as_in_the_cache_gives_the_same(exported, tmp_path, wei
     np.testing.assert_allclose(encoder.text_features(texts), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "onnx/text_model.onnx", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "onnx/text_model.onnx", "preprocessor_config.json"]
+)
 def test_files_that_are_missing_or_damaged_are_named(exported, tmp_path, name):
     broken = shutil.copytree(exported[1], tmp_path / "model")
     for file in (broken / name, *broken.glob(f"{Path(name).stem}.model")):
@@ -74,8 +83,14 @@ def test_files_that_are_missing_or_damaged_are_named(exported, tmp_path, name):
 def test_pixels_are_those_of_transformers(pictures, size, crop):
     from transformers import CLIPImageProcessorPil  # noqa: PLC0415  slow
 
-    given = {"size": size, "crop_size": crop, "do_center_crop": crop is not None and "height" not in size}
-    processor = CLIPImageProcessorPil(**{name: value for name, value in given.items() if value is not None})
+    given = {
+        "size": size,
+        "crop_size": crop,
+        "do_center_crop": crop is not None and "height" not in size,
+    }
+    processor = CLIPImageProcessorPil(
+        **{name: value for name, value in given.items() if value is not None}
+    )
     settings = processor.to_dict()
     for picture in pictures:
         expected = processor(images=picture, return_tensors="np")["pixel_values"][0]

@@ -36,9 +36,14 @@ def test_features_of_queries_and_candidates_may_lie_apart(tmp_path):
     np.save(tmp_path / "query_text_features.npy", rows(2, start=20))
     np.save(tmp_path / "candidate_image_features.npy", rows(2, start=40))
     encoder = PrecomputedEncoder(tmp_path)
-    assert text_features(encoder, ("query", "0:1"), ("candidate", "0:1")) == [[20, 21, 22], [0, 1, 2]]
+    assert text_features(encoder, ("query", "0:1"), ("candidate", "0:1")) == [
+        [20, 21, 22],
+        [0, 1, 2],
+    ]
     assert encoder.image_features([None], [ItemKey("candidate", "0:1")]).tolist() == [[40, 41, 42]]
-    with pytest.raises(ArtifactMissing, match=r"no image features for query 0:1: put image_features\.npy"):
+    with pytest.raises(
+        ArtifactMissing, match=r"no image features for query 0:1: put image_features\.npy"
+    ):
         encoder.image_features([None], [ItemKey("query", "0:1")])
 
 
@@ -53,7 +58,10 @@ def test_ids_beside_the_features_say_which_row_is_whose(tmp_path, name):
 
 def test_integer_ids_are_m_beirs_numbers_of_each_role(tmp_path):
     np.save(tmp_path / "query_text_features.npy", rows(2))
-    np.save(tmp_path / "query_text_features_ids.npy", np.array([query_number("9:2"), query_number("9:1")]))
+    np.save(
+        tmp_path / "query_text_features_ids.npy",
+        np.array([query_number("9:2"), query_number("9:1")]),
+    )
     np.save(tmp_path / "candidate_text_features.npy", rows(2))
     np.save(
         tmp_path / "candidate_text_features_ids.npy",
@@ -95,14 +103,24 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(tmp_path):
     ("features", "ids", "problem"),
     [
         (np.zeros(3, dtype=np.float32), None, "expected floating point numbers, one row per item"),
-        (np.zeros((3, 2), dtype=np.int64), None, "expected floating point numbers, one row per item"),
-        (np.zeros((3, 0), dtype=np.float32), None, "expected floating point numbers, one row per item"),
+        (
+            np.zeros((3, 2), dtype=np.int64),
+            None,
+            "expected floating point numbers, one row per item",
+        ),
+        (
+            np.zeros((3, 0), dtype=np.float32),
+            None,
+            "expected floating point numbers, one row per item",
+        ),
         (rows(3), np.array(["9:1", "9:2"]), "expected one integer or text for each of the 3 rows"),
         (rows(3), np.array(["9:1", "9:2", "9:1"]), "1 ids more than once"),
         (rows(3), np.array([0.5, 1.5, 2.5]), "expected one integer or text"),
     ],
 )
-def test_arrays_that_are_no_features_or_no_ids_of_them_are_refused(tmp_path, features, ids, problem):
+def test_arrays_that_are_no_features_or_no_ids_of_them_are_refused(
+    tmp_path, features, ids, problem
+):
     np.save(tmp_path / "text_features.npy", features)
     if ids is not None:
         np.save(tmp_path / "ids.npy", ids)

@@ -33,7 +33,10 @@ def assemble(sentence_folder, folder, *, pooling, modules=("Transformer", "Pooli
     ]
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "1_Pooling").mkdir()
-    settings = {"word_embedding_dimension": 16, **{f"pooling_mode_{name}": True for name in pooling}}
+    settings = {
+        "word_embedding_dimension": 16,
+        **{f"pooling_mode_{name}": True for name in pooling},
+    }
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
     return folder
 
@@ -63,7 +66,9 @@ def test_a_folder_without_modules_is_averaged_and_not_normalised(sentence_folder
     torch.testing.assert_close(found[0], states_of(sentence_folder, [2, 3, 4, 6, 9]).mean(dim=0))
 
 
-def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(sentence_folder, tmp_path):
+def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(
+    sentence_folder, tmp_path
+):
     folder = assemble(sentence_folder, tmp_path, pooling=["mean_tokens"])
     plain = opened(folder).text_features(["red a anchor", "green a anchor"])
     settings = {"prompts": {"query": "red ", "passage": "green ", "clustering": "on "}}
@@ -105,7 +110,9 @@ class Together:
         return 3
 
     def encode_document(self, inputs, *, prompt, **_):
-        return torch.tensor([["image" in one, len(one.get("text", "")), len(prompt)] for one in inputs])
+        return torch.tensor(
+            [["image" in one, len(one.get("text", "")), len(prompt)] for one in inputs]
+        )
 
     encode_query = encode_document
 

@@ -20,7 +20,12 @@ from genius_search.errors import ArtifactMismatch
 CONFIG = SmallEncoderConfig(
     dim=12, vocabulary=400, max_tokens=10, pair_buckets=64, text_width=16, image_width=16
 )
-COLOURS = {"red": (200, 30, 30), "green": (30, 160, 60), "blue": (40, 60, 200), "yellow": (230, 210, 40)}
+COLOURS = {
+    "red": (200, 30, 30),
+    "green": (30, 160, 60),
+    "blue": (40, 60, 200),
+    "yellow": (230, 210, 40),
+}
 TEXTS = [f"a {first} bar on {second}" for first in COLOURS for second in COLOURS if first != second]
 
 
@@ -42,8 +47,12 @@ def test_a_row_does_not_depend_on_its_batch(encoder, seed, items, place):
     place %= items
     alone = slice(place, place + 1)
     images, words = encoder.image_features(pictures), encoder.text_features(texts)
-    np.testing.assert_allclose(images[alone], encoder.image_features(pictures[alone]), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(words[alone], encoder.text_features(texts[alone]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        images[alone], encoder.image_features(pictures[alone]), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        words[alone], encoder.text_features(texts[alone]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_saving_and_loading_changes_nothing(encoder, tmp_path):

@@ -39,7 +39,9 @@ def test_a_text_is_the_normalised_mean_of_its_words(folder):
     assert (encoder.spec, encoder.dim, encoder.needs_pixels) == (f"text:{folder}", 4, False)
     half = 0.5**0.5
     expected = [[half, 0, half, 0], [0, 1, 0, 0]]
-    np.testing.assert_allclose(features(encoder, "RED anchor", "green ＧＲＥＥＮ"), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        features(encoder, "RED anchor", "green ＧＲＥＥＮ"), expected, rtol=1e-6
+    )
     assert features(encoder).shape == (0, 4)
     with pytest.raises(UsageError, match=r"reads texts only, and candidate 9:1"):
         encoder.image_features([None], [KEY])

@@ -49,9 +49,15 @@ GOLDEN = [
         "Caf\xe9 cr\xe8me br\xfbl\xe9e",
         [49406, 15304, 1075, 12138, 614, 711, 127, 119, 75, 13489, 49407],
     ),
-    ("&lt;b&gt;AT&amp;amp;T&lt;/b&gt;", [49406, 283, 321, 285, 536, 261, 339, 34308, 321, 285, 49407]),
+    (
+        "&lt;b&gt;AT&amp;amp;T&lt;/b&gt;",
+        [49406, 283, 321, 285, 536, 261, 339, 34308, 321, 285, 49407],
+    ),
     ("l&#39;humanit\xc3\xa9", [49406, 331, 262, 3175, 529, 4166, 49407]),
-    ("\U0001f600 \U0001f469\u200d\U0001f469\u200d\U0001f467", [49406, 7334, 26304, 26304, 964, 356, 49407]),
+    (
+        "\U0001f600 \U0001f469\u200d\U0001f469\u200d\U0001f467",
+        [49406, 7334, 26304, 26304, 964, 356, 49407],
+    ),
     (
         "\u4e2d\u6587 \u30c6\u30b9\u30c8 \ud55c\uad6d\uc5b4",
         [
@@ -91,7 +97,9 @@ def imported(tmp_path_factory):
                 torch.nn.init.uniform_(weight, 0.5, 1.5)
         torch.save({"model": model.state_dict(), "epoch": 19}, place / "file.pth")
         vocabulary = bert if kind.startswith("blip") else None
-        import_encoder(place / "file.pth", kind, place / kind, progress=Silent(), tokenizer=vocabulary)
+        import_encoder(
+            place / "file.pth", kind, place / kind, progress=Silent(), tokenizer=vocabulary
+        )
         spec = f"{'uniir' if kind == 'clip-sf' else 'fusion'}:{place / kind}"
         made[kind] = (model.eval(), open_encoder(spec), place / kind)
     return made
@@ -130,7 +138,9 @@ def test_clip_sf_has_the_features_of_openai_clip(clip, token_rows, photographs):
     assert texts.std(dim=0).min() > 0.05
 
 
-@pytest.mark.parametrize("size", [(227, 224), (224, 231), (1, 2), (256, 341), (260, 225), (3000, 20)])
+@pytest.mark.parametrize(
+    "size", [(227, 224), (224, 231), (1, 2), (256, 341), (260, 225), (3000, 20)]
+)
 def test_the_middle_square_is_torchvisions_to_the_pixel(size):
     random = np.random.default_rng(0)
     picture = Image.fromarray(random.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))

@@ -35,7 +35,9 @@ class Hub:
 
     def commit(self, repository: str) -> str:
         files = self.repositories[repository]
-        return hashlib.sha1(json.dumps({n: blob(c) for n, c in sorted(files.items())}).encode()).hexdigest()  # noqa: S324
+        return hashlib.sha1(  # noqa: S324
+            json.dumps({n: blob(c) for n, c in sorted(files.items())}).encode()
+        ).hexdigest()
 
 
 def blob(content: bytes) -> str:
@@ -70,14 +72,20 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self):
             path = self.path.partition("?")[0]
-            if match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/revision/.*|/tree/.*)?", path):
+            if match := re.fullmatch(
+                r"/api/(models|datasets)/([^/]+/[^/]+)(/revision/.*|/tree/.*)?", path
+            ):
                 repository = f"{match[1]}/{match[2]}"
                 if repository not in hub.repositories:
                     return self.reply(404, X_Error_Code="RepoNotFound")
                 if "/tree/" in path:
                     files = hub.repositories[repository]
-                    return self.reply(200, [entry(name, content) for name, content in files.items()])
-                return self.reply(200, {"id": match[2], "sha": hub.commit(repository), "siblings": []})
+                    return self.reply(
+                        200, [entry(name, content) for name, content in files.items()]
+                    )
+                return self.reply(
+                    200, {"id": match[2], "sha": hub.commit(repository), "siblings": []}
+                )
             match = re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.*)", path)
             if match is None:
                 return self.reply(404)

@@ -39,15 +39,21 @@ def some_index(trained, tmp_path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    files = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
-    return {name: file.read_bytes() for name, file in files.items() if not name.startswith(".cache")}
+    files = {
+        file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()
+    }
+    return {
+        name: file.read_bytes() for name, file in files.items() if not name.startswith(".cache")
+    }
 
 
 def edit(path, change):
     body = json.loads(path.read_text())
     change(body)
     if "kind" in body:
-        body["fingerprint"] = fingerprint_of({name: body[name] for name in body if name != "fingerprint"})
+        body["fingerprint"] = fingerprint_of(
+            {name: body[name] for name in body if name != "fingerprint"}
+        )
     path.write_text(json.dumps(body))
 
 
@@ -75,8 +81,13 @@ def test_an_encoder_on_this_machine_goes_along_and_a_name_on_the_hub_stays_one(s
     found = set(contents(copy / "encoder"))
     assert found == {"config.json", "model.safetensors", "1_Pooling/config.json"}
     assert json.loads((copy / "model.json").read_text())["encoder"]["spec"] == "clip:./encoder"
-    edit(source / "model.json", lambda body: body["encoder"].update(spec="clip:openai/clip-vit-base-patch32"))
-    edit(source / "quantizer" / "manifest.json", lambda body: body["inputs"].update(published="hash"))
+    edit(
+        source / "model.json",
+        lambda body: body["encoder"].update(spec="clip:openai/clip-vit-base-patch32"),
+    )
+    edit(
+        source / "quantizer" / "manifest.json", lambda body: body["inputs"].update(published="hash")
+    )
     copy = save(source, tmp_path / "second", name="me/copy")
     assert "checkpoints of GENIUS and UniIR (Wei et al.," in (copy / "README.md").read_text()
     assert not (copy / "encoder").exists()
@@ -102,7 +113,9 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
     hub, saved, some_index, tmp_path, monkeypatch
 ):
     hub.hold("me/model", saved)
-    hub.repositories["models/me/model"]["code.py"] = hub.repositories["models/me/model"]["x.pkl"] = b"x"
+    hub.repositories["models/me/model"]["code.py"] = hub.repositories["models/me/model"][
+        "x.pkl"
+    ] = b"x"
     with pytest.raises(NetworkNeeded, match="genius pull me/model"):
         Genius.open("me/model")
     folder = pull("me/model")
@@ -141,11 +154,17 @@ def test_a_hub_cannot_name_other_files_than_those_that_are_pulled(
         commits = [] if part == "first commit" else commits
         monkeypatch.setattr(hub, "commit", lambda _: commits.pop() if commits else path)
     else:
-        changed = {"lfs": {"oid": path, "size": 1, "pointerSize": 1}} if "large" in part else {"oid": path}
+        changed = (
+            {"lfs": {"oid": path, "size": 1, "pointerSize": 1}}
+            if "large" in part
+            else {"oid": path}
+        )
         answers = sys.modules[type(hub).__module__]
         entry = answers.entry
         monkeypatch.setattr(answers, "entry", lambda *file: {**entry(*file), **changed})
-    with pytest.raises(BadData, match=f"'{re.escape(path[:40])}.*expected a hash"):  # long ones are cut
+    with pytest.raises(
+        BadData, match=f"'{re.escape(path[:40])}.*expected a hash"
+    ):  # long ones are cut
         pull("me/model", out=None if out is None else Path(out))
     assert {file.name: file.read_text() for file in victim.iterdir()} == dict.fromkeys(
         ("index", "index.json"), "precious"
@@ -196,13 +215,17 @@ def test_a_pushed_model_comes_back_the_same(hub, trained, capsys):
     assert "HF_TOKEN" in capsys.readouterr().err
 
 
-def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(hub, some_index, trained):
+def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(
+    hub, some_index, trained
+):
     index = Index.open(some_index, model=trained.model)
     index.delete(["kite.txt"])
     (some_index / "segments" / "notes.txt").write_text("mine")
     assert push(some_index, "me/some", "--model", "me/model") == 0
     held = hub.repositories["datasets/me/some"]
-    assert not [name for name in held if "deleted" in name or "notes" in name or name.startswith(".")]
+    assert not [
+        name for name in held if "deleted" in name or "notes" in name or name.startswith(".")
+    ]
     everything = b"".join(held.values())
     assert b"green kite" not in everything
     assert str(trained.model).encode() not in everything
@@ -222,7 +245,9 @@ def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(hu
 def test_an_index_with_its_own_model_takes_it_along(hub, clip_folder, tmp_path):
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "anchor.txt").write_text("a red anchor")
-    made, _ = Index.create(tmp_path / "own.index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}")
+    made, _ = Index.create(
+        tmp_path / "own.index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}"
+    )
     assert push(made.folder, "me/own") == 0
     assert Index.open("me/own", download=True).search("a red anchor")[0].id == "anchor.txt"
 

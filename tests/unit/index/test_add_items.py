@@ -126,7 +126,10 @@ def test_a_picture_that_is_replaced_left_out_or_of_a_failed_change_is_not_kept(i
     index.add([NewItem("one", image=picture("blue"))])
     (blue,) = kept(index)
     assert blue.read_bytes() == picture("blue")
-    assert len(index.add([NewItem("two", image=b"no picture"), NewItem("three", "a drum")]).left_out) == 1
+    assert (
+        len(index.add([NewItem("two", image=b"no picture"), NewItem("three", "a drum")]).left_out)
+        == 1
+    )
     assert kept(index) == [blue]
 
     def fail(*_: object) -> None:
@@ -139,7 +142,9 @@ def test_a_picture_that_is_replaced_left_out_or_of_a_failed_change_is_not_kept(i
     assert kept(index) == [blue]
 
 
-def test_pictures_of_a_killed_change_are_removed_by_the_next_writer(model, index, tmp_path, killed_at):
+def test_pictures_of_a_killed_change_are_removed_by_the_next_writer(
+    model, index, tmp_path, killed_at
+):
     index.add([NewItem("one", image=picture("red")), NewItem("two", "a drum")])
     for number in range(1, 1_000, 3):
         folder = shutil.copytree(index.folder, tmp_path / str(number))
@@ -180,9 +185,14 @@ def test_an_index_takes_its_pictures_along_when_it_is_moved(index, model, tmp_pa
 def test_one_part_alone_is_the_query_itself(index):
     index.add([NewItem(name, f"a {name} boat") for name in ("red", "green", "blue")])
     plain = index.search("a green boat", modality="text", k=4, config=WIDE, hybrid=False)
-    assert index.search(parts=[SearchPart(text="a green boat")], modality="text", k=4, config=WIDE) == plain
     assert (
-        index.search(parts=[SearchPart(text="a green boat", weight=2.5)], modality="text", k=4, config=WIDE)
+        index.search(parts=[SearchPart(text="a green boat")], modality="text", k=4, config=WIDE)
+        == plain
+    )
+    assert (
+        index.search(
+            parts=[SearchPart(text="a green boat", weight=2.5)], modality="text", k=4, config=WIDE
+        )
         == plain
     )
 
@@ -193,7 +203,9 @@ def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_p
     rows = [
         {"did": f"1:{number}", "modality": "text", "txt": f"a {colour} {thing}", "img_path": None}
         for number, (colour, thing) in enumerate(
-            (colour, thing) for colour in ("red", "green", "blue") for thing in ("kite", "boat", "clock")
+            (colour, thing)
+            for colour in ("red", "green", "blue")
+            for thing in ("kite", "boat", "clock")
         )
     ]
     pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -202,9 +214,13 @@ def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_p
         config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank=rerank, density_weight=0.0)
         alike = index.search(parts=[SearchPart(id="1:4")], modality="text", k=9, config=config)
         assert "1:4" in [hit.id for hit in alike[:2]]
-        away = index.search(parts=[SearchPart(id="1:4", weight=-1.0)], modality="text", k=9, config=config)
+        away = index.search(
+            parts=[SearchPart(id="1:4", weight=-1.0)], modality="text", k=9, config=config
+        )
         places = [hit.id for hit in away].index("1:4"), [hit.id for hit in alike].index("1:4")
-        assert places[0] == 8 if rerank == "embeddings" else places[0] > places[1]  # codes also count lengths
+        assert (
+            places[0] == 8 if rerank == "embeddings" else places[0] > places[1]
+        )  # codes also count lengths
 
 
 def test_parts_that_mean_nothing_are_refused(index):
@@ -231,7 +247,9 @@ def files(tmp_path):
     folder = tmp_path / "pool"
     folder.mkdir()
     for number in range(6):
-        Image.new("RGB", (40, 40), (40 * number, 99, 250 - 40 * number)).save(folder / f"{number}.png")
+        Image.new("RGB", (40, 40), (40 * number, 99, 250 - 40 * number)).save(
+            folder / f"{number}.png"
+        )
         if number < 4:
             (folder / f"{number}.txt").write_text(f"a kite, number {number}")
             (folder / f"drum {number}.txt").write_text(f"a drum, number {number}")
@@ -241,7 +259,9 @@ def files(tmp_path):
 def contents(index: Index) -> dict[str, tuple[tuple[int, ...], float]]:
     """ID and score of each item."""
     ranked = "codes" if index.info().embeddings == "none" else "embeddings"
-    hits = index.search("a kite", k=100, config=dataclasses.replace(PAPER_SEARCH, beam=500, rerank=ranked))
+    hits = index.search(
+        "a kite", k=100, config=dataclasses.replace(PAPER_SEARCH, beam=500, rerank=ranked)
+    )
     return {hit.id: (hit.codes, pytest.approx(hit.score, abs=2e-3)) for hit in hits}
 
 
@@ -259,7 +279,9 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
         path = files / name
         if path.suffix == ".png":
             beside = path.with_suffix(".txt")
-            items.append(NewItem(name, beside.read_text() if beside.exists() else None, path.read_bytes()))
+            items.append(
+                NewItem(name, beside.read_text() if beside.exists() else None, path.read_bytes())
+            )
         else:
             items.append(NewItem(name, path.read_text()))
     assert index.add(items).added == len(items)

@@ -27,7 +27,9 @@ def index(tmp_path) -> Index:
     vectors = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
     fields = [{"price": number} for number in range(12)]
     texts = ["a party \U0001f389 " + "x " * 200, *[None] * 11]
-    index, _ = Index.create(tmp_path / "index", vectors=vectors[:8], fields=fields[:8], texts=texts[:8])
+    index, _ = Index.create(
+        tmp_path / "index", vectors=vectors[:8], fields=fields[:8], texts=texts[:8]
+    )
     index.add(vectors=vectors[8:], ids=["a", "b", "c", NFD], fields=fields[8:], modalities="image")
     index.delete("3")
     return index
@@ -53,7 +55,11 @@ def test_items_are_found_by_id_and_one_by_one(index):
 def test_without_a_query_the_newest_items_come_first_page_by_page(index):
     assert ids(index.search(where=["price>=4"], k=3)) == ["a", "b", "c"]
     page = index.search(where=["price>=4"], k=3, offset=3)
-    assert [(hit.rank, hit.id, hit.score) for hit in page] == [(4, NAME, 0), (5, "4", 0), (6, "5", 0)]
+    assert [(hit.rank, hit.id, hit.score) for hit in page] == [
+        (4, NAME, 0),
+        (5, "4", 0),
+        (6, "5", 0),
+    ]
     assert ids(index.search(modality="text", k=2)) == ["0", "1"]
     assert index.search(where={"price": 99}) == []
     with pytest.raises(ValueError, match="or conditions alone"):
@@ -116,7 +122,9 @@ def test_values_of_all_kinds_become_json_and_a_bad_one_costs_its_field_alone(cli
     added = index.add([{"id": "c", "text": float("nan")}, {"id": "d", "text": "a car"}])
     assert (added.added, added.left_out[0].file) == (1, "c")
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / f"{NFD}.txt").write_text(unicodedata.normalize("NFD", "ein Ku\u0308hlschrank"))
+    (tmp_path / "more" / f"{NFD}.txt").write_text(
+        unicodedata.normalize("NFD", "ein Ku\u0308hlschrank")
+    )
     (tmp_path / "more" / "nan.txt").write_text("a car")
     index.add(tmp_path / "more")
     assert (index.get(f"{NAME}.txt").fields["name"], index.get(f"{NFD}.txt").text) == (
@@ -153,16 +161,25 @@ def test_the_command_lists_items_in_any_encoding(index, capsys, monkeypatch):
     assert json.loads(stream.buffer.getvalue())["hits"][0]["text"].startswith("a party \U0001f389")
 
 
-def test_two_files_whose_names_differ_in_unicode_alone_are_told_apart_by_a_word(clip_folder, tmp_path):
+def test_two_files_whose_names_differ_in_unicode_alone_are_told_apart_by_a_word(
+    clip_folder, tmp_path
+):
     (tmp_path / "pool").mkdir()
     for name in (NAME, NFD):
         (tmp_path / "pool" / f"{name}.txt").write_text("a kite")
-    index, added = Index.create(tmp_path / "index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}")
-    assert (ids(index), "another form of Unicode" in added.left_out[0].reason) == ([f"{NAME}.txt"], True)
+    index, added = Index.create(
+        tmp_path / "index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}"
+    )
+    assert (ids(index), "another form of Unicode" in added.left_out[0].reason) == (
+        [f"{NAME}.txt"],
+        True,
+    )
     assert (index.sync().deleted, len(index)) == (0, 1)
 
 
-def test_the_command_lists_the_items_of_an_index_whose_encoder_is_not_here(clip_folder, tmp_path, capsys):
+def test_the_command_lists_the_items_of_an_index_whose_encoder_is_not_here(
+    clip_folder, tmp_path, capsys
+):
     shutil.copytree(clip_folder, tmp_path / "clip")
     Index.create(tmp_path / "index", pool=["a kite", "a boat"], encoder=f"clip:{tmp_path / 'clip'}")
     shutil.rmtree(tmp_path / "clip")

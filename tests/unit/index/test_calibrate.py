@@ -102,7 +102,9 @@ def test_no_density_and_half_to_twice_the_default_are_compared():
         ({0.0: 0.6, 0.6: 0.2}, 0.0),
     ],
 )
-def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_standard_error(shares, weight):
+def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_standard_error(
+    shares, weight
+):
     assert choose_weight(found_with(shares), USUAL_WEIGHT) == pytest.approx(weight)
 
 
@@ -228,7 +230,9 @@ def test_what_was_learned_calibrates(index, monkeypatch, capsys):
     assert "0 queries of learned choices" in capsys.readouterr().err
     texts = [f"a {colour} square" for colour in ("red", "green", "blue", "white", "black", "grey")]
     items = [index.search(text, modality="image", k=1)[0].id for text in texts]
-    index.learn_many([{"text": text, "chosen": item} for text, item in zip(texts, items, strict=True)])
+    index.learn_many(
+        [{"text": text, "chosen": item} for text, item in zip(texts, items, strict=True)]
+    )
     index.learn(items[0], vector=np.ones(index.model.dim))
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["queries"] > 0
@@ -236,7 +240,16 @@ def test_what_was_learned_calibrates(index, monkeypatch, capsys):
 
 
 def test_the_command_keeps_it(index, trained, capsys):
-    words = ["calibrate", index.folder, "--data", trained.data, "--split", "test", "--model", trained.model]
+    words = [
+        "calibrate",
+        index.folder,
+        "--data",
+        trained.data,
+        "--split",
+        "test",
+        "--model",
+        trained.model,
+    ]
     assert main([str(word) for word in (*words, "--json")]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["weights"] == list(index.calibration.weights)

@@ -57,7 +57,9 @@ def later(file: Path) -> None:
 
 
 def test_a_deleted_item_is_not_found_any_more_and_ids_that_are_not_there_are_returned(index):
-    assert index.delete(["red.txt", "nobody", "red square.png", "red.txt"]) == Deleted(2, ["nobody"])
+    assert index.delete(["red.txt", "nobody", "red square.png", "red.txt"]) == Deleted(
+        2, ["nobody"]
+    )
     assert everything(index) == ALL - {"red.txt", "red square.png"}
     for rerank in ("codes", "embeddings"):
         hits = index.search(
@@ -97,7 +99,12 @@ def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, 
         assert opened.search("a kite") == []
         assert opened.search("a kite", modality="image", where=["price<3"], match="kite") == []
         info = opened.info()
-        assert (info.items, info.by_modality, info.distinct_ids, info.collision_rate) == (0, {}, 0, 0.0)
+        assert (info.items, info.by_modality, info.distinct_ids, info.collision_rate) == (
+            0,
+            {},
+            0,
+            0.0,
+        )
         assert opened.verify().items == 0
         opened.compact(min_deleted=0)
         assert "0 items" in repr(opened)
@@ -168,7 +175,9 @@ def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_
     assert made.add(pool) == Added(0, 0, 8)
 
 
-def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(index, pool, monkeypatch):
+def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(
+    index, pool, monkeypatch
+):
     def killed(_: Path) -> None:
         raise KeyboardInterrupt
 
@@ -190,7 +199,9 @@ def test_no_thread_puts_an_older_state_in_the_place_of_a_newer_one(model, index,
 
     def open_slowly(folder: Path, before: Snapshot | None = None) -> Snapshot:
         opened = open_snapshot(folder, before)
-        if not threads:  # while the first state is opened, there is another change, and another thread looks
+        if (
+            not threads
+        ):  # while the first state is opened, there is another change, and another thread looks
             threads.append(threading.Thread(target=lambda: index.snapshot))
             other.delete("blue.txt")
             threads[0].start()

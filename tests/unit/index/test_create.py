@@ -58,7 +58,11 @@ def test_items_of_every_kind_are_found_without_training(index, pool):
     assert index.search(image=pool / "9.png")[0].id == "9.png"
     assert index.search("green ground a")[0].id == "note 3.txt"
     assert index.search("green ground", image=pool / "3.png")[0].id == "3.png"
-    assert {hit.modality.value for hit in index.search("red", k=18)} == {"image", "text", "image-text"}
+    assert {hit.modality.value for hit in index.search("red", k=18)} == {
+        "image",
+        "text",
+        "image-text",
+    }
 
 
 def test_an_index_moves_with_its_model_and_takes_changes(pool, clip_folder, tmp_path):
@@ -110,7 +114,8 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
 
 def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_path):
     lines = "".join(
-        f'{{"did": "1:{n}", "modality": "text", "txt": "{words}"}}\n' for n, words in enumerate(WORDS)
+        f'{{"did": "1:{n}", "modality": "text", "txt": "{words}"}}\n'
+        for n, words in enumerate(WORDS)
     )
     (tmp_path / "pool.jsonl").write_text(lines)
     index, _ = Index.create(
@@ -123,17 +128,24 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
         index.add(tmp_path / "new")
 
 
-def test_words_find_pictures_by_their_captions_with_an_encoder_of_texts(pool, sentence_folder, tmp_path):
+def test_words_find_pictures_by_their_captions_with_an_encoder_of_texts(
+    pool, sentence_folder, tmp_path
+):
     index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"text:{sentence_folder}")
     pictures = [hit for hit in index.search("green ground", k=50) if hit.image]
-    assert {(hit.id, hit.modality) for hit in pictures} == {(f"{n}.png", "text") for n in range(len(WORDS))}
+    assert {(hit.id, hit.modality) for hit in pictures} == {
+        (f"{n}.png", "text") for n in range(len(WORDS))
+    }
     assert pictures[0].id == "3.png"
     assert [one.file for one in added.left_out if "has no caption" in one.reason] == [
-        str(pool / name) for name in ("10.png", "11.png", "6.png", "7.png", "8.png", "9.png", "broken.png")
+        str(pool / name)
+        for name in ("10.png", "11.png", "6.png", "7.png", "8.png", "9.png", "broken.png")
     ]
 
 
-def test_without_an_encoder_the_command_names_one_and_its_licence(pool, tmp_path, capsys, monkeypatch):
+def test_without_an_encoder_the_command_names_one_and_its_licence(
+    pool, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     assert main(["index", "create", str(tmp_path / "i"), "--pool", str(pool)]) != 0
     message = capsys.readouterr().err
@@ -181,10 +193,15 @@ def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tm
         ({}, "either a model, or the encoder"),
         ({"model": "m", "levels": 8}, "trained model"),
         ({"encoder": "clip:e", "levels": 129}, "levels = 129"),
-        ({"encoder": "clip:e", "embeddings": "raw", "embedding_bits": 4}, "16 bits a number, not 4"),
+        (
+            {"encoder": "clip:e", "embeddings": "raw", "embedding_bits": 4},
+            "16 bits a number, not 4",
+        ),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_opened(pool, tmp_path, settings, said):
+def test_settings_that_cannot_be_are_refused_before_anything_is_opened(
+    pool, tmp_path, settings, said
+):
     with pytest.raises(UsageError, match=said):
         Index.create(tmp_path / "i", pool=pool, **settings)
     assert not (tmp_path / "i").exists()
@@ -216,7 +233,9 @@ def test_a_refit_that_dies_changes_nothing(pool, clip_folder, tmp_path, monkeypa
     assert index.verify().items == 18
 
 
-def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(trained, pool, clip_folder, tmp_path):
+def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(
+    trained, pool, clip_folder, tmp_path
+):
     Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}", embeddings="none")
     with pytest.raises(UsageError, match="embeddings"):
         Index.open(tmp_path / "i").refit()
@@ -229,7 +248,9 @@ def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(trained, po
 @pytest.mark.parametrize("path", ["/etc/passwd", "../a.png", "x/../../a.png"])
 def test_a_pool_names_no_picture_outside_its_folder(tmp_path, path):
     paths = (str(tmp_path / "a.png"), path)
-    rows = [{"did": f"1:{n}", "modality": "image", "img_path": image} for n, image in enumerate(paths)]
+    rows = [
+        {"did": f"1:{n}", "modality": "image", "img_path": image} for n, image in enumerate(paths)
+    ]
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     items = open_pool(tmp_path / "pool.jsonl", captions=True).items()
     assert next(items).image == str(tmp_path / "a.png")

@@ -19,9 +19,15 @@ def photos(tmp_path):
     (folder / "2024" / "Rome").mkdir(parents=True)
     for number, colour in enumerate(COLOURS):
         exif = Image.Exif()
-        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = f"2024:0{number + 3}:01 12:00:00"
-        Image.new("RGB", (20, 20), colour).save(folder / "2024" / "Rome" / f"the_{colour}-one.jpg", exif=exif)
-    (folder / "2024" / "Rome" / "the_red-one.json").write_text('{"caption": "red", "taken": "long ago"}')
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = (
+            f"2024:0{number + 3}:01 12:00:00"
+        )
+        Image.new("RGB", (20, 20), colour).save(
+            folder / "2024" / "Rome" / f"the_{colour}-one.jpg", exif=exif
+        )
+    (folder / "2024" / "Rome" / "the_red-one.json").write_text(
+        '{"caption": "red", "taken": "long ago"}'
+    )
     (folder / "note.txt").write_text("a red anchor")
     return folder
 
@@ -38,16 +44,24 @@ def found(index, **settings):
 def test_folder_name_and_date_are_fields(index):
     fields = found(index, where=["taken>=2024-05-01", "taken<2024-05-02"])
     assert fields == {
-        "the_blue-one.jpg": {"folder": "2024/Rome", "name": "the blue one", "taken": "2024-05-01T12:00:00"}
+        "the_blue-one.jpg": {
+            "folder": "2024/Rome",
+            "name": "the blue one",
+            "taken": "2024-05-01T12:00:00",
+        }
     }
     assert len(found(index, where=["folder~rome"])) == 4
     assert found(index)["note.txt"] == {"name": "note"}
-    assert found(index)["the_red-one.jpg"]["taken"] == "long ago"  # a file beside the picture knows better
+    assert (
+        found(index)["the_red-one.jpg"]["taken"] == "long ago"
+    )  # a file beside the picture knows better
 
 
 def test_a_caption_inside_a_picture_is_its_text_unless_captions_are_ignored(clip_folder, tmp_path):
     exif = Image.Exif()
-    comment = b"UNICODE\0" + "a red anchor".encode("utf-16-be") + 20 * b" "  # filled up as cameras do
+    comment = (
+        b"UNICODE\0" + "a red anchor".encode("utf-16-be") + 20 * b" "
+    )  # filled up as cameras do
     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = comment
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 20), "red").save(tmp_path / "photos" / "a.jpg", exif=exif)
@@ -63,7 +77,9 @@ def test_a_caption_inside_a_picture_is_its_text_unless_captions_are_ignored(clip
 
 def test_what_is_excluded_stays_so(photos, clip_folder, tmp_path):
     place = tmp_path / "i"
-    index, _ = Index.create(place, pool=photos, encoder=f"clip:{clip_folder}", exclude=["*red*", "*.txt"])
+    index, _ = Index.create(
+        place, pool=photos, encoder=f"clip:{clip_folder}", exclude=["*red*", "*.txt"]
+    )
     assert set(found(index)) == {"the_green-one.jpg", "the_blue-one.jpg", "the_gold-one.jpg"}
     assert Index.open(place).sync().unchanged == 3
     (photos / ".geniusignore").write_text("*gold*\n")
@@ -79,7 +95,15 @@ def test_captions_that_are_cut_are_named_and_other_kinds_once(clip_folder, tmp_p
         (notes / f"{n}.mp4").write_bytes(b"x")
     assert (
         main(
-            ["index", "create", str(tmp_path / "i"), "--pool", str(notes), "--encoder", f"clip:{clip_folder}"]
+            [
+                "index",
+                "create",
+                str(tmp_path / "i"),
+                "--pool",
+                str(notes),
+                "--encoder",
+                f"clip:{clip_folder}",
+            ]
         )
         == 0
     )

@@ -23,7 +23,11 @@ BAG = Item(
     '{"brand": "acme", "price": 19.5, "tags": ["new", "red"], "size": {"width": 30}, "sold": false, "id": "B-7"}',
 )  # fmt: skip
 COAT = Item(
-    "2", Modality.IMAGE, None, "/photos/coat.jpg", '{"brand": "O\'Neill", "price": "120", "unit price": 5}'
+    "2",
+    Modality.IMAGE,
+    None,
+    "/photos/coat.jpg",
+    '{"brand": "O\'Neill", "price": "120", "unit price": 5}',
 )
 CARD = Item("3", Modality.TEXT, "Ein Café in Zürich", None, None)
 
@@ -121,13 +125,20 @@ def test_times_ranges_what_is_missing_and_lists_of_objects(tmp_path, where, rows
         {"taken": taken, **extra}
         for taken, extra in zip_longest(TIMES, [*more, {"year": None}], fillvalue={})
     ]
-    write_items(tmp_path, [Item(one["taken"], Modality.IMAGE, source=json.dumps(one)) for one in fields])
-    assert rows_of(ItemStore(tmp_path), Filter.parse(where if isinstance(where, dict) else [where])) == rows
+    write_items(
+        tmp_path, [Item(one["taken"], Modality.IMAGE, source=json.dumps(one)) for one in fields]
+    )
+    assert (
+        rows_of(ItemStore(tmp_path), Filter.parse(where if isinstance(where, dict) else [where]))
+        == rows
+    )
 
 
 def test_times_may_be_spelled_as_by_exif_and_other_programs(tmp_path):
     times = ["2022:03:01", "2022:03:01 12:00:00+02", "2022-03-01 12:00 +0200", "2022:03:01:12"]
-    write_items(tmp_path, [Item(one, Modality.IMAGE, source=json.dumps({"taken": one})) for one in times])
+    write_items(
+        tmp_path, [Item(one, Modality.IMAGE, source=json.dumps({"taken": one})) for one in times]
+    )
     for where in ("taken=2022-03-01", "taken=2022:03:01"):
         assert rows_of(ItemStore(tmp_path), Filter.parse([where])) == [0, 1, 2]
 
@@ -139,7 +150,10 @@ def test_times_may_be_spelled_as_by_exif_and_other_programs(tmp_path):
             "is not one value; give each condition by itself",
             ["price<20 and year=2020", "a=b && c=d", "price=>20"],
         ),
-        ("is not one value; give each condition by itself", ["a=b or c is missing", "a=b and c in d,e"]),
+        (
+            "is not one value; give each condition by itself",
+            ["a=b or c is missing", "a=b and c in d,e"],
+        ),
         (
             "is neither a number .* nor a date",
             ["price<2,0", "price=1,234", "price<20 or more", "taken>1.5.2024"],
@@ -245,7 +259,9 @@ def test_a_match_without_a_word_is_refused(match):
 )
 def test_a_condition_that_cannot_be_read_is_refused_with_the_grammar(said, conditions):
     for where in conditions:
-        with pytest.raises(UsageError, match=rf"expected {said}.* a condition is FIELD OPERATOR VALUE"):
+        with pytest.raises(
+            UsageError, match=rf"expected {said}.* a condition is FIELD OPERATOR VALUE"
+        ):
             Filter.parse([where])
 
 

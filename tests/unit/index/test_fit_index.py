@@ -55,7 +55,12 @@ def data(tmp_path_factory):
     write_json_lines(
         pool,
         (
-            {"did": f"9:{n}", "modality": "text", "txt": f"item {n}", "src_content": f'{{"n": {n}}}'}
+            {
+                "did": f"9:{n}",
+                "modality": "text",
+                "txt": f"item {n}",
+                "src_content": f'{{"n": {n}}}',
+            }
             for n in range(1, ITEMS + 1)
         ),
     )
@@ -76,7 +81,9 @@ def data(tmp_path_factory):
 
 def test_pairs_are_of_the_right_items_in_every_segment(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
-    words = [f"{one}{two}" for one in ("sun", "rain", "snow", "fire", "wind") for two in "bcdfghklmn"]
+    words = [
+        f"{one}{two}" for one in ("sun", "rain", "snow", "fire", "wind") for two in "bcdfghklmn"
+    ]
     items = [{"id": str(n), "text": " ".join(random.choice(words, 12))} for n in range(120)]
     index, _ = Index.create(tmp_path / "i", pool=items[:100], encoder="text:wordllama")
     index.add([*items[100:], {"id": "long", "text": " ".join(random.choice(words, 900))}])
@@ -114,7 +121,9 @@ def pictures(tmp_path_factory):
         for n in range(30):
             picture = Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8))
             picture.save(folder / f"{n}.png")
-            file.write(line(image=f"{n}.png", captions=[f"a red anchor {n} {other}" for other in "abcde"]))
+            file.write(
+                line(image=f"{n}.png", captions=[f"a red anchor {n} {other}" for other in "abcde"])
+            )
     return folder
 
 
@@ -140,13 +149,19 @@ def test_training_replaces_the_model_of_an_index_in_place(data, tmp_path):
 def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
     index = create(data, tmp_path / "i")
     index.fit(data, config=QUICK, force=True)
-    fusion = {name: one for name, one in index.model.codebooks.weights.items() if name.startswith("fusion.")}
+    fusion = {
+        name: one
+        for name, one in index.model.codebooks.weights.items()
+        if name.startswith("fusion.")
+    }
     assert fusion
     (segment,) = index.snapshot.segments
     before = {
         item.id: row
         for item, row in zip(
-            segment.items.all(), segment.vectors(index.model.ranker)(segment.alive_rows()), strict=True
+            segment.items.all(),
+            segment.vectors(index.model.ranker)(segment.alive_rows()),
+            strict=True,
         )
     }
     index.refit()
@@ -199,7 +214,9 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     log.write_text(
         "".join(line(text=f"red anchor {n % 30}", id=f"{n % 30}.png") for n in range(80))
         + "".join(line(text=f"blue anchor {n}", chosen=f"{n}.png") for n in range(10))
-        + "".join(line(image=str(pictures / f"{n}.png"), id=[f"{n}.png", "gone.png"]) for n in range(20))
+        + "".join(
+            line(image=str(pictures / f"{n}.png"), id=[f"{n}.png", "gone.png"]) for n in range(20)
+        )
         + line(text="nothing", id="gone.png")
     )
     arguments = ["fit", str(log), "--index", str(tmp_path / "i"), "--preset", "tiny", "--force"]
@@ -239,19 +256,26 @@ def test_queries_without_ids_have_no_precomputed_features(data, tmp_path):
 def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path):
     with (tmp_path / "pool.jsonl").open("w") as pool, (tmp_path / "log.jsonl").open("w") as log:
         for n in range(1, 101):
-            words = " ".join(["red", "green", "anchor", "ground"][n // 4**place % 4] for place in range(4))
+            words = " ".join(
+                ["red", "green", "anchor", "ground"][n // 4**place % 4] for place in range(4)
+            )
             pool.write(line(did=f"9:{n}", modality="text", txt=words, img_path=None))
             log.write(line(text=words, id=f"9:{n}"))
-    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}")
+    index, _ = Index.create(
+        tmp_path / "i", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
+    )
     assert index.fit(tmp_path / "log.jsonl", config=TINY).before.at_5 > 0.5
 
 
 def test_what_was_learned_is_trained_on_and_stays(sentence_folder, tmp_path):
     words = [
-        " ".join(["red", "green", "anchor", "ground"][n // 4**p % 4] for p in range(4)) for n in range(200)
+        " ".join(["red", "green", "anchor", "ground"][n // 4**p % 4] for p in range(4))
+        for n in range(200)
     ]
     index, _ = Index.create(tmp_path / "i", pool=words, encoder=f"text:{sentence_folder}")
-    index.learn_many([{"text": text, "chosen": str((n + 100) % 200)} for n, text in enumerate(words)])
+    index.learn_many(
+        [{"text": text, "chosen": str((n + 100) % 200)} for n, text in enumerate(words)]
+    )
     pairs = len({*words})
     fitted = index.fit(config=QUICK, force=True)
     assert (fitted.kept, fitted.left_out) == (True, 0)
@@ -269,7 +293,8 @@ def test_an_index_of_a_trained_model_is_not_trained_on(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["fit"], ["fit", ".", "--out", "m"], ["fit", "--index", "i", "--encoder", "small"]]
+    "arguments",
+    [["fit"], ["fit", ".", "--out", "m"], ["fit", "--index", "i", "--encoder", "small"]],
 )
 def test_the_command_trains_a_model_or_an_index(arguments, capsys):
     assert main(arguments) == 2

@@ -71,13 +71,35 @@ def put(place: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 CHANGES = {
-    "ids": [lambda a: a[:, :3], lambda a: a[:, :0], lambda a: a.astype(np.int16) - 1, lambda a: a[:-1]],
-    "starts": [put(5, -1), put(5, 2**31 - 1), put(0, 0), lambda a: a[::-1].copy(), lambda a: a[:-1]],
+    "ids": [
+        lambda a: a[:, :3],
+        lambda a: a[:, :0],
+        lambda a: a.astype(np.int16) - 1,
+        lambda a: a[:-1],
+    ],
+    "starts": [
+        put(5, -1),
+        put(5, 2**31 - 1),
+        put(0, 0),
+        lambda a: a[::-1].copy(),
+        lambda a: a[:-1],
+    ],
     "level_bounds": [put(1, -5), put(-1, 3), put(0, 1), put(2, 2**40), lambda a: a[:-1]],
     "bucket_starts": [put(4, -1), put(4, 2**31 - 1), put(4, 0), put(0, 1), lambda a: a[:-1]],
-    "items": [put(0, -1), put(0, ITEMS), put(0, 2**31 - 1), put(slice(2), 7), lambda a: a.astype(np.int64)],
+    "items": [
+        put(0, -1),
+        put(0, ITEMS),
+        put(0, 2**31 - 1),
+        put(slice(2), 7),
+        lambda a: a.astype(np.int64),
+    ],
     "typicality": [lambda a: a[:-1], lambda a: a.astype(np.float32)],
-    "embeddings": [lambda a: a[:, :1], lambda a: a[:-1], lambda a: a.astype(object), np.asfortranarray],
+    "embeddings": [
+        lambda a: a[:, :1],
+        lambda a: a[:-1],
+        lambda a: a.astype(object),
+        np.asfortranarray,
+    ],
     "embedding_densities": [lambda a: a[:0], lambda a: a.astype(">i2")],
     "embedding_scales": [put(3, np.nan), put(3, np.inf), lambda a: a[:-1]],
 }
@@ -251,7 +273,9 @@ def answers(folder: Path) -> list[object]:
 
 def test_a_flipped_bit_in_what_is_read_is_never_answered_from(folder):
     random, expected = np.random.default_rng(0), answers(folder)
-    for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.stat().st_size):
+    for file in sorted(
+        file for file in folder.rglob("*") if file.is_file() and file.stat().st_size
+    ):
         original = file.read_bytes()
         for place in random.integers(len(original), size=8):
             flipped = bytearray(original)

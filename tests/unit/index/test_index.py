@@ -24,7 +24,9 @@ from research.mbeir_files import write_candidates
 @pytest.fixture(scope="module")
 def candidates(trained) -> list[Candidate]:
     """Twelve candidates of each modality."""
-    pool = list(read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"))
+    pool = list(
+        read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl")
+    )
     return [
         candidate
         for modality in Modality
@@ -76,14 +78,18 @@ def test_the_numbers_of_info_are_counted_right(shared):
     assert info.collision_rate == pytest.approx(sum(ids.count(id_) > 1 for id_ in ids) / len(ids))
     (segment,) = shared.snapshot.segments
     sizes = {file.name: file.stat().st_size for file in segment.folder.iterdir()}
-    assert info.bytes_per_item == {name.partition(".")[0]: size / 36 for name, size in sizes.items()}
+    assert info.bytes_per_item == {
+        name.partition(".")[0]: size / 36 for name, size in sizes.items()
+    }
     assert info.bytes_per_item["embeddings"] == pytest.approx(2 * shared.model.dim + 128 / 36)
     assert info.embeddings == "fused, 16 bits a number"
     assert (info.segments, info.deleted) == (1, 0)
     assert info.generation == 1
 
 
-def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(shared, candidates):
+def test_hits_are_ranked_from_1_with_scores_that_never_rise_and_carry_their_item(
+    shared, candidates
+):
     by_id = {candidate.did: candidate for candidate in candidates}
     hits = shared.search("a red star", instruction="Find it.", k=20, config=PAPER_SEARCH)
     assert [hit.rank for hit in hits] == list(range(1, 21))
@@ -172,13 +178,18 @@ def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, po
     whole, _ = Index.create(tmp_path / "whole", model=model, pool=pool)
     found, expected = (
         {hit.id: (hit.codes, pytest.approx(hit.score, abs=1e-5)) for hit in hits}
-        for hits in (index.search("a star", k=99, config=WIDE), whole.search("a star", k=99, config=WIDE))
+        for hits in (
+            index.search("a star", k=99, config=WIDE),
+            whole.search("a star", k=99, config=WIDE),
+        )
     )
     assert found.keys() == expected.keys()
     assert all(found[item][0] == expected[item][0] for item in found)
 
 
-@pytest.mark.parametrize("kind", ["empty folder", "empty file", "only broken", "no such", "another ending"])
+@pytest.mark.parametrize(
+    "kind", ["empty folder", "empty file", "only broken", "no such", "another ending"]
+)
 def test_a_pool_without_anything_usable_is_refused_and_leaves_no_index(model, tmp_path, kind):
     pool = tmp_path / ("pool.csv" if kind == "another ending" else "pool.jsonl")
     match kind:

@@ -19,7 +19,9 @@ from genius_search.index.writer import write_items
 from genius_search.records import Modality, composed
 
 TEXTS = st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12).map(composed)
+NAMES = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12
+).map(composed)
 ITEMS = st.lists(
     st.builds(Item, NAMES, st.sampled_from(Modality), *[TEXTS] * 5, st.none() | st.integers(0, 9)),
     unique_by=lambda item: item.id,
@@ -43,7 +45,9 @@ def test_items_come_back_as_they_were_written(tmp_path_factory, items):
     assert store.get(range(len(items))) == items
     order = [*range(len(items))][::-2] * 2
     assert store.get(order) == [items[row] for row in order]
-    assert sorted(row for _, row, *_ in store.find(item.id for item in items)) == list(range(len(items)))
+    assert sorted(row for _, row, *_ in store.find(item.id for item in items)) == list(
+        range(len(items))
+    )
 
 
 @pytest.mark.parametrize("item_id", [f"{PHOTO.id}\0x", f"{PHOTO.id}\0", "\ud83e\0", "kite\udc00"])

@@ -26,7 +26,9 @@ def draw(count: int, seed: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Index:
     folder = tmp_path_factory.mktemp("learned") / "i"
-    return Index.create(folder, vectors=draw(ITEMS, 0), modalities=["image", "text"] * (ITEMS // 2))[0]
+    return Index.create(
+        folder, vectors=draw(ITEMS, 0), modalities=["image", "text"] * (ITEMS // 2)
+    )[0]
 
 
 @pytest.fixture
@@ -79,9 +81,9 @@ def test_choices_of_deleted_items_are_silent_and_filters_hold(index):
     assert chosen not in ids(index, query, modality="image")
     with pytest.raises(UnknownItem, match="no item"):
         index.learn(chosen, vector=query)
-    assert index.learn_many([{"chosen": chosen, "vector": query}, {"chosen": "1", "vector": query}]) == [
-        chosen
-    ]
+    assert index.learn_many(
+        [{"chosen": chosen, "vector": query}, {"chosen": "1", "vector": query}]
+    ) == [chosen]
     with pytest.raises(UsageError, match="names the id of the chosen item"):
         index.learn_many([{"text": "a kite"}])
 
@@ -89,7 +91,9 @@ def test_choices_of_deleted_items_are_silent_and_filters_hold(index):
 def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsys):
     queries = draw(30, 5)
     chosen = [far_choice(index, query) for query in queries]
-    index.learn_many([{"chosen": name, "vector": query} for name, query in zip(chosen, queries, strict=True)])
+    index.learn_many(
+        [{"chosen": name, "vector": query} for name, query in zip(chosen, queries, strict=True)]
+    )
     raised = [ids(index, query, modality="image") for query in queries]
     assert np.mean([name in own[:5] for name, own in zip(chosen, raised, strict=True)]) > 0.9
     assert main(["index", "learn", str(index.folder), "--export"]) == 0
@@ -112,7 +116,9 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
 def test_the_oldest_choices_are_forgotten_when_there_are_too_many(index, monkeypatch):
     monkeypatch.setattr(learned, "MOST", 20)
     for first in range(0, 42, 3):
-        index.learn_many([{"chosen": str(n), "vector": draw(1, n)[0]} for n in range(first, first + 3)])
+        index.learn_many(
+            [{"chosen": str(n), "vector": draw(1, n)[0]} for n in range(first, first + 3)]
+        )
     kept = sorted(int(choice["chosen"]) for choice in index.choices())
     assert 18 <= len(kept) <= 20
     assert kept == [*range(42)][-len(kept) :]
@@ -159,7 +165,11 @@ def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog,
     opened.explain(chosen, vector=query)
     (warning,) = {record.message for record in caplog.records}
     assert "--forget-all" in warning
-    for change in (opened.verify, lambda: [*opened.choices()], lambda: opened.forget(chosen=chosen)):
+    for change in (
+        opened.verify,
+        lambda: [*opened.choices()],
+        lambda: opened.forget(chosen=chosen),
+    ):
         with pytest.raises(ArtifactMismatch, match="--forget-all"):
             change()
     with pytest.raises(ArtifactMismatch, match="--forget-all"):

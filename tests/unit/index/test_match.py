@@ -21,7 +21,9 @@ TEXTS = [
 def index(tmp_path_factory):
     """Nobody may change it."""
     items = [NewItem(f"t{number}", text) for number, text in enumerate(TEXTS)]
-    made, _ = Index.create(tmp_path_factory.mktemp("words") / "t.index", pool=items, encoder="text:wordllama")
+    made, _ = Index.create(
+        tmp_path_factory.mktemp("words") / "t.index", pool=items, encoder="text:wordllama"
+    )
     return made
 
 
@@ -43,7 +45,17 @@ def test_a_minus_before_a_word_of_a_query_leaves_it_out(text, query, match):
 
 @pytest.mark.parametrize(
     "text",
-    ["well-known", "a - b", "-5 to -3", "5 -3..4", "tar --flag", 'the ending "-ing"', "beach-", "-!", ""],
+    [
+        "well-known",
+        "a - b",
+        "-5 to -3",
+        "5 -3..4",
+        "tar --flag",
+        'the ending "-ing"',
+        "beach-",
+        "-!",
+        "",
+    ],
 )
 def test_any_other_hyphen_is_text(text):
     assert split_left_out(text) == (text, "")

@@ -211,7 +211,9 @@ def test_other_shapes_are_refused(index, given, words):
         index.add(**given)
 
 
-@pytest.mark.parametrize("query", [np.zeros(DIM), np.full(DIM, np.nan), np.ones(DIM + 1), np.ones((2, DIM))])
+@pytest.mark.parametrize(
+    "query", [np.zeros(DIM), np.full(DIM, np.nan), np.ones(DIM + 1), np.ones((2, DIM))]
+)
 def test_a_query_without_direction_or_of_another_width_is_refused(made, query):
     with pytest.raises(UsageError, match="the query's vector"):
         made.search(vector=query)
@@ -248,9 +250,9 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
     random = np.random.default_rng(0)
     scales = np.where(np.arange(32) < 6, 1.0, 0.1)
     items, asked = random.standard_normal((2000, 32)), random.standard_normal((300, 32)) * scales
-    exact = (asked[200:] @ (items / np.linalg.norm(items, axis=1)[:, None]).T).argsort(axis=1)[:, ::-1][
-        :, :10
-    ]
+    exact = (asked[200:] @ (items / np.linalg.norm(items, axis=1)[:, None]).T).argsort(axis=1)[
+        :, ::-1
+    ][:, :10]
 
     def share(index: Index) -> float:
         config = dataclasses.replace(index.settings, rerank="codes", density_weight=0.0)
@@ -259,14 +261,18 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
         return np.mean([len({int(hit.id) for hit in hits} & {*rows}) / 10 for hits, rows in pairs])
 
     plain, _ = Index.create(tmp_path / "plain.index", vectors=items, levels=2)
-    aware, _ = Index.create(tmp_path / "aware.index", vectors=items, levels=2, query_vectors=asked[:200])
+    aware, _ = Index.create(
+        tmp_path / "aware.index", vectors=items, levels=2, query_vectors=asked[:200]
+    )
     assert share(aware) > 1.2 * share(plain)
     assert (aware.info().knows_queries, plain.info().knows_queries) == (True, False)
     aware.refit(levels=5)  # keeps what is known of queries
     plain.refit(levels=5, query_vectors=asked[:200])
     assert share(aware) == pytest.approx(share(plain), abs=0.05)
     for bad in (asked[:9], asked[:, :5], asked.ravel()):
-        with pytest.raises(UsageError, match=r"expected 32 numbers in each row, and at least 100 rows"):
+        with pytest.raises(
+            UsageError, match=r"expected 32 numbers in each row, and at least 100 rows"
+        ):
             plain.refit(query_vectors=bad)
 
 

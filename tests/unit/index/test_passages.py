@@ -41,7 +41,9 @@ def create(place):
     notes.mkdir()
     names = [*TOPICS]
     for number in range(6):  # each book ends with another topic, and none begins with it
-        (notes / f"book {number}.txt").write_text(chapters(names[number + 1 :] + names[: number + 1]))
+        (notes / f"book {number}.txt").write_text(
+            chapters(names[number + 1 :] + names[: number + 1])
+        )
     for topic, words in TOPICS.items():
         (notes / f"{topic}.txt").write_text(f"A short note on {topic}: {words}.")
     made, added = Index.create(place / "notes.index", pool=notes, encoder=WORDLLAMA)
@@ -121,7 +123,9 @@ def test_long_captions_beside_and_inside_photos_have_passages(tmp_path):
     PIL.Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "inside.jpg", exif=exif)
     PIL.Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "beside.jpg")
     (tmp_path / "photos" / "beside.txt").write_text(chapters(["bread", "ships"]))
-    index, added = Index.create(tmp_path / "made.index", pool=tmp_path / "photos", encoder=WORDLLAMA)
+    index, added = Index.create(
+        tmp_path / "made.index", pool=tmp_path / "photos", encoder=WORDLLAMA
+    )
     assert (len(index), added.shortened) == (2, [])
     for photo, topic in (("inside.jpg", "winter"), ("beside.jpg", "ships")):
         hit = index.search(TOPICS[topic])[0]
@@ -141,7 +145,9 @@ def test_choices_raise_the_item(changing):
 
 
 def test_rare_words_and_codes_find_the_item_once(changing):
-    changing.add([{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}])
+    changing.add(
+        [{"id": "code", "text": chapters(TOPICS) + " invoice INV-20341 " + chapters(["winter"])}]
+    )
     hits = changing.search("INV-20341", k=13)
     assert hits[0].id == "code"
     assert len({hit.id for hit in hits}) == 13
@@ -184,11 +190,16 @@ def test_a_short_text_has_none():
 
 def test_all_of_a_long_query_is_searched_for(index):
     volcanoes = chapters(["volcanoes"], words=600)
-    first, second = (index.search(f"{volcanoes} {chapters([end])}", k=12) for end in ("bread", "ships"))
+    first, second = (
+        index.search(f"{volcanoes} {chapters([end])}", k=12) for end in ("bread", "ships")
+    )
     scores = [{hit.id: hit.score for hit in hits} for hits in (first, second)]
     assert scores[0]["bread.txt"] > scores[1]["bread.txt"] + 0.05
     assert scores[1]["ships.txt"] > scores[0]["ships.txt"] + 0.05
-    assert {first[0].id, second[0].id} <= {"volcanoes.txt", *(f"book {number}.txt" for number in range(6))}
+    assert {first[0].id, second[0].id} <= {
+        "volcanoes.txt",
+        *(f"book {number}.txt" for number in range(6)),
+    }
 
 
 def test_a_long_query_is_the_normalised_mean_of_its_passages(index):

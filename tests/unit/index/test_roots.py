@@ -197,9 +197,12 @@ def test_a_picture_that_was_replaced_is_seen_whatever_its_size_and_time_are(tmp_
 
 
 @pytest.mark.parametrize(
-    "loss", ["no root", "an empty root", "most files", "a folder unreadable", "a folder moved there"]
+    "loss",
+    ["no root", "an empty root", "most files", "a folder unreadable", "a folder moved there"],
 )
-def test_what_cannot_be_seen_is_deleted_only_when_its_number_is_given(index, notes, tmp_path, block, loss):
+def test_what_cannot_be_seen_is_deleted_only_when_its_number_is_given(
+    index, notes, tmp_path, block, loss
+):
     count = {"most files": 3, "a folder unreadable": 2, "a folder moved there": 2}.get(loss, 4)
     if loss == "no root":
         notes.rename(tmp_path / "elsewhere")
@@ -245,9 +248,14 @@ def test_a_renamed_picture_keeps_text_and_fields_that_a_list_gave_its_old_name(t
         assert (done.deleted, done.missing, len(index)) == (0, 0, 3)
         item = index.get("sub/d.png")
         assert (item.text, item.fields["town"], item.fields["name"]) == ("a red kite", "Ulm", "d")
-    (place / "metadata.csv").write_text("file_name,text\nb.png,a boat\nc.png,a car\nsub/d.png,a green kite\n")
+    (place / "metadata.csv").write_text(
+        "file_name,text\nb.png,a boat\nc.png,a car\nsub/d.png,a green kite\n"
+    )
     index.sync()
-    assert (index.get("sub/d.png").text, "town" in index.get("b.png").fields) == ("a green kite", False)
+    assert (index.get("sub/d.png").text, "town" in index.get("b.png").fields) == (
+        "a green kite",
+        False,
+    )
 
 
 def test_captions_stay_while_their_file_cannot_be_read(tmp_path, clip_folder):

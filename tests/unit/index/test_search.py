@@ -43,7 +43,9 @@ def pool(tmp_path_factory) -> Path:
         Image.new("RGB", (32, 32), colour).save(root / f"{colour}.png")
         rows.append({"did": f"2:{number + 1}", "modality": "image", "img_path": f"{colour}.png"})
     path = root / "pool.jsonl"
-    path.write_text("".join(json.dumps({"txt": None, "img_path": None, **row}) + "\n" for row in rows))
+    path.write_text(
+        "".join(json.dumps({"txt": None, "img_path": None, **row}) + "\n" for row in rows)
+    )
     return path
 
 
@@ -55,7 +57,10 @@ def index(model, pool, tmp_path_factory) -> Index:
     made, _ = Index.create(folder, model=model, pool=pool, embeddings="fused")
     more = pool.with_name("more.jsonl")
     more.write_text(
-        "".join(line.replace('"did": "1:', '"did": "3:').replace("a red", "one red") for line in lines[:6])
+        "".join(
+            line.replace('"did": "1:', '"did": "3:').replace("a red", "one red")
+            for line in lines[:6]
+        )
     )
     made.add(more)
     made.delete(["1:3", "1:9", "3:2", "2:1"])
@@ -174,7 +179,8 @@ def test_hits_have_log_probabilities_only_if_the_generator_was_asked(index):
 def test_options_in_python_do_what_the_flags_do(index):
     led = index.search("a red kite", config=SearchConfig(router="generator"))
     assert led == index.search(
-        "a red kite", config=dataclasses.replace(index.settings, router="generator", candidates=1000)
+        "a red kite",
+        config=dataclasses.replace(index.settings, router="generator", candidates=1000),
     )
     with pytest.raises(UsageError, match="does without the generator"):
         index.search("a red kite", config=SearchConfig(router="geometry", rerank="none"))
@@ -271,8 +277,14 @@ def test_pages_of_any_size_are_those_of_one_list_down_to_the_last_item(index, co
     listed = index.search(**options, k=len(index)) if options else index
     assert sorted(ids(whole)) == sorted(item.id for item in listed)
     for size in (1, 3, 10):
-        pages = [hit for start in range(0, 40, size) for hit in index.search(**query, k=size, offset=start)]
-        assert [(hit.id, hit.score) for hit in pages] == [(hit.id, hit.score) for hit in whole[: len(pages)]]
+        pages = [
+            hit
+            for start in range(0, 40, size)
+            for hit in index.search(**query, k=size, offset=start)
+        ]
+        assert [(hit.id, hit.score) for hit in pages] == [
+            (hit.id, hit.score) for hit in whole[: len(pages)]
+        ]
 
 
 def test_a_search_that_has_ranked_all_that_it_may_find_is_not_repeated(index, monkeypatch):
@@ -306,10 +318,15 @@ def test_without_modality_and_instruction_each_modality_is_searched(model, pool,
     assert found.rank == 1
 
 
-def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(model, pool, tmp_path):
+def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(
+    model, pool, tmp_path
+):
     made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
     lists = [
-        [dataclasses.replace(hit, probability=chance) for hit, chance in zip(hits, chances, strict=True)]
+        [
+            dataclasses.replace(hit, probability=chance)
+            for hit, chance in zip(hits, chances, strict=True)
+        ]
         for hits, chances in (
             (made.search("a red kite", modality="image", k=2), (0.9, 0.8)),
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),

@@ -36,7 +36,9 @@ def opened(place: Path, items: int, bits: EmbeddingBits) -> Segment:
     kind = "fused" if "embeddings.npy" in files else "none"
     facts = {"identity": "0" * 32, "model": "", "model_fingerprint": ""}
     manifest = IndexManifest(**facts, embeddings=kind, embedding_bits=bits)
-    return load_segment(place.parents[1], SegmentEntry(name=place.name, items=items, files=files), manifest)
+    return load_segment(
+        place.parents[1], SegmentEntry(name=place.name, items=items, files=files), manifest
+    )
 
 
 @pytest.fixture
@@ -72,7 +74,11 @@ def test_a_segment_comes_back_as_it_was_written(place, bits):
         assert np.array_equal(found, expected)
     else:  # what was given is what the vectors of the IDs leave
         rest = found - RANKER.vectors(given_arrays.codes[rows])
-        cosines = np.vecdot(rest, expected) / np.linalg.norm(rest, axis=1) / np.linalg.norm(expected, axis=1)
+        cosines = (
+            np.vecdot(rest, expected)
+            / np.linalg.norm(rest, axis=1)
+            / np.linalg.norm(expected, axis=1)
+        )
         assert cosines.min() > {8: 0.999, 4: 0.98, 2: 0.85, 1: 0.6}[bits]
         np.testing.assert_allclose(  # the product of a residual with itself is exact
             np.vecdot(rest, expected), np.square(expected).sum(axis=1), rtol=2e-3
@@ -99,17 +105,23 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits
         folder = tmp_path / "segments" / f"{seed:06}"
         folder.mkdir(parents=True)
         fill(folder, *new(count, seed=seed, dim=None if bits is None else 6), bits or 16)
-        parts.append(opened(folder, count, bits or 16)._replace(dead=np.array(dead, dtype=np.int64)))
+        parts.append(
+            opened(folder, count, bits or 16)._replace(dead=np.array(dead, dtype=np.int64))
+        )
     merged.mkdir()
     write_segment(merged, alive_batches(parts))
     parts.reverse()
     segment = opened(merged, 50 + 9 + 30 - 4, bits or 16)
-    codes = np.concatenate([part.table.ids[part.table.rows_of_items[part.alive_rows()]] for part in parts])
+    codes = np.concatenate(
+        [part.table.ids[part.table.rows_of_items[part.alive_rows()]] for part in parts]
+    )
     assert np.array_equal(segment.table.ids[segment.table.rows_of_items], codes)
     assert list(segment.items.all()) == [item for part in parts for item in alive_items(part)]
     cosines = np.concatenate([part.code_cosine[part.alive_rows()] for part in parts])
     assert np.array_equal(segment.code_cosine, cosines)
-    assert {path.name for path in merged.iterdir()} == {path.name for path in parts[0].folder.iterdir()}
+    assert {path.name for path in merged.iterdir()} == {
+        path.name for path in parts[0].folder.iterdir()
+    }
     if bits is not None:  # embeddings are not rounded again
         vectors = np.concatenate([part.vectors(RANKER)(part.alive_rows()) for part in parts])
         assert np.array_equal(segment.vectors(RANKER)(np.arange(segment.num_alive)), vectors)

@@ -77,7 +77,12 @@ def test_a_flipped_bit_in_any_file_is_found(index):
     assert len(files(index)) == 1 + 2 * 8
     for file in files(index):
         contents = file.read_bytes()
-        for place in {0, len(contents) // 2, int(random.integers(len(contents))), len(contents) - 2}:
+        for place in {
+            0,
+            len(contents) // 2,
+            int(random.integers(len(contents))),
+            len(contents) - 2,
+        }:
             flipped = bytearray(contents)
             flipped[place] ^= 1 << int(random.integers(8))
             file.write_bytes(flipped)

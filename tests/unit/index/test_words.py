@@ -42,7 +42,9 @@ def index(folder, clip_folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("words")
     index, _ = Index.create(place / "index", pool=folder, encoder=f"clip:{clip_folder}")
     (place / "more").mkdir()
-    (place / "more" / "late.txt").write_text("a red anchor, part AX-7774 of 2021, painted by Lindhu")
+    (place / "more" / "late.txt").write_text(
+        "a red anchor, part AX-7774 of 2021, painted by Lindhu"
+    )
     index.add(place / "more")
     return index
 
@@ -70,7 +72,8 @@ def test_a_file_is_found_by_its_name(index, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "item"), [("kerlin", "note 100.txt"), ("ZORA", "note 102.txt"), ("lindhu,", "more/late.txt")]
+    ("name", "item"),
+    [("kerlin", "note 100.txt"), ("ZORA", "note 102.txt"), ("lindhu,", "more/late.txt")],
 )
 def test_an_item_is_found_by_a_name_that_the_encoder_does_not_know(index, name, item):
     hits = index.search(f"anchor by {name}", modality="text", k=3)
@@ -112,8 +115,27 @@ def test_a_generators_order_is_searched_too(folder, model, tmp_path):
 
 
 def test_codes_put_items_first_and_counts_do_not(index):
-    words = ("IMG 2034", "ax 7", "b2", "2024", "rtx3090", "2", "2nd", "3D", "80s", "12 5", "2 000", "kite")
-    assert [word for word in words if CODE.match(word)] == ["IMG 2034", "ax 7", "b2", "2024", "rtx3090"]
+    words = (
+        "IMG 2034",
+        "ax 7",
+        "b2",
+        "2024",
+        "rtx3090",
+        "2",
+        "2nd",
+        "3D",
+        "80s",
+        "12 5",
+        "2 000",
+        "kite",
+    )
+    assert [word for word in words if CODE.match(word)] == [
+        "IMG 2034",
+        "ax 7",
+        "b2",
+        "2024",
+        "rtx3090",
+    ]
     for text in ("104 anchors", "the 104th anchor"):
         assert not find_words(index.snapshot, text).has_code.any()
 
@@ -218,4 +240,6 @@ def test_a_text_without_words_of_the_query_is_compared_and_one_with_all_is_not(m
     assert least[:7] == [None] * 7
     assert least[7] is not None
     assert many.good_match(many.search("umbrella")) is not False
-    assert [hit.least_score for hit in many.search("umbrella", where=["text~number"], k=9)] == [None] * 9
+    assert [hit.least_score for hit in many.search("umbrella", where=["text~number"], k=9)] == [
+        None
+    ] * 9

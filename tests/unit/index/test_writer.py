@@ -40,7 +40,9 @@ FACTS = IndexManifest(
 def given_items(contents: dict[str, int]) -> tuple[list[Item], ItemArrays]:
     """Items whose text, codes and embedding say a number."""
     numbers = np.array(list(contents.values()), dtype=np.int64)
-    return [Item(name, Modality.TEXT, str(number)) for name, number in contents.items()], ItemArrays(
+    return [
+        Item(name, Modality.TEXT, str(number)) for name, number in contents.items()
+    ], ItemArrays(
         np.stack([numbers % 2, numbers % 3, numbers], axis=1).astype(np.int16),
         np.ones(len(numbers), dtype=np.float16),
         np.eye(8, dtype=np.float16)[numbers % 8],
@@ -54,7 +56,9 @@ def found(folder: Path) -> dict[str, int]:
         expected = given_items({item.id: int(item.text) for item in items})[1]
         codes = np.repeat(segment.table.ids, np.diff(segment.table.bucket_starts), axis=0)
         assert np.array_equal(codes, expected.codes[segment.table.items])
-        assert np.allclose(segment.vectors(None)(np.arange(len(items))), expected.embeddings, atol=1e-3)
+        assert np.allclose(
+            segment.vectors(None)(np.arange(len(items))), expected.embeddings, atol=1e-3
+        )
         for row, item in enumerate(items):
             if row not in segment.dead:
                 assert item.id not in contents
@@ -105,7 +109,9 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
                 expected = {name: number for name, number in expected.items() if name not in what}
             else:
                 before = writer.snapshot.segments
-                dirty = [len(one.dead) >= what * one.num_items and len(one.dead) > 0 for one in before]
+                dirty = [
+                    len(one.dead) >= what * one.num_items and len(one.dead) > 0 for one in before
+                ]
                 writer.compact(min_deleted=what)
                 after = writer.snapshot.segments
                 if what == 0:
@@ -139,7 +145,9 @@ def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
     assert len(found(tmp_path)) == 4
 
 
-@pytest.mark.parametrize("sizes", [[1] * 25, [249, 120, 59, 28, 13, 6, 2, 1]])  # or each less than half
+@pytest.mark.parametrize(
+    "sizes", [[1] * 25, [249, 120, 59, 28, 13, 6, 2, 1]]
+)  # or each less than half
 def test_segments_stay_few_and_the_large_one_is_left_alone(tmp_path, sizes):
     make(tmp_path, {f"old {number}": number for number in range(500)})
     large = Snapshot.open(tmp_path).segments[0].name
@@ -177,7 +185,9 @@ def add(writer: Writer) -> object:
     return writer.add([given_items({"old 3": 77, "newer": 78})])
 
 
-@pytest.mark.parametrize("work", [add, delete, Writer.compact, partial(Writer.compact, min_deleted=0)])
+@pytest.mark.parametrize(
+    "work", [add, delete, Writer.compact, partial(Writer.compact, min_deleted=0)]
+)
 def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_one(
     tmp_path, work, killed_at
 ):
@@ -213,7 +223,9 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
     assert set(seen) == {"old", "new"}
 
 
-def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_whole_one(tmp_path, killed_at):
+def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_whole_one(
+    tmp_path, killed_at
+):
     for number in range(1, 1_000):
         folder = tmp_path / str(number)
         if not killed_at(number, lambda folder=folder: make(folder, {"a": 1, "b": 2})):
@@ -228,7 +240,9 @@ def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_who
     assert number > 5
 
 
-@pytest.mark.parametrize("text", ["", "{}", '"\\ud800"', "[" * 100_000, json.dumps({"format": FORMAT + 1})])
+@pytest.mark.parametrize(
+    "text", ["", "{}", '"\\ud800"', "[" * 100_000, json.dumps({"format": FORMAT + 1})]
+)
 def test_a_file_that_is_no_manifest_of_this_version_is_refused(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
     with pytest.raises(ArtifactMismatch, match="create the index again"):
@@ -252,7 +266,11 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_noticed(tmp_path):
         {"embeddings": "some"},
         {"segments": [{"name": "../elsewhere", "items": 1, "files": {}}]},
         {"segments": [{"name": "000001", "items": 1, "files": {}, "deleted": "../x.npy"}]},
-        {"segments": [{"name": "000001", "items": 1, "files": {"../x.npy": {"bytes": 1, "sha256": ""}}}]},
+        {
+            "segments": [
+                {"name": "000001", "items": 1, "files": {"../x.npy": {"bytes": 1, "sha256": ""}}}
+            ]
+        },
         {"segments": [{"name": "000001", "items": 1, "files": {}}] * 2},
     ],
 )
@@ -270,7 +288,10 @@ def impossible_places(folder: Path) -> list[Path]:
     (folder / "file").write_text("")
     (folder / "loop").symlink_to(folder / "loop")
     (folder / "nowhere").symlink_to(folder / "gone")
-    return [folder / name for name in ("x" * 256, "loop/index", "file/index", "nowhere", "nowhere/index")]
+    return [
+        folder / name
+        for name in ("x" * 256, "loop/index", "file/index", "nowhere", "nowhere/index")
+    ]
 
 
 def test_where_no_folder_can_be_there_is_no_index(tmp_path):
@@ -359,7 +380,9 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(tmp_p
     assert found(tmp_path) == {}
 
 
-def test_a_lock_is_taken_although_another_process_removes_the_folder_meanwhile(tmp_path, monkeypatch):
+def test_a_lock_is_taken_although_another_process_removes_the_folder_meanwhile(
+    tmp_path, monkeypatch
+):
     real = live.check_locks
 
     def remove(file: Path) -> None:
@@ -381,7 +404,9 @@ def test_the_first_bytes_of_a_manifest_differ_between_any_two_states(tmp_path):
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_a_change_that_fails_does_not_stand_in_the_way_of_the_next(tmp_path, monkeypatch, is_committed):
+def test_a_change_that_fails_does_not_stand_in_the_way_of_the_next(
+    tmp_path, monkeypatch, is_committed
+):
     make(tmp_path, {"a": 1})
 
     def fail(folder: Path, manifest: IndexManifest) -> None:
@@ -401,7 +426,9 @@ def test_a_change_that_fails_does_not_stand_in_the_way_of_the_next(tmp_path, mon
 def test_the_names_of_new_folders_reach_the_disk(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        os,
+        "fsync",
+        lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()),
     )
     make(tmp_path / "new" / "index", {"a": 1})
     assert {tmp_path, tmp_path / "new"} <= set(synced)

@@ -83,7 +83,9 @@ def test_weights_that_are_no_numbers_are_refused(copied, number):
     weights = load_file(file)
     weights["codebooks.1.embed"][0, 0] = number
     save_file(weights, file)
-    with pytest.raises(ArtifactMismatch, match=r"quantizer\.safetensors.*codebooks\.1\.embed has numbers"):
+    with pytest.raises(
+        ArtifactMismatch, match=r"quantizer\.safetensors.*codebooks\.1\.embed has numbers"
+    ):
         Genius.open(copied)
 
 
@@ -95,7 +97,10 @@ def test_a_model_can_be_moved_with_its_encoder_inside_and_opens_by_a_relative_pa
     moved = Genius.open("moved")
     assert moved.fingerprint == model.fingerprint
     assert moved.encoder.fingerprint == model.encoder.fingerprint
-    assert json.loads((tmp_path / "moved" / MODEL_FILE).read_text())["encoder"]["spec"] == "small:./encoder"
+    assert (
+        json.loads((tmp_path / "moved" / MODEL_FILE).read_text())["encoder"]["spec"]
+        == "small:./encoder"
+    )
 
 
 def test_embeddings_are_unit_vectors_and_the_code_cosine_is_that_with_the_ids_vector(model):
@@ -105,7 +110,9 @@ def test_embeddings_are_unit_vectors_and_the_code_cosine_is_that_with_the_ids_ve
     np.testing.assert_allclose(np.linalg.norm(encoded.embeddings, axis=1), 1, atol=1e-6)
     assert np.array_equal(model.embed(batch), encoded.embeddings)
     vectors = normalize(model.ranker.vectors(encoded.codes))
-    np.testing.assert_allclose(encoded.code_cosine, np.vecdot(vectors, encoded.embeddings), atol=1e-6)
+    np.testing.assert_allclose(
+        encoded.code_cosine, np.vecdot(vectors, encoded.embeddings), atol=1e-6
+    )
 
 
 def test_every_modality_has_level_0_codes_of_its_own(model):

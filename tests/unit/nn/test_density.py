@@ -36,10 +36,14 @@ def cosine(one, other) -> float:
     return float(normalize(np.float64(one)) @ normalize(np.float64(other)))
 
 
-def plainly(tables: list[np.ndarray], code: list[int], *, has_modality_level: bool) -> tuple[float, float]:
+def plainly(
+    tables: list[np.ndarray], code: list[int], *, has_modality_level: bool
+) -> tuple[float, float]:
     """One ID, number by number."""
     levels = [table.tolist() for table in tables]
-    vector = [sum(level[at][axis] for level, at in zip(levels, code, strict=True)) for axis in range(DIM)]
+    vector = [
+        sum(level[at][axis] for level, at in zip(levels, code, strict=True)) for axis in range(DIM)
+    ]
     cosines = []
     for first in levels[1] if has_modality_level else levels[0]:
         near = first
@@ -70,9 +74,13 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
 @pytest.mark.parametrize("has_modality_level", [True, False])
 def test_with_a_sample_of_the_pool_density_is_the_cosine_to_the_nearest_other(has_modality_level):
     tables, codes, sample = drawn(1), drawn_codes(2, 60), np.unique(drawn_codes(3, 80), axis=0)
-    measurer = NormAndDensity(tables, has_modality_level=has_modality_level, sample=sample.astype(np.int16))
+    measurer = NormAndDensity(
+        tables, has_modality_level=has_modality_level, sample=sample.astype(np.int16)
+    )
     found = measurer.densities(sum_codes(tables, codes), codes)
-    vectors = {tuple(one): sum(t[c] for t, c in zip(tables, one, strict=True)) for one in sample.tolist()}
+    vectors = {
+        tuple(one): sum(t[c] for t, c in zip(tables, one, strict=True)) for one in sample.tolist()
+    }
     for code, value in zip(codes.tolist(), found.tolist(), strict=True):
         own = sum(table[at] for table, at in zip(tables, code, strict=True))
         cosines = [
@@ -81,7 +89,9 @@ def test_with_a_sample_of_the_pool_density_is_the_cosine_to_the_nearest_other(ha
             if one != tuple(code) and (not has_modality_level or one[0] == code[0])
         ]
         assert value == pytest.approx(max(cosines), abs=1e-5)
-    assert any(tuple(code) in vectors for code in codes.tolist())  # an ID is no neighbour of its own
+    assert any(
+        tuple(code) in vectors for code in codes.tolist()
+    )  # an ID is no neighbour of its own
 
 
 BASELINE = np.array([[0.7, 0.9], [0.9, 0.3], [0.85, 0.0]])
@@ -113,7 +123,9 @@ def test_item_density_is_relative_to_the_mean_of_the_modality_times_its_reliabil
             near = [sum(t[c] for t, c in zip(tables, one, strict=True)) for one in others]
         else:
             near = (
-                [tables[0][code[0]] + first for first in tables[1]] if has_modality_level else list(tables[0])
+                [tables[0][code[0]] + first for first in tables[1]]
+                if has_modality_level
+                else list(tables[0])
             )
         nearest = max(cosine(embedding, one) for one in near)
         expected.append(expected_byte(nearest, *baseline[code[0] if has_modality_level else 0]))
@@ -146,7 +158,10 @@ def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
     assert kept.dtype == np.int16
     assert kept[:, 0].max() < 255  # no half norm was cut off
     half_norms, densities = decode_half_norms(kept[:, 0]), decode_densities(kept[:, 1])
-    assert np.abs(half_norms - np.square(vectors).sum(axis=1) / 2).max() <= 0.5 / HALF_NORM_STEPS + 1e-6
+    assert (
+        np.abs(half_norms - np.square(vectors).sum(axis=1) / 2).max()
+        <= 0.5 / HALF_NORM_STEPS + 1e-6
+    )
     relative = reliability * (measurer.densities(vectors, codes) - mean)
     # The lowest and the highest byte stand for what is beyond them: -128/800 and 127/800.
     expected = relative.clip(-0.16, 0.15875)
@@ -159,7 +174,9 @@ def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
     tables = drawn(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
     baseline = np.array([[0.5, 0.7], [0.8, 0.7], [0.9, 0.7]])
-    measurer = NormAndDensity(tables, has_modality_level=True, sample=codes[:sampled], baseline=baseline)
+    measurer = NormAndDensity(
+        tables, has_modality_level=True, sample=codes[:sampled], baseline=baseline
+    )
 
     def columns_of(codes):
         return measurer.columns(sum_codes(tables, codes), codes)

@@ -11,7 +11,9 @@ from genius_search.nn.codebooks import sum_codes
 from genius_search.nn.kmeans import NearestSums, assign
 
 
-def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[np.ndarray, list[np.ndarray]]:
+def drawn(
+    seed: int, sizes: tuple[int, ...], items: int, dim: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
     random = np.random.default_rng(seed)
     tables = [
         random.standard_normal((size, dim), dtype=np.float32) * np.float32(0.6**level)
@@ -20,7 +22,9 @@ def drawn(seed: int, sizes: tuple[int, ...], items: int, dim: int) -> tuple[np.n
     return random.standard_normal((items, dim), dtype=np.float32), tables
 
 
-def squared_errors(residuals: np.ndarray, tables: list[np.ndarray], codes: np.ndarray) -> np.ndarray:
+def squared_errors(
+    residuals: np.ndarray, tables: list[np.ndarray], codes: np.ndarray
+) -> np.ndarray:
     return np.square(residuals - sum_codes(tables, codes)).sum(axis=1)
 
 
@@ -45,9 +49,13 @@ def test_a_beam_of_one_is_the_greedy_choice(seed: int) -> None:
 def test_a_beam_as_wide_as_all_ids_finds_the_nearest_of_all(seed: int) -> None:
     residuals, tables = drawn(seed, (4, 3, 5), items=30, dim=4)
     every = np.array(list(itertools.product(range(4), range(3), range(5))))
-    errors = np.stack([squared_errors(residuals, tables, np.tile(one, (30, 1))) for one in every], axis=1)
+    errors = np.stack(
+        [squared_errors(residuals, tables, np.tile(one, (30, 1))) for one in every], axis=1
+    )
     found = NearestSums(tables, beam=1000)(residuals)
-    np.testing.assert_allclose(squared_errors(residuals, tables, found), errors.min(axis=1), rtol=1e-4)
+    np.testing.assert_allclose(
+        squared_errors(residuals, tables, found), errors.min(axis=1), rtol=1e-4
+    )
 
 
 def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,4 +77,6 @@ def test_the_library_finds_what_the_plain_search_finds(sizes: tuple[int, ...], b
     plain, found = encode.plain(residuals), encode(residuals)
     assert (plain == found).all(axis=1).mean() > 0.99  # rounding may decide between two sums
     errors = squared_errors(residuals, tables, found)
-    np.testing.assert_allclose(errors, squared_errors(residuals, tables, plain), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        errors, squared_errors(residuals, tables, plain), rtol=1e-3, atol=1e-4
+    )

@@ -70,7 +70,9 @@ def test_log_probabilities_normalise_to_one_over_what_they_are_asked_to(head):
         assert own.shape == (4, size)
         torch.testing.assert_close(own.exp().sum(dim=1), torch.ones(4))
         part = generator.log_probabilities(hidden, level, "vocabulary")
-        torch.testing.assert_close(part - part.logsumexp(dim=1, keepdim=True), own, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            part - part.logsumexp(dim=1, keepdim=True), own, rtol=1e-4, atol=1e-5
+        )
         over_all.append(part.exp().sum(dim=1))
     special = generator.row_logits(hidden, slice(None)).softmax(dim=1)[:, :NUM_SPECIAL].sum(dim=1)
     torch.testing.assert_close(torch.stack(over_all).sum(dim=0) + special, torch.ones(4))

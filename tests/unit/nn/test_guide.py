@@ -57,7 +57,9 @@ def test_without_a_decoder_the_most_probable_prefix_is_the_nearest() -> None:
     residuals = guide.residuals(queries, codes)
     tables = guide.tables()
     for level in range(len(SIZES)):
-        prefix = sum((tables[before][codes[:, before]] for before in range(level)), torch.zeros(20, DIM))
+        prefix = sum(
+            (tables[before][codes[:, before]] for before in range(level)), torch.zeros(20, DIM)
+        )
         longer = prefix[:, None] + tables[level][None]
         distances = (queries[:, None] - longer).square().sum(dim=2)
         logits = guide.combine(torch.zeros(20, SIZES[level]), residuals[:, level], level)
@@ -95,7 +97,9 @@ def test_search_says_what_training_learned() -> None:
             state = step.state
         found = torch.stack(
             [
-                F.nll_loss(decoder.log_probabilities(hidden[level], level, "level"), codes[:, level])
+                F.nll_loss(
+                    decoder.log_probabilities(hidden[level], level, "level"), codes[:, level]
+                )
                 for level in range(len(SIZES))
             ]
         )
@@ -105,7 +109,9 @@ def test_search_says_what_training_learned() -> None:
 def test_distances_of_different_levels_are_not_compared() -> None:
     generator = drawn()
     decoder = GuidedDecoder(generator)
-    hidden = decoder.advance(decoder.start(asked(2)[0]), torch.zeros((2, 0), dtype=torch.int64)).hidden
+    hidden = decoder.advance(
+        decoder.start(asked(2)[0]), torch.zeros((2, 0), dtype=torch.int64)
+    ).hidden
     with pytest.raises(UsageError, match='scores="level"'):
         decoder.log_probabilities(hidden[:, 0], 0, "vocabulary")
 

@@ -21,7 +21,9 @@ def distances(samples, centroids):
 @given(items=st.integers(1, 40), size=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_the_nearest_centroid_is_the_nearest_by_squared_distance(items, size, seed):
     samples, centroids = drawn(seed, items, 3), drawn(seed + 1, size, 3)
-    assert assign(samples, centroids).tolist() == distances(samples, centroids).argmin(axis=1).tolist()
+    assert (
+        assign(samples, centroids).tolist() == distances(samples, centroids).argmin(axis=1).tolist()
+    )
 
 
 @given(items=st.integers(1, 60), size=st.integers(1, 10), seed=st.integers(0, 10_000))

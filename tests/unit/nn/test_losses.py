@@ -30,7 +30,11 @@ def by_loops(queries, candidates, false_negatives, direction):
     return forward / size if direction == "query" else (forward + backward) / size / 2
 
 
-@given(size=st.integers(1, 7), seed=st.integers(0, 10_000), direction=st.sampled_from(["both", "query"]))
+@given(
+    size=st.integers(1, 7),
+    seed=st.integers(0, 10_000),
+    direction=st.sampled_from(["both", "query"]),
+)
 def test_the_contrastive_loss_leaves_out_known_false_negatives_like_a_loop(size, seed, direction):
     random = torch.Generator().manual_seed(seed)
     queries, candidates = F.normalize(torch.randn(2, size, 4, generator=random), dim=-1)
@@ -58,24 +62,31 @@ def words_by_loops(images, words, present):
     total = 0.0
     for image, row in zip(images, present.tolist(), strict=True):
         logits = [
-            float(image @ word) / TEMPERATURE + math.log(n) for word, n in zip(words, counts, strict=True)
+            float(image @ word) / TEMPERATURE + math.log(n)
+            for word, n in zip(words, counts, strict=True)
         ]
         log_sum = math.log(sum(math.exp(logit) for logit in logits))
         weights = [here / math.sqrt(n) for here, n in zip(row, counts, strict=True)]
-        total -= sum(w * (logit - log_sum) for w, logit in zip(weights, logits, strict=True)) / sum(weights)
+        total -= sum(w * (logit - log_sum) for w, logit in zip(weights, logits, strict=True)) / sum(
+            weights
+        )
     return total / len(images)
 
 
 @given(images=st.integers(1, 5), words=st.integers(1, 6), seed=st.integers(0, 10_000))
 def test_the_word_loss_is_the_weighted_cross_entropy_of_a_loop(images, words, seed):
     random = torch.Generator().manual_seed(seed)
-    vectors = F.normalize(torch.randn(images + words, 4, generator=random), dim=-1).split([images, words])
+    vectors = F.normalize(torch.randn(images + words, 4, generator=random), dim=-1).split(
+        [images, words]
+    )
     present = torch.rand(images, words, generator=random) < 0.4
     present[torch.arange(images), torch.randint(words, (images,), generator=random)] = True
     present = present[:, present.any(dim=0)]
     own = vectors[1][: present.shape[1]]
     loss = word_loss(vectors[0], own, present, temperature=TEMPERATURE)
-    assert float(loss) == pytest.approx(words_by_loops(vectors[0], own, present), rel=1e-4, abs=1e-5)
+    assert float(loss) == pytest.approx(
+        words_by_loops(vectors[0], own, present), rel=1e-4, abs=1e-5
+    )
     without = torch.cat([present, torch.zeros(1, present.shape[1], dtype=torch.bool)])
     more = word_loss(torch.cat([vectors[0], vectors[0][:1]]), own, without, temperature=TEMPERATURE)
     torch.testing.assert_close(more, loss)
@@ -83,11 +94,15 @@ def test_the_word_loss_is_the_weighted_cross_entropy_of_a_loop(images, words, se
 
 def test_the_phrase_loss_is_the_mean_over_the_images_that_a_phrase_fits():
     random = torch.Generator().manual_seed(0)
-    phrases, images = (F.normalize(torch.randn(size, 4, generator=random), dim=-1) for size in (2, 3))
+    phrases, images = (
+        F.normalize(torch.randn(size, 4, generator=random), dim=-1) for size in (2, 3)
+    )
     relevant = torch.tensor([[True, False, True], [False, True, False]])
     logs = (phrases @ images.T / TEMPERATURE).log_softmax(dim=1)
     expected = -((logs[0, 0] + logs[0, 2]) / 2 + logs[1, 1]) / 2
-    torch.testing.assert_close(phrase_loss(phrases, images, relevant, temperature=TEMPERATURE), expected)
+    torch.testing.assert_close(
+        phrase_loss(phrases, images, relevant, temperature=TEMPERATURE), expected
+    )
     assert float(phrase_loss(phrases[:0], images, relevant[:0], temperature=TEMPERATURE)) == 0.0
 
 
@@ -102,7 +117,11 @@ def prefix_loss_by_loops(scores, codes, excluded):
                 if prefix not in totals or (
                     number and totals[prefix] is None and not excluded[query, number]
                 ):
-                    own = None if excluded[query, number] else float(scores[query, number, : level + 1].sum())
+                    own = (
+                        None
+                        if excluded[query, number]
+                        else float(scores[query, number, : level + 1].sum())
+                    )
                     totals.setdefault(prefix, own)
             own = totals[tuple(codes[query, 0, : level + 1].tolist())]
             others = [total for total in totals.values() if total is not None]
@@ -111,7 +130,10 @@ def prefix_loss_by_loops(scores, codes, excluded):
 
 
 @given(
-    queries=st.integers(1, 4), ids=st.integers(1, 6), levels=st.integers(1, 4), seed=st.integers(0, 10_000)
+    queries=st.integers(1, 4),
+    ids=st.integers(1, 6),
+    levels=st.integers(1, 4),
+    seed=st.integers(0, 10_000),
 )
 def test_the_loss_of_prefixes_counts_equal_ones_once_like_a_loop(queries, ids, levels, seed):
     random = torch.Generator().manual_seed(seed)

@@ -35,7 +35,8 @@ def make(seed=0, **settings):
     for level, book in enumerate(books.values()):
         size = len(book.embed)
         book.start(
-            torch.randn(size, DIM, generator=random) * 0.6**level, 5 * torch.rand(size, generator=random) + 3
+            torch.randn(size, DIM, generator=random) * 0.6**level,
+            5 * torch.rand(size, generator=random) + 3,
         )
     return quantizer
 
@@ -151,7 +152,9 @@ def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
     quantizer.start_codebooks(vectors, modalities, batch_size=15, random=np.random.default_rng(0))
     first, second, third = quantizer.codebooks
     for modality in range(3):
-        torch.testing.assert_close(first.embed[modality], vectors[modalities == modality].mean(dim=0))
+        torch.testing.assert_close(
+            first.embed[modality], vectors[modalities == modality].mean(dim=0)
+        )
     # Sixty embeddings were seen, a batch has 2 x 15.
     assert first.cluster_size.tolist() == [10, 10, 10]
     assert float(second.cluster_size.sum()) == pytest.approx(30)
@@ -179,4 +182,6 @@ def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     items = Coder(codebooks).encode_items(fused.numpy(), modalities.numpy())
     assert items.codes.tolist() == quantizer.quantize(fused, modalities).codes.tolist()
     vectors = sum_codes(codebooks.tables(), items.codes)
-    np.testing.assert_allclose(items.code_cosine, np.vecdot(normalize(vectors), fused.numpy()), atol=1e-6)
+    np.testing.assert_allclose(
+        items.code_cosine, np.vecdot(normalize(vectors), fused.numpy()), atol=1e-6
+    )

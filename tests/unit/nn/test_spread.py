@@ -22,15 +22,17 @@ def test_items_as_queries_have_a_scale_of_one_on_average():
     tables, ids, embeddings, densities = draw()
     spread = Spread(*measure_spread(tables, ids, embeddings, densities, has_modality_level=True))
     vectors = sum_codes(tables, ids)
-    scales = spread.scales(vectors @ tables[1].T, [frozenset([code]) for code in ids[:, 0].tolist()])
+    scales = spread.scales(
+        vectors @ tables[1].T, [frozenset([code]) for code in ids[:, 0].tolist()]
+    )
     assert np.median(scales) == pytest.approx(1, abs=0.05)
 
 
 def test_a_scale_is_that_of_the_plain_formula():
     tables, ids, embeddings, densities = draw(1)
-    among = Spread(*measure_spread(tables, ids, embeddings, densities, has_modality_level=True)).among(
-        frozenset([0])
-    )
+    among = Spread(
+        *measure_spread(tables, ids, embeddings, densities, has_modality_level=True)
+    ).among(frozenset([0]))
     query = np.random.default_rng(2).standard_normal(8).astype(np.float32)
     products = np.array([query @ tables[1][code] for code in ids[ids[:, 0] == 0, 1]])
     assert among.scale((query @ tables[1].T)[None])[0] == pytest.approx(
@@ -48,7 +50,9 @@ def test_modalities_have_spreads_of_their_own():
 
 def test_what_cannot_differ_is_left_as_it_is():
     tables, ids, embeddings, densities = draw(6)
-    usage, spreads = measure_spread(tables, ids[:1], embeddings[:1], densities[:1], has_modality_level=True)
+    usage, spreads = measure_spread(
+        tables, ids[:1], embeddings[:1], densities[:1], has_modality_level=True
+    )
     [modality] = ids[:1, 0]
     assert spreads[modality] == pytest.approx([0, densities[0], 0])  # of no reliability
     nothing = Spread(usage, spreads).among()
@@ -60,7 +64,9 @@ def test_the_columns_are_spread_and_mean_and_reliability_of_densities(has_modali
     tables, ids, embeddings, densities = draw(8)
     if not has_modality_level:
         tables, ids = tables[1:], ids[:, 1:]
-    usage, spreads = measure_spread(tables, ids, embeddings, densities, has_modality_level=has_modality_level)
+    usage, spreads = measure_spread(
+        tables, ids, embeddings, densities, has_modality_level=has_modality_level
+    )
     for modality in range(3 if has_modality_level else 1):
         own = ids[:, 0] == modality if has_modality_level else np.ones(len(ids), dtype=bool)
         if not own.any():

@@ -26,7 +26,9 @@ def test_without_a_compiler_nothing_is_built_which_is_logged_once(tmp_path, capl
 def test_the_first_compiler_that_works_is_taken(tmp_path, monkeypatch, capsys):
     fails = [sys.executable, "-c", "import sys; sys.exit('no such flag')"]
     works = [sys.executable, "-c", "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w')"]
-    monkeypatch.setattr(native, "find_compilers", lambda: iter([["/no/such/compiler"], fails, works]))
+    monkeypatch.setattr(
+        native, "find_compilers", lambda: iter([["/no/such/compiler"], fails, works])
+    )
     assert native.build(tmp_path) == works
     assert "no such flag" in capsys.readouterr().err
     expected = {native.library(variant, tmp_path).name for variant in native.VARIANTS}

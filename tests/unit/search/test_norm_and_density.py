@@ -28,6 +28,10 @@ def test_by_codes_an_id_scores_its_inner_product_less_half_norm_and_hubness():
     for given, costs, expected in (
         (codes, {}, products),
         (marked, {}, products - half_norms),
-        (marked, {"density_cost": DENSITY_WEIGHT}, products - half_norms - DENSITY_WEIGHT * densities),
+        (
+            marked,
+            {"density_cost": DENSITY_WEIGHT},
+            products - half_norms - DENSITY_WEIGHT * densities,
+        ),
     ):
         np.testing.assert_allclose(ranker.scores(query, given, **costs), expected, atol=1e-5)

@@ -16,7 +16,9 @@ DIM = 6
 def segment() -> SearchSegment:
     """IDs 0 (items 2, 0), 1 (item 1), 2 (items 4, 3)."""
     codes = np.array([[0, 1, 1], [0, 2, 0], [0, 1, 1], [1, 0, 2], [1, 0, 2]])
-    return SearchSegment(IdTable.build(codes, np.array([0.2, 0.5, 0.9, 0.3, 0.4], dtype=np.float32)))
+    return SearchSegment(
+        IdTable.build(codes, np.array([0.2, 0.5, 0.9, 0.3, 0.4], dtype=np.float32))
+    )
 
 
 @pytest.fixture
@@ -34,14 +36,18 @@ def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
 
 
 def ranked(segments: list[SearchSegment], beams: Beams) -> Ranking:
-    return rank_items(segments, beams, 0, torch.zeros(DIM), config=PAPER_SEARCH, evidence=Evidence(), k=10)
+    return rank_items(
+        segments, beams, 0, torch.zeros(DIM), config=PAPER_SEARCH, evidence=Evidence(), k=10
+    )
 
 
 BEAMS = beams_of([[(2, 3)], [(0, 1)], [(1, 2)]], [-1.0, -2.0, -3.0])
 SHARED = beams_of([[(0, 0), (1, 2)], [(0, 1), (0, 1)], [(2, 3), (1, 1)]], [-1.0, -2.0, -3.0])
 
 
-def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_first_inside_an_id(segment):
+def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_first_inside_an_id(
+    segment,
+):
     answer = ranked([segment], BEAMS)
     assert answer.items.tolist() == [4, 3, 2, 0, 1]
     assert answer.rows.tolist() == [2, 2, 0, 0, 1]

@@ -35,7 +35,9 @@ def test_a_code_takes_a_byte_and_the_place_of_an_id_four(tmp_path):
     save_table(table, tmp_path)
     assert len(table) == 2_000
     assert table.nbytes == 13 * 2_000 - 4
-    assert sum((tmp_path / f"{name}.npy").stat().st_size for name in ("ids", "starts")) <= 14 * 2_000
+    assert (
+        sum((tmp_path / f"{name}.npy").stat().st_size for name in ("ids", "starts")) <= 14 * 2_000
+    )
 
 
 @pytest.mark.parametrize(("largest", "size"), [(255, 1), (256, 2), (32_767, 2)])

@@ -36,16 +36,25 @@ def make_index(folder: Path, model: Genius) -> Index:
     pool = folder / "pool"
     pool.mkdir(parents=True)
     rows = []
-    for number, (colour, thing) in enumerate((colour, thing) for colour in COLOURS for thing in THINGS):
+    for number, (colour, thing) in enumerate(
+        (colour, thing) for colour in COLOURS for thing in THINGS
+    ):
         fields = json.dumps({"price": number, "colour": colour, "size": {"width": number % 4}})
         rows.append(
-            {"did": f"1:{number}", "modality": "text", "txt": f"a {colour} {thing}", "src_content": fields}
+            {
+                "did": f"1:{number}",
+                "modality": "text",
+                "txt": f"a {colour} {thing}",
+                "src_content": fields,
+            }
         )
     for number, colour in enumerate(COLOURS):
         (pool / f"{colour}.png").write_bytes(picture(colour))
         rows.append({"did": f"2:{number}", "modality": "image", "img_path": f"{colour}.png"})
     file = pool / "pool.jsonl"
-    file.write_text("".join(json.dumps({"txt": None, "img_path": None, **row}) + "\n" for row in rows))
+    file.write_text(
+        "".join(json.dumps({"txt": None, "img_path": None, **row}) + "\n" for row in rows)
+    )
     made, _ = Index.create(folder / "things.index", model=model, pool=file)
     return made
 

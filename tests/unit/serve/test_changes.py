@@ -18,7 +18,9 @@ from .test_guard import is_problem
 
 def test_changes_at_once_are_all_made_and_searches_go_on(writable, found):
     def change(number: int) -> list[int]:
-        items = [{"id": f"{number}-{place}", "text": f"a drum {number} {place}"} for place in range(3)]
+        items = [
+            {"id": f"{number}-{place}", "text": f"a drum {number} {place}"} for place in range(3)
+        ]
         added = writable.post("/v1/items", json={"items": items})
         gone = writable.delete("/v1/items", params={"id": f"{number}-0"})
         searched = writable.post("/v1/search", json={"text": "a kite"})
@@ -35,7 +37,9 @@ def test_an_index_with_many_deleted_items_is_compacted(writable):
     index = writable.app.state.service.indexes["things"]
     writable.delete("/v1/items", params={"id": [f"1:{number}" for number in range(5)]})
     until = time.monotonic() + 20
-    while any(one.deleted for one in read_manifest(index.folder).segments) or removed_but_open(index):
+    while any(one.deleted for one in read_manifest(index.folder).segments) or removed_but_open(
+        index
+    ):
         assert time.monotonic() < until
         time.sleep(0.02)
     assert index.snapshot.num_alive == 7
@@ -56,12 +60,19 @@ def test_ids_are_texts_or_whole_numbers_in_composed_form(writable, found):
     for key in (7, 7.0, "7"):
         query = {"parts": [{"id": key}], "k": 1}
         assert writable.post("/v1/search", json=query).json()["hits"][0]["text"] == "a drum"
-        assert writable.post("/v1/explain", json={"text": "a drum", "id": key}).json()["item"]["id"] == "7"
+        assert (
+            writable.post("/v1/explain", json={"text": "a drum", "id": key}).json()["item"]["id"]
+            == "7"
+        )
         assert writable.post("/v1/feedback", json={"text": "a drum", "id": key}).status_code == 204
-    assert writable.delete("/v1/feedback", params={"id": "7", "text": "a drum"}).json() == {"forgotten": 1}
+    assert writable.delete("/v1/feedback", params={"id": "7", "text": "a drum"}).json() == {
+        "forgotten": 1
+    }
     assert writable.delete("/v1/items", params={"id": decomposed}).json()["deleted"] == 1
     for bad in (7.5, True, [7], ""):
-        assert is_problem(writable.post("/v1/items", json={"items": [{"id": bad, "text": "a"}]}), 422)
+        assert is_problem(
+            writable.post("/v1/items", json={"items": [{"id": bad, "text": "a"}]}), 422
+        )
 
 
 def test_an_index_that_another_process_changes_is_busy_for_now(writable, monkeypatch):

@@ -25,7 +25,12 @@ def is_problem(response, status: int) -> dict:
 
 
 def test_every_answer_has_an_id_and_forbids_what_browsers_might_do_with_it(client):
-    for path, status in (("/", 200), ("/assets/main.js", 200), ("/v1/indexes", 200), ("/nothing", 404)):
+    for path, status in (
+        ("/", 200),
+        ("/assets/main.js", 200),
+        ("/v1/indexes", 200),
+        ("/nothing", 404),
+    ):
         response = client.get(path)
         assert response.status_code == status
         assert response.headers["x-request-id"]
@@ -62,7 +67,9 @@ def test_without_keys_only_this_machine_s_own_names_are_answered(client, host):
     is_problem(client.get("/v1/indexes", headers={"Host": host}), 403)
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000", "LOCALHOST"]
+)
 def test_this_machine_has_several_names(client, host):
     assert client.get("/v1/indexes", headers={"Host": host}).status_code == 200
 
@@ -94,7 +101,11 @@ def test_with_keys_every_request_needs_one_and_reading_is_not_writing(model, tmp
     item = {"items": [{"id": "new", "text": "a drum"}]}
     with serving(make_index(tmp_path, model), keys=file, base="https://search.example") as client:
         for path in ("/v1/indexes", "/v1/items?id=1:1", "/v1/items/picture?id=2:0", "/metrics"):
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {reader}"}):
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": f"Basic {reader}"},
+            ):
                 response = client.get(path, headers=headers)
                 is_problem(response, 401)
                 assert response.headers["www-authenticate"] == "Bearer"
@@ -104,7 +115,9 @@ def test_with_keys_every_request_needs_one_and_reading_is_not_writing(model, tmp
                 {"X-API-Key": writer},
             ):
                 assert client.get(path, headers=headers).status_code == 200
-        is_problem(client.post("/v1/search", content=b"{", headers=JSON), 401)  # before anything is read
+        is_problem(
+            client.post("/v1/search", content=b"{", headers=JSON), 401
+        )  # before anything is read
         reads, writes = {"X-API-Key": reader}, {"X-API-Key": writer}
         assert client.post("/v1/search", json=SEARCH, headers=reads).status_code == 200
         is_problem(client.post("/v1/items", json=item, headers=reads), 403)

@@ -18,11 +18,19 @@ from .test_guard import is_problem
 
 def test_an_index_is_described_as_far_as_a_search_needs_it(client):
     (answer,) = client.get("/v1/indexes").json()["indexes"]
-    assert (answer["name"], answer["items"], answer["modalities"]) == ("things", 12, {"image": 3, "text": 9})
+    assert (answer["name"], answer["items"], answer["modalities"]) == (
+        "things",
+        12,
+        {"image": 3, "text": 9},
+    )
     assert answer["levels"][0] == 3
     assert answer["fields"] == ["colour", "price", "size.width"]
     assert answer["instructions"]
-    assert (answer["stores_embeddings"], answer["calibrated"], answer["writable"]) == (False, False, True)
+    assert (answer["stores_embeddings"], answer["calibrated"], answer["writable"]) == (
+        False,
+        False,
+        True,
+    )
     assert answer["reads_images"]
     usual = {"beam": 10, "candidates": 1000, "rerank": "codes", "router": "geometry"}
     assert answer["settings"] == usual
@@ -53,7 +61,13 @@ def test_fields_that_are_not_strict_json_are_cleaned(writable):
     index = writable.app.state.service.indexes["things"]
     pool = index.folder.parent / "odd.jsonl"
     source = '{"nan": NaN, "half": "\\ud800", "deep": ' + "[" * 200 + "]" * 200 + "}"
-    row = {"did": "9:9", "modality": "text", "txt": "a drum", "img_path": None, "src_content": source}
+    row = {
+        "did": "9:9",
+        "modality": "text",
+        "txt": "a drum",
+        "img_path": None,
+        "src_content": source,
+    }
     pool.write_text(json.dumps(row) + "\n")
     index.add(pool)
     shown = writable.get("/v1/items?id=9:9").json()["fields"]
@@ -64,12 +78,23 @@ def test_fields_that_are_not_strict_json_are_cleaned(writable):
 def test_with_several_indexes_a_request_names_one(model, tmp_path):
     one, other = (make_index(tmp_path / name, model) for name in ("one", "other"))
     with TestClient(create_app(Service({"one": one, "other": other})), base_url=LOCAL) as client:
-        assert [answer["name"] for answer in client.get("/v1/indexes").json()["indexes"]] == ["one", "other"]
-        assert "one, other" in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
-        assert client.post("/v1/search", json={"text": "x", "index": "other"}).json()["index"] == "other"
+        assert [answer["name"] for answer in client.get("/v1/indexes").json()["indexes"]] == [
+            "one",
+            "other",
+        ]
+        assert (
+            "one, other" in is_problem(client.post("/v1/search", json={"text": "x"}), 422)["detail"]
+        )
+        assert (
+            client.post("/v1/search", json={"text": "x", "index": "other"}).json()["index"]
+            == "other"
+        )
         (other.folder / "index.json").write_text("{")
         answer = client.get("/v1/indexes").json()
-        assert ([index["name"] for index in answer["indexes"]], answer["damaged"]) == (["one"], ["other"])
+        assert ([index["name"] for index in answer["indexes"]], answer["damaged"]) == (
+            ["one"],
+            ["other"],
+        )
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +115,8 @@ def test_a_hit_is_explained_code_by_code(client, index):
     expected = index.explain(hit["id"], "a red kite", modality=Modality.TEXT, k=3)
     assert answer["codes"] == hit["codes"]
     assert (answer["item"]["id"], answer["rank"], answer["is_allowed"]) == (hit["id"], 1, True)
-    assert [level["rank"] for level in answer["levels"]] == [level.rank for level in expected.levels]
+    assert [level["rank"] for level in answer["levels"]] == [
+        level.rank for level in expected.levels
+    ]
     is_problem(client.post("/v1/explain", json={"text": "a kite", "id": "nobody"}), 404)
     is_problem(client.post("/v1/explain", json={"text": "a kite"}), 422)

@@ -21,7 +21,8 @@ from .test_guard import JSON, is_problem
 
 def add(client, *items, **pictures):
     return client.post(
-        "/v1/items", **(form({"items": items}, **pictures) if pictures else {"json": {"items": items}})
+        "/v1/items",
+        **(form({"items": items}, **pictures) if pictures else {"json": {"items": items}}),
     )
 
 
@@ -84,7 +85,9 @@ def test_no_other_file_than_a_picture_is_given_away(writable, tmp_path):
         writable.app.state.service.indexes["things"].verify()
 
 
-def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(writable, monkeypatch):
+def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(
+    writable, monkeypatch
+):
     service = writable.app.state.service
     folder = service.indexes["things"].folder.parent
     (folder / "private.png").write_bytes(picture())
@@ -96,13 +99,17 @@ def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(wr
     assert seen("2:1") == {200}
     item_at = Snapshot.item_at
     for path in (folder / "private.png", folder / "things.index" / ".." / "private.png"):
-        monkeypatch.setattr(Snapshot, "item_at", lambda *of, to=path: item_at(*of)._replace(image=str(to)))
+        monkeypatch.setattr(
+            Snapshot, "item_at", lambda *of, to=path: item_at(*of)._replace(image=str(to))
+        )
         assert seen("2:1") == {404}
     service.roots = [folder]
     assert seen("2:1") == {200}
 
 
-def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_indexed(model, tmp_path):
+def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_indexed(
+    model, tmp_path
+):
     exif = Image.Exif()
     exif[0x010E] = "a caption inside"
     photo = tmp_path / "photos" / "trip" / "a.jpg"
@@ -153,7 +160,13 @@ def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
         {"text": "a text without an id"},
         green=picture("green"),
     ).json()
-    assert added | {"ids": []} == {"added": 3, "replaced": 0, "unchanged": 0, "left_out": [], "ids": []}
+    assert added | {"ids": []} == {
+        "added": 3,
+        "replaced": 0,
+        "unchanged": 0,
+        "left_out": [],
+        "ids": [],
+    }
     assert added["ids"][:2] == ["a/../b", "p"]
     assert {"a/../b", "p", added["ids"][2]} < found()
     index = writable.app.state.service.indexes["things"]
@@ -204,7 +217,13 @@ def test_a_body_that_is_no_list_of_items_is_refused(client):
         {"items": [{"id": "x", "fields": []}]},
     ):
         is_problem(client.post("/v1/items", json=body), 422)
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/mixed", "image/png", ""):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/mixed",
+        "image/png",
+        "",
+    ):
         for path in ("/v1/items", "/v1/search"):
             is_problem(client.post(path, content=b"x", headers={"Content-Type": kind}), 415)
     is_problem(client.post("/v1/items?index=other", json={"items": [{"text": "x"}]}), 404)
@@ -229,7 +248,9 @@ def test_parts_of_an_upload_have_any_bytes_and_belong_to_their_names(client):
     noise = bytes(range(256)) + b"\r\n--x--\r\n--x\r\n\r\n" + bytes(99)
     kind, body = "multipart/form-data; boundary=xyz", b""
     for name, data in (("a", noise), ("umlaut ü", b""), ("json", b"{}")):
-        body += b'--xyz\r\nContent-Disposition: form-data; name="%s"; filename="f"\r\n' % name.encode()
+        body += (
+            b'--xyz\r\nContent-Disposition: form-data; name="%s"; filename="f"\r\n' % name.encode()
+        )
         body += b"Content-Type: image/png\r\n\r\n" + data + b"\r\n"
     assert split_parts(kind, body + b"--xyz--\r\n") == {"a": noise, "umlaut ü": b"", "json": b"{}"}
     for wrong, data in (
@@ -254,7 +275,9 @@ def test_a_chosen_item_is_found_earlier_by_similar_searches(writable):
     told = writable.post("/v1/explain", json={**search, "id": last}).json()
     assert [(one["chosen"], one["text"]) for one in told["raised_by"]] == [(last, "a red kite")]
     shown = {"json": json.dumps({"image": "p", "id": last})}
-    assert writable.post("/v1/feedback", data=shown, files={"p": picture("blue")}).status_code == 204
+    assert (
+        writable.post("/v1/feedback", data=shown, files={"p": picture("blue")}).status_code == 204
+    )
     is_problem(writable.post("/v1/feedback", json={**search, "id": "nobody"}), 404)
     for query, count in (({"text": "another"}, 0), ({"text": "a red kite"}, 1), ({}, 1)):
         gone = writable.delete("/v1/feedback", params={"id": last, **query})

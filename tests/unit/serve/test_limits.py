@@ -68,7 +68,9 @@ def test_a_body_has_a_time_however_often_a_byte_of_it_comes(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_of_too_many_requests_of_a_client_the_slowest_is_given_up_and_others_have_theirs(monkeypatch):
+def test_of_too_many_requests_of_a_client_the_slowest_is_given_up_and_others_have_theirs(
+    monkeypatch,
+):
     monkeypatch.setattr(guard, "REQUESTS", 3)
 
     async def scenario():
@@ -144,7 +146,9 @@ async def large(scope, receive, send):
         ("UNREAD_BYTES", 5 * guard.PIECE_BYTES, Problem),
     ],
 )
-def test_an_answer_that_is_not_read_is_given_up_and_the_first_of_too_many(monkeypatch, name, limit, error):
+def test_an_answer_that_is_not_read_is_given_up_and_the_first_of_too_many(
+    monkeypatch, name, limit, error
+):
     monkeypatch.setattr(guard, name, limit)
 
     async def scenario():
@@ -166,9 +170,12 @@ def test_too_large_a_body_is_refused_unread_and_one_in_chunks_too(client):
     text = json.dumps({"text": "x" * SEARCH_BYTES}).encode()
     is_problem(client.post("/v1/search", content=text, headers=JSON), 413)
     is_problem(
-        client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "99999999999"}), 413
+        client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "99999999999"}),
+        413,
     )
-    is_problem(client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "-1"}), 400)
+    is_problem(
+        client.post("/v1/search", content=b"x", headers={**JSON, "Content-Length": "-1"}), 400
+    )
     is_problem(client.post("/v1/search", **form({"text": "x" * SEARCH_BYTES}, p=picture())), 413)
     is_problem(client.post("/v1/search", content=iter([b"{}"]), headers=JSON), 400)
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200
@@ -198,7 +205,9 @@ def test_threads_run_so_much_at_once_and_what_waits_too_long_not_at_all(monkeypa
         threads = Threads(1)
         busy = asyncio.ensure_future(threads.run(lambda: may_end.wait(60)))
         await asyncio.sleep(0.05)
-        late = asyncio.ensure_future(threads.run(lambda: ran.append("late"), deadline=time.monotonic() + 0.1))
+        late = asyncio.ensure_future(
+            threads.run(lambda: ran.append("late"), deadline=time.monotonic() + 0.1)
+        )
         waiting = asyncio.ensure_future(threads.run(lambda: ran.append("waiting")))
         await asyncio.sleep(0)
         with pytest.raises(Problem, match="429"):

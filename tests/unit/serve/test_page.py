@@ -39,7 +39,9 @@ def test_it_has_no_script_or_style_inside_and_makes_no_markup_from_text():
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
         ), name
-        assert set(re.findall(r"https?://[^\s\"'`<]+", text)) <= {"http://www.w3.org/2000/svg"}, name
+        assert set(re.findall(r"https?://[^\s\"'`<]+", text)) <= {"http://www.w3.org/2000/svg"}, (
+            name
+        )
 
 
 @pytest.mark.parametrize("name", ["page.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", ""])

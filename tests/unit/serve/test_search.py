@@ -62,9 +62,13 @@ def test_a_hit_with_a_picture_says_where_it_is_to_be_had_here(client, index):
 
 def test_a_picture_is_a_part_of_the_upload(client, index):
     sent = picture("green")
-    expected = [hit.id for hit in index.search(image=Image.open(io.BytesIO(sent)), modality="image", k=3)]
+    expected = [
+        hit.id for hit in index.search(image=Image.open(io.BytesIO(sent)), modality="image", k=3)
+    ]
     for query in ({"image": "photo"}, {"parts": [{"image": "photo"}]}):
-        answer = client.post("/v1/search", **form({**query, "modality": "image", "k": 3}, photo=sent))
+        answer = client.post(
+            "/v1/search", **form({**query, "modality": "image", "k": 3}, photo=sent)
+        )
         assert [hit["id"] for hit in answer.json()["hits"]] == expected
     for name, data, why in (
         ("other", sent, "no part 'other'"),
@@ -87,7 +91,10 @@ def test_conditions_words_and_settings_apply(client):
     assert {hit["id"] for hit in cheap} == {"1:0", "1:2"}
     named = post(client, text="a kite", match="green", k=9).json()["hits"]
     assert {hit["id"] for hit in named} == {"1:3", "1:4", "1:5"}
-    for query in ({"text": "a kite -boat -clock", "modality": "text"}, {"match": "kite -boat NOT clock"}):
+    for query in (
+        {"text": "a kite -boat -clock", "modality": "text"},
+        {"match": "kite -boat NOT clock"},
+    ):
         kites = post(client, **query, k=9).json()["hits"]
         assert {hit["id"] for hit in kites} == {"1:0", "1:3", "1:6"}
     both = [post(client, text="a kite", k=2, offset=offset).json()["hits"] for offset in (0, 2)]
@@ -96,9 +103,17 @@ def test_conditions_words_and_settings_apply(client):
         post(client, text="a kite", k=4).json()["hits"][n]["id"] for n in (0, 2)
     ]
     listed = post(client, where=["price<3"], modality="text").json()
-    assert ([hit["id"] for hit in listed["hits"]], listed["good_match"]) == (["1:0", "1:1", "1:2"], None)
+    assert ([hit["id"] for hit in listed["hits"]], listed["good_match"]) == (
+        ["1:0", "1:1", "1:2"],
+        None,
+    )
     generated = post(client, text="a kite", beam=7, rerank="none", k=9).json()
-    assert generated["settings"] == {"beam": 9, "candidates": 1000, "rerank": "none", "router": "generator"}
+    assert generated["settings"] == {
+        "beam": 9,
+        "candidates": 1000,
+        "rerank": "none",
+        "router": "generator",
+    }
     assert all(hit["log_probabilities"] for hit in generated["hits"])
     for router in ("geometry", "generator"):
         led = post(client, text="a kite", router=router, candidates=0, beam=1, k=1).json()
@@ -137,7 +152,9 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         refused = is_problem(post(running, text="x", router="generator"), 422)
     assert "no generator" in refused["detail"]
     expected = index.search("green ground")
-    assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-6)
+    assert [hit["score"] for hit in hits] == pytest.approx(
+        [hit.score for hit in expected], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +202,9 @@ def test_an_invalid_search_is_refused_with_its_reason(client, body, why):
     ids=lambda content: repr(content[:20]),
 )
 def test_invalid_json_is_refused(client, content):
-    response = client.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
+    response = client.post(
+        "/v1/search", content=content, headers={"Content-Type": "application/json"}
+    )
     is_problem(response, response.status_code)
     assert response.status_code in (400, 413, 422)
 

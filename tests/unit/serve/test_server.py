@@ -40,7 +40,9 @@ server.serve(app, bound)
 
 @pytest.fixture
 def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+    with subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process, int(process.stdout.readline())
         process.kill()
 

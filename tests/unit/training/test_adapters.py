@@ -44,22 +44,34 @@ def photos(tmp_path_factory):
         (root / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     for split, numbers in (("train", range(1, 401)), ("val", range(401, PHOTOS + 1))):
-        pool = [{"did": f"1:{n}", "txt": None, "img_path": f"{n}.jpg", "modality": "image"} for n in numbers]
+        pool = [
+            {"did": f"1:{n}", "txt": None, "img_path": f"{n}.jpg", "modality": "image"}
+            for n in numbers
+        ]
         queries = [
-            {"qid": f"2:{n}", "query_txt": "it", "query_modality": "text", "pos_cand_list": [f"1:{n}"]}
+            {
+                "qid": f"2:{n}",
+                "query_txt": "it",
+                "query_modality": "text",
+                "pos_cand_list": [f"1:{n}"],
+            }
             for n in numbers
         ]
         write(f"query/{split}/mbeir_made_task0_{split}.jsonl", queries)
         write(f"cand_pool/local/mbeir_made_task0_{split}_cand_pool.jsonl", pool)
     common = np.tanh(random.standard_normal((PHOTOS, 6)))
     for part, width in (("image", 24), ("text", 10)):
-        features = common @ random.standard_normal((6, width)) + 0.1 * random.standard_normal((PHOTOS, width))
+        features = common @ random.standard_normal((6, width)) + 0.1 * random.standard_normal(
+            (PHOTOS, width)
+        )
         np.save(root / f"{part}_features.npy", (100 * features + 7).astype(np.float32))
     return root
 
 
 def spec_of(folder):
-    return f"adapters:precomputed:{folder}/image_features.npy,precomputed:{folder}/text_features.npy"
+    return (
+        f"adapters:precomputed:{folder}/image_features.npy,precomputed:{folder}/text_features.npy"
+    )
 
 
 def pair_of(folder):
@@ -69,7 +81,11 @@ def pair_of(folder):
 def train(photos, folder, progress=None, **changes):
     records = TrainingRecords(MBeir(photos))
     return train_adapters(
-        records, folder, replace(ADAPTERS, **changes), pair_of(photos), progress=progress or Silent()
+        records,
+        folder,
+        replace(ADAPTERS, **changes),
+        pair_of(photos),
+        progress=progress or Silent(),
     )
 
 
@@ -88,7 +104,10 @@ def test_the_encoder_gives_what_was_trained_and_what_was_written(photos, tmp_pat
     network = AdapterNetwork(pair_of(photos), ADAPTERS).eval()
     weights = encoder.image._asdict() | {}
     for part in ("image", "text"):
-        weights = {name: torch.from_numpy(value) for name, value in getattr(encoder, part)._asdict().items()}
+        weights = {
+            name: torch.from_numpy(value)
+            for name, value in getattr(encoder, part)._asdict().items()
+        }
         getattr(network, part).load_state_dict(weights)
     texts = np.load(photos / "text_features.npy")[:50]
     present = np.ones(50, dtype=bool)
@@ -131,7 +150,13 @@ def test_the_whole_method_runs_on_top_and_moves(trained, tmp_path):
         quantizer=replace(TINY.quantizer, training=quick),
         generator=replace(TINY.generator, training=quick),
     )
-    fit(MBeir(trained.data), f"adapters:{small},{small}", tmp_path / "model", settings, progress=Silent())
+    fit(
+        MBeir(trained.data),
+        f"adapters:{small},{small}",
+        tmp_path / "model",
+        settings,
+        progress=Silent(),
+    )
     assert not (tmp_path / "model" / "prepared").exists()
     model = Genius.open((tmp_path / "model").rename(tmp_path / "moved"))
     assert model.dim == model.encoder.dim == 32
@@ -160,8 +185,16 @@ def test_what_names_no_two_encoders_is_refused(photos, tmp_path, spec, problem):
     ("damage", "error", "problem"),
     [
         (lambda folder: (folder / "config.json").unlink(), ArtifactMissing, "config.json"),
-        (lambda folder: (folder / "config.json").write_text("{}"), ArtifactMismatch, "does not name"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), ArtifactMismatch, "safetensors"),
+        (
+            lambda folder: (folder / "config.json").write_text("{}"),
+            ArtifactMismatch,
+            "does not name",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"x"),
+            ArtifactMismatch,
+            "safetensors",
+        ),
         (lambda folder: swap(folder / "config.json"), ArtifactMismatch, "safetensors"),
     ],
 )

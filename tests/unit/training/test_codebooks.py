@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from genius_search.config import FusionConfig
-from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, normalize, shapes_of_weights, sum_codes
+from genius_search.nn.codebooks import (
+    POOL_SAMPLE,
+    Codebooks,
+    normalize,
+    shapes_of_weights,
+    sum_codes,
+)
 from genius_search.nn.kmeans import Coder, start_tables
 from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
@@ -51,7 +57,9 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_pat
     assert len(codebooks.weights[POOL_SAMPLE]) > 100
     left = embeddings - sum_codes(codebooks.tables(), codes)
     random, iterations = np.random.default_rng(0), [15] * len(codebooks.sizes)
-    levels = start_tables(embeddings, MODALITIES, codebooks.sizes, iterations=iterations, random=random)
+    levels = start_tables(
+        embeddings, MODALITIES, codebooks.sizes, iterations=iterations, random=random
+    )
     plain = embeddings - sum(level.centroids[level.chosen] for level in levels)
     assert np.square(left).sum() < 0.8 * np.square(plain).sum()
 
@@ -60,12 +68,16 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_pat
 def test_a_handful_of_items_gets_ids(tmp_path, items):
     vectors = unit(np.random.default_rng(2).standard_normal((items, DIM)))
     kinds = np.ones(items, dtype=np.int8)
-    encoded = Coder(fit(vectors, kinds, tmp_path / "quantizer").codebooks).encode_items(vectors, kinds)
+    encoded = Coder(fit(vectors, kinds, tmp_path / "quantizer").codebooks).encode_items(
+        vectors, kinds
+    )
     assert (encoded.code_cosine > 0.99).all()
     assert len(np.unique(encoded.codes, axis=0)) == items
 
 
-def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(embeddings, tmp_path):
+def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(
+    embeddings, tmp_path
+):
     untrained = fit(embeddings, MODALITIES, tmp_path / "untrained").codebooks
     codes, stored = untrained.weights[POOL_SAMPLE], []
     vectors = sum_codes(untrained.tables(), codes)

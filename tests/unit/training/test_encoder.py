@@ -45,7 +45,10 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
     assert losses[-1] < losses[0]
     encoder = load_small(tmp_path / "model" / "encoder")
     embedded = embed_training(records, encoder, tmp_path / "anew", progress=Silent())
-    for written, anew in ((result.queries, embedded.queries), (result.candidates, embedded.candidates)):
+    for written, anew in (
+        (result.queries, embedded.queries),
+        (result.candidates, embedded.candidates),
+    ):
         rows = np.arange(len(written))
         found, expected = written.gather(rows), anew.gather(rows)
         assert np.array_equal(found.has_image, expected.has_image)
@@ -66,7 +69,10 @@ def test_single_words_are_learned_from_whole_captions(make_features):
         numbers, nothing, tokens[:400].astype(np.float32), dim=3, wanted=[Modality.IMAGE.code] * 400
     )
     candidates = make_features(numbers, pictures[:400], nothing, dim=DESCRIPTOR_SIZE)
-    lines = [Query(f"0:{number}", Modality.TEXT, "a caption", None, (f"0:{number}",)) for number in numbers]
+    lines = [
+        Query(f"0:{number}", Modality.TEXT, "a caption", None, (f"0:{number}",))
+        for number in numbers
+    ]
     pairs = Pairs(lines, queries, candidates)
     no_instructions = Instructions(Path("instructions"), {})
     found = {}

@@ -110,8 +110,12 @@ def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(t
     assert len(other.seen) == 5
 
 
-def test_equal_contents_are_encoded_once_in_a_shard_unless_features_are_looked_up(tmp_path, pictures):
-    rows = [row._replace(image=pictures[row.id % 2], text="same", modality=BOTH) for row in text_rows(4)]
+def test_equal_contents_are_encoded_once_in_a_shard_unless_features_are_looked_up(
+    tmp_path, pictures
+):
+    rows = [
+        row._replace(image=pictures[row.id % 2], text="same", modality=BOTH) for row in text_rows(4)
+    ]
     encoder = Encoder()
     batch = run(rows, encoder, tmp_path / "f").gather(np.arange(4))
     assert len(encoder.seen) == 3
@@ -130,7 +134,10 @@ def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_pat
     assert features.ids.tolist() == [0, 2, 3, 4]
     assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 40, 60, 80]
     left_out = encode_shard(image_rows(pictures), Encoder(), skip_bad_images=True).left_out
-    assert [(row.id, row.file) for row in left_out] == [(1, str(pictures[1])), (5, str(pictures[5]))]
+    assert [(row.id, row.file) for row in left_out] == [
+        (1, str(pictures[1])),
+        (5, str(pictures[5])),
+    ]
     assert all(row.reason for row in left_out)
 
 
@@ -154,7 +161,9 @@ class Joint(Encoder):
         assert images, "an encoder is never asked for nothing"
         self._see([key.id for key in keys])
         inputs = zip(images, texts, keys, strict=True)
-        return torch.tensor([[float(key.id), image is not None, len(text)] for image, text, key in inputs])
+        return torch.tensor(
+            [[float(key.id), image is not None, len(text)] for image, text, key in inputs]
+        )
 
 
 def mixed_rows(pictures):

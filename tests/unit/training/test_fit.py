@@ -60,7 +60,9 @@ def test_fitting_again_does_nothing_again(trained, copied):
     assert model.fingerprint == before
 
 
-def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, copied, monkeypatch):
+def test_a_model_is_trained_again_from_the_part_whose_settings_changed(
+    trained, copied, monkeypatch
+):
     data, before = MBeir(trained.data), Genius.open(copied).fingerprint
     changed = replace(tiny(), quantizer=tiny(max_steps=1).quantizer)
 
@@ -81,14 +83,20 @@ def test_a_model_is_trained_again_from_the_part_whose_settings_changed(trained, 
 
 def test_a_model_is_retrained_with_its_own_encoder(trained, copied):
     again = fit(
-        MBeir(trained.data), f"small:{copied / 'encoder'}", copied, tiny(max_steps=1), progress=Recorder()
+        MBeir(trained.data),
+        f"small:{copied / 'encoder'}",
+        copied,
+        tiny(max_steps=1),
+        progress=Recorder(),
     )
     assert again.encoder.spec == f"small:{copied / 'encoder'}"
     assert Genius.open(copied.rename(copied.parent / "moved")).fingerprint == again.fingerprint
 
 
 @pytest.mark.parametrize("output", ["file", "index", "photos"])
-def test_an_output_that_is_something_else_is_refused_before_anything_is_written(trained, tmp_path, output):
+def test_an_output_that_is_something_else_is_refused_before_anything_is_written(
+    trained, tmp_path, output
+):
     folder = tmp_path / output
     if output == "file":
         folder.write_text("")
@@ -113,5 +121,12 @@ BROKEN = replace(preset("tiny"), quantizer=replace(preset("tiny").quantizer, lev
 )
 def test_what_cannot_be_done_is_refused_before_any_work(trained, tmp_path, settings, device, error):
     with pytest.raises(UsageError, match=error):
-        fit(MBeir(trained.data), "small", tmp_path / "model", settings, progress=Recorder(), device=device)
+        fit(
+            MBeir(trained.data),
+            "small",
+            tmp_path / "model",
+            settings,
+            progress=Recorder(),
+            device=device,
+        )
     assert not (tmp_path / "model").exists()

@@ -18,7 +18,14 @@ from genius_search.training.quantizer import train_quantizer
 
 TRAINING = TrainingConfig(batch_size=12, learning_rate=5e-3, seed=1)
 CONFIG = GeneratorConfig(
-    layers=1, width=16, feedforward=32, heads=2, head_width=8, prefixes=3, dropout=0.1, training=TRAINING
+    layers=1,
+    width=16,
+    feedforward=32,
+    heads=2,
+    head_width=8,
+    prefixes=3,
+    dropout=0.1,
+    training=TRAINING,
 )
 
 
@@ -67,7 +74,10 @@ def test_the_plain_share_of_queries_stays_as_it_is(augmentation):
     config = GeneratorConfig(augmentation=augmentation, plain_share=0.3)
     plain = (augment(queries, candidates, config, seeded()) == queries).all(dim=1)
     assert float(plain.float().mean()) == pytest.approx(0.3, abs=0.03)
-    for unchanged in (dataclasses.replace(config, plain_share=1.0), GeneratorConfig(augmentation="none")):
+    for unchanged in (
+        dataclasses.replace(config, plain_share=1.0),
+        GeneratorConfig(augmentation="none"),
+    ):
         assert torch.equal(augment(queries, candidates, unchanged, seeded()), queries)
 
 
@@ -90,7 +100,9 @@ def run(world, quantizer, folder, config):
 
 @pytest.mark.parametrize("head", ["tied", "per-level"])
 def test_a_saved_generator_is_opened_as_it_was_trained(world, quantizer, tmp_path, head):
-    config = dataclasses.replace(CONFIG, head=head, training=dataclasses.replace(TRAINING, max_steps=2))
+    config = dataclasses.replace(
+        CONFIG, head=head, training=dataclasses.replace(TRAINING, max_steps=2)
+    )
     run(world, quantizer, tmp_path / "g", config)
     opened = load_generator(tmp_path / "g")
     assert opened.config == config
@@ -106,8 +118,12 @@ def test_a_saved_generator_is_opened_as_it_was_trained(world, quantizer, tmp_pat
         ({"guide": "geometry", "contrasted": 5}, ["prefix_2", "prefix_3"]),
     ],
 )
-def test_training_lowers_the_loss_of_every_level(world, quantizer, tmp_path, settings, names, read_losses):
-    training = dataclasses.replace(TRAINING, max_steps=80, epochs=20.0, batch_size=60, learning_rate=1e-2)
+def test_training_lowers_the_loss_of_every_level(
+    world, quantizer, tmp_path, settings, names, read_losses
+):
+    training = dataclasses.replace(
+        TRAINING, max_steps=80, epochs=20.0, batch_size=60, learning_rate=1e-2
+    )
     run(
         world,
         quantizer,
@@ -132,10 +148,14 @@ def test_a_query_is_contrasted_with_the_nearest_ids_that_do_not_answer_it():
     for query in range(6):
         vectors = sum(table[codes[:, level]] for level, table in enumerate(tables))
         distances = (queries[query] - vectors).square().sum(dim=1)
-        left = [row for row in distances.argsort().tolist() if row != query and not answers[query, row]]
+        left = [
+            row for row in distances.argsort().tolist() if row != query and not answers[query, row]
+        ]
         ids = codes[[query, *left[:2]]]
         repeated = queries[query].repeat(3, 1)
         scores = generator.path_scores(repeated, ids, repeated)
         expected += prefix_loss(scores[None], ids[None], torch.zeros(1, 3, dtype=torch.bool)) / 6
     torch.testing.assert_close(contrast(generator, queries, queries, codes, answers, 2), expected)
-    assert not contrast(generator, queries, queries, codes, ~torch.eye(6, dtype=torch.bool), 9).any()
+    assert not contrast(
+        generator, queries, queries, codes, ~torch.eye(6, dtype=torch.bool), 9
+    ).any()

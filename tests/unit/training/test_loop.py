@@ -35,7 +35,9 @@ def run(folder, *, total=8, config=CONFIG, die_at=None, scale=1.0):
         loss = (module(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean() * scale
         return StepResult(loss, {"twice": 2 * loss.detach()})
 
-    train(module, take_step, total=total, config=config, folder=folder, progress=Silent(), name="line")
+    train(
+        module, take_step, total=total, config=config, folder=folder, progress=Silent(), name="line"
+    )
     return module
 
 
@@ -77,7 +79,9 @@ def test_the_log_reaches_the_disk_before_the_checkpoint_that_counts_on_it(tmp_pa
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_fails_with_advice(tmp_path, scale):
-    with pytest.raises(TrainingFailed, match=r"line: the loss is .* at step 0. Lower the learning rate"):
+    with pytest.raises(
+        TrainingFailed, match=r"line: the loss is .* at step 0. Lower the learning rate"
+    ):
         run(tmp_path / "a", scale=scale)
 
 

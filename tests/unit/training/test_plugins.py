@@ -26,7 +26,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
 
 
 def blocks(language):
-    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    return "\n".join(
+        re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def parts(tmp_path_factory):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1\n")
     groups = tomllib.loads(blocks("toml"))["project"]["entry-points"]
     lines = [
-        line for group, named in groups.items() for line in (f"[{group}]", *map(" = ".join, named.items()))
+        line
+        for group, named in groups.items()
+        for line in (f"[{group}]", *map(" = ".join, named.items()))
     ]
     (info / "entry_points.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:

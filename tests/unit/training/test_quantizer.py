@@ -58,7 +58,8 @@ def test_a_killed_training_goes_on_to_exactly_the_same_losses_and_weights(
 
 
 @pytest.mark.parametrize(
-    ("level0", "shared"), [("learned", False), ("assigned", True), ("classifier", False), ("none", True)]
+    ("level0", "shared"),
+    [("learned", False), ("assigned", True), ("classifier", False), ("none", True)],
 )
 def test_a_trained_quantizer_is_not_trained_again(world, tmp_path, level0, shared):
     config = changed(level0=level0, shared_codebook=shared, max_steps=6)
@@ -91,7 +92,9 @@ def test_candidates_that_are_all_alike_stop_the_training_unless_nothing_contrast
     with pytest.raises(TrainingFailed, match="codebooks collapsed"):
         train_quantizer(pairs, tmp_path / "refused", CONFIG, progress=Silent())
     allowed = changed(contrastive_weight=0.0)
-    assert train_quantizer(pairs, tmp_path / "allowed", allowed, progress=Silent()).codebooks.sizes == (
+    assert train_quantizer(
+        pairs, tmp_path / "allowed", allowed, progress=Silent()
+    ).codebooks.sizes == (
         3,
         8,
         8,
@@ -108,7 +111,9 @@ def train_on_rank(rank, ranks, folder, configs, lines, features):
     """Train every configuration; leave the weights, and how many codes were revived."""
     torch.set_num_threads(1)
     if ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
+        )
     pairs = Pairs(lines, *map(Features.open, features))
     for number, config in enumerate(configs):
         own = folder / f"{rank}-{number}"
@@ -139,7 +144,9 @@ def test_two_ranks_train_the_same_weights_as_one(world, tmp_path, read_losses):
     for folder in ("1", "2"):
         (tmp_path / folder).mkdir()
     train_on_rank(0, 1, tmp_path / "1", configs, world.lines, features)
-    multiprocessing.spawn(train_on_rank, (2, tmp_path / "2", configs, world.lines, features), nprocs=2)
+    multiprocessing.spawn(
+        train_on_rank, (2, tmp_path / "2", configs, world.lines, features), nprocs=2
+    )
     for number in range(len(configs)):
         one, first, second = (
             torch.load(tmp_path / name / "weights.pt", weights_only=True)

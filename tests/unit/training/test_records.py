@@ -27,7 +27,12 @@ def data(tmp_path):
     candidates = [{"did": f"9:{n}", "modality": "text", "txt": f"text {n}"} for n in range(1, 4)]
     write_lines(root / "cand_pool" / "global" / "mbeir_union_train_cand_pool.jsonl", candidates)
     queries = [
-        {"qid": f"9:{n}", "query_modality": "text", "query_txt": f"ask {n}", "pos_cand_list": [f"9:{n}"]}
+        {
+            "qid": f"9:{n}",
+            "query_modality": "text",
+            "query_txt": f"ask {n}",
+            "pos_cand_list": [f"9:{n}"],
+        }
         for n in (1, 2, 1, 3, 1, 1)
     ]
     write_lines(root / "query" / "union_train" / "mbeir_union_up_train.jsonl", queries)
@@ -45,8 +50,12 @@ def encoder(tmp_path):
     return PrecomputedEncoder(tmp_path / "text_features.npy")
 
 
-def test_a_query_on_several_lines_is_embedded_once_and_drawn_as_often_as_it_is_there(data, encoder, tmp_path):
-    features = embed_training(TrainingRecords(data), encoder, tmp_path / "features", progress=Silent())
+def test_a_query_on_several_lines_is_embedded_once_and_drawn_as_often_as_it_is_there(
+    data, encoder, tmp_path
+):
+    features = embed_training(
+        TrainingRecords(data), encoder, tmp_path / "features", progress=Silent()
+    )
     assert features.queries.ids.tolist() == [query_number(f"9:{n}") for n in (1, 1, 2, 2, 3, 3)]
     pairs = Pairs(read_queries(data.training_queries()[0]), features.queries, features.candidates)
     assert len(pairs) == 6
