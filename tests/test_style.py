@@ -1,0 +1,131 @@
+"""Names, shapes and sentences of the product: `python tests/test_style.py FILE...` prints what is wrong.
+
+The words that say nothing and the patterns of translated English are lists: extend them when a reader stumbles.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "genius_search"
+VAGUE = re.compile(
+    "own|one|found|some|known|given|wanted|places?|kept|opened|usual|told|several|others|rest|much|many"
+    "|things?|its?|them|kind"
+)
+MAX_VAGUE = 0.01
+MAX_LINE = 100
+MAX_FUNCTION = 60
+PATTERNS = {
+    "what as a noun": r"(?:^|[.:;] )What [a-z]|\b(?:of|by|from|for|with|in|than|as|beside|behind) what\b",
+    "so many": r"\bso (?:many|few) (?!that)",
+    "as many as": r"\bas many as\b",
+    "of these": r"\bof these\b|\bamong these\b",
+    "by which": r"\bby which\b",
+    "behind, for after": r"\bbehind\b",
+    "beside, for besides or next to": r"\bbeside\b",
+    "tells, for shows": r"\btells? (?!(?:the|a) user)",
+    "anew": r"\banew\b",
+    "lie, for are": r"\blies?\b(?! about)",
+    "those that": r"\bthose that\b",
+    "the same in": r"\bthe same in\b",
+    "are there": r"\b(?:are|is) there\b",
+    "its own": r"\bits own\b|\btheir own\b|\bof one's own\b",
+}
+EXEMPT = frozenset[str]()
+"""Sentences, or parts of them, in which a pattern is good English."""
+
+
+def read(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def assigned_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every assignment and parameter."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id.lstrip("_")
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg.lstrip("_")
+
+
+def sentences(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each docstring, message, and block of comments."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
+            yield node.lineno, "".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def bad_sentences(path: Path) -> Iterator[str]:
+    for line, text in sentences(path):
+        plain = " ".join(text.split())
+        if plain.count(" ") < 3 or any(exempt in plain for exempt in EXEMPT):
+            continue
+        for name, pattern in PATTERNS.items():
+            for match in re.finditer(pattern, plain):
+                context = plain[max(match.start() - 30, 0) : match.end() + 30]
+                yield f"{path}:{line}: {name}: …{context}…"
+
+
+def bad_shapes(path: Path) -> Iterator[str]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if len(line) > MAX_LINE:
+            yield f"{path}:{number}: {len(line)} characters"
+    for node in ast.walk(read(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if (length := node.end_lineno - node.lineno) > MAX_FUNCTION:
+                yield f"{path}:{node.lineno}: {node.name} has {length} lines"
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            if len(node.value.elts) > 2 and isinstance(node.targets[0], ast.Tuple):
+                yield f"{path}:{node.lineno}: {len(node.value.elts)} values in one assignment"
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            inner = [loop for child in ast.walk(node) for loop in getattr(child, "generators", ())]
+            if len(inner) > 1 and any(loop.ifs for loop in inner):
+                yield f"{path}:{node.lineno}: a nested comprehension with a condition"
+
+
+PACKAGES = sorted({path.parent for path in SOURCE.rglob("*.py")})
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_names_say_something(package: Path) -> None:
+    names = [(path, *name) for path in package.glob("*.py") for name in assigned_names(read(path))]
+    vague = [f"{path}:{line}: {name}" for path, line, name in names if VAGUE.fullmatch(name)]
+    assert len(vague) <= MAX_VAGUE * len(names), "\n".join(vague)
+
+
+def test_lines_and_functions_are_short() -> None:
+    bad = [fault for path in FILES for fault in bad_shapes(path)]
+    assert not bad, "\n".join(bad)
+
+
+def test_sentences_are_those_of_an_english_engineer() -> None:
+    bad = [fault for path in FILES for fault in bad_sentences(path)]
+    assert not bad, "\n".join(bad)
+
+
+if __name__ == "__main__":
+    for path in [Path(name).resolve() for name in sys.argv[1:]] or FILES:
+        vague = [
+            f"{path}:{n}: vague: {name}"
+            for n, name in assigned_names(read(path))
+            if VAGUE.fullmatch(name)
+        ]
+        sys.stdout.writelines(
+            f"{fault}\n" for fault in [*vague, *bad_shapes(path), *bad_sentences(path)]
+        )
