@@ -23,7 +23,7 @@ from torch import Tensor
 from genius_search.config import DENSITY_WEIGHT, PAPER_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.errors import BadData, UsageError
-from genius_search.evaluate import first_few
+from genius_search.evaluate import format_first_ids
 from genius_search.index.build import encode_batch
 from genius_search.index.query import features_of
 from genius_search.index.store import StoredEmbeddings
@@ -229,7 +229,7 @@ class MtebModel:
             raise BadData(f"no candidate has any content (out of {len(left_out)})")
         twice = [did for did, count in Counter(ids).items() if count > 1]
         if twice:
-            raise BadData(f"{len(twice)} ids occur twice in the corpus: {first_few(twice)}")
+            raise BadData(f"{len(twice)} ids occur twice in the corpus: {format_first_ids(twice)}")
         if left_out:
             logger.warning(
                 "%d of %d candidates have neither text nor image and cannot be found",

@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float32
 
 from genius_search.errors import BadData
-from genius_search.evaluate import KS, Measures, Qrels, first_few, measure
+from genius_search.evaluate import KS, Measures, Qrels, format_first_ids, measure
 from genius_search.writing import write_file
 
 TREC_COLUMNS: Final = "qid Q0 did rank score name"
@@ -40,10 +40,10 @@ def filter_to_pool(qrels: Qrels, pool_ids: Container[str]) -> dict[str, dict[str
     for qid, judged in qrels.items():
         kept[qid] = {did: relevance for did, relevance in judged.items() if did in pool_ids}
         if not any(relevance > 0 for relevance in kept[qid].values()):
-            lost.append(f"{qid} (answered by {first_few(list(judged))})")
+            lost.append(f"{qid} (answered by {format_first_ids(list(judged))})")
     if lost:
         raise BadData(
-            f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {first_few(lost)}. "
+            f"{len(lost)} of {len(qrels)} queries have no right answer in the pool: {format_first_ids(lost)}. "
             "Take the pool that these qrels were made for, or restore the candidates"
         )
     return kept

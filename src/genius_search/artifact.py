@@ -95,8 +95,8 @@ class Manifest(BaseModel):
     """SHA-256 over settings, inputs, facts and the contents of all files."""
 
 
-def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
-    """Read a finished folder's manifest and check its files: their sizes, with ``verify`` their contents.
+def open_artifact(folder: Path, *, kind: str, check_contents: bool = False) -> Manifest:
+    """Read a finished folder's manifest and check its files: their sizes, with ``check_contents`` their contents.
 
     Raises
     ------
@@ -130,12 +130,12 @@ def open_artifact(folder: Path, *, kind: str, verify: bool = False) -> Manifest:
     signed = {name: value for name, value in body.items() if name != "fingerprint"}
     if fingerprint_of(signed) != manifest.fingerprint:
         raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
-    check_files(folder, manifest.files, verify=verify)
+    check_files(folder, manifest.files, check_contents=check_contents)
     return manifest
 
 
-def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) -> None:
-    """Check the sizes of a folder's files, or with ``verify`` their checksums, too.
+def check_files(folder: Path, files: Mapping[str, FileFact], *, check_contents: bool) -> None:
+    """Check the sizes of a folder's files, or with ``check_contents`` their checksums, too.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, verify: bool) ->
                 f"{file} is nearly all holes: it has {size:,} bytes, {on_disk:,} of them on the disk, and "
                 "reading it would take long"
             )
-        if verify and file_fingerprint(file) != fact.sha256:
+        if check_contents and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
 
 
@@ -194,25 +194,25 @@ def read_arrays(
                     continue
                 array = opened.get_tensor(name)
                 wanted = array.shape if shapes is None else shapes[name]
-                if not fits(array.shape, wanted):
+                if not shape_matches(array.shape, wanted):
                     raise ValueError(f"{name} has the shape {array.shape}, not {wanted}")  # noqa: TRY301
                 is_float = np.issubdtype(array.dtype, np.floating)
                 arrays[name] = array = array.astype(np.float32, copy=False) if is_float else array
                 if is_float and not np.isfinite(np.vdot(array, array)):
                     raise ValueError(f"{name} has numbers that are infinite, or NaN")  # noqa: TRY301
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise unfit(file, error) from None
+        raise mismatch_error(file, error) from None
     return arrays
 
 
-def fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+def shape_matches(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     """Return whether a shape is the wanted one, in which None stands for any length."""
     return len(shape) == len(wanted) and all(
         map(lambda one, other: other in (None, one), shape, wanted)
     )
 
 
-def unfit(file: Path, error: Exception) -> ArtifactMismatch:
+def mismatch_error(file: Path, error: Exception) -> ArtifactMismatch:
     """Return the error for a file that is damaged or does not fit the settings beside it."""
     reason = " ".join(str(error).split())[:200]
     return ArtifactMismatch(

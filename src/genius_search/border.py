@@ -132,7 +132,7 @@ def as_ids(values: object, name: str = "ids") -> list[str]:
     return ids
 
 
-def one_or_more_ids(given: object) -> list[str]:
+def as_id_list(given: object) -> list[str]:
     """Return one id, or each of several, as texts; raises like :func:`as_ids`."""
     is_several = isinstance(given, Iterable) and getattr(given, "shape", None) != ()
     return as_ids(given) if is_several and not isinstance(given, str | bytes) else [as_id(given)]

@@ -85,7 +85,7 @@ def measure(
         (unanswerable, "have no right answer in the qrels; drop them"),
     ):
         if qids:
-            raise BadData(f"{len(qids)} queries {problem}: {first_few(sorted(qids))}")
+            raise BadData(f"{len(qids)} queries {problem}: {format_first_ids(sorted(qids))}")
     names = {
         **{Success @ k: f"R@{k}" for k in ks},
         **{R @ k: f"recall@{k}" for k in (*ks, RECALL_DEPTH)},
@@ -110,7 +110,7 @@ def _mean(values: Iterable[float]) -> float:
     return math.fsum(given) / len(given)
 
 
-def first_few(ids: Sequence[str]) -> str:
+def format_first_ids(ids: Sequence[str]) -> str:
     """Return the first few ids, for an error message."""
     return ", ".join(ids[:NUM_NAMED]) + (", …" if len(ids) > NUM_NAMED else "")
 
@@ -161,7 +161,7 @@ def evaluate_index(
     BadData
         The data set lacks something, or no query has a right answer in the index.
     """
-    methods = methods_of(index)
+    methods = search_methods(index)
     results: list[Evaluated] = []
     left_out = 0
     for row in data.rows(split):
@@ -230,7 +230,7 @@ def evaluate_model(
     return evaluate_index(index, data, split=split, progress=progress)
 
 
-def methods_of(index: Index) -> dict[str, SearchConfig]:
+def search_methods(index: Index) -> dict[str, SearchConfig]:
     """Return the options of each way of searching an index."""
     has_embeddings = index.snapshot.manifest.embeddings != "none"
     exact = SearchConfig(

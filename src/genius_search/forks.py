@@ -29,7 +29,7 @@ class Renewable(Protocol):
     """An object that opens something anew in a forked child."""
 
     def renew(self) -> None:
-        """Put aside what belongs to the parent (:func:`put_aside`)."""
+        """Put aside what belongs to the parent (:func:`abandon`)."""
 
 
 # By their numbers, since a list of a dictionary's values can be made while other threads add to it.
@@ -41,7 +41,7 @@ _held: Final[list[Any]] = []
 """Locks of libraries that the thread that forks has acquired."""
 
 
-def freed_in_children(lock: LockT, *, of_library: bool = False) -> LockT:
+def free_in_children(lock: LockT, *, of_library: bool = False) -> LockT:
     """Return a lock that is free in every forked child.
 
     Parameters
@@ -53,12 +53,12 @@ def freed_in_children(lock: LockT, *, of_library: bool = False) -> LockT:
     return lock
 
 
-def renewed_in_children(renewable: Renewable) -> None:
+def renew_in_children(renewable: Renewable) -> None:
     """Have ``renew()`` called in every forked child, as long as the object exists."""
     _objects[id(renewable)] = renewable
 
 
-def let_fork(lock: threading.RLock) -> None:
+def yield_to_fork(lock: threading.RLock) -> None:
     """Let a thread fork that waits for a library's lock, whose holder is outside of the library."""
     if _forking.locked():
         lock.release()
@@ -67,7 +67,7 @@ def let_fork(lock: threading.RLock) -> None:
         lock.acquire()
 
 
-def outside(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]:
+def iterate_unlocked(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]:
     """Yield things to a library from outside of it: they may need a lock that a fork holds by then."""
     iterator = iter(things)
     with contextlib.suppress(StopIteration):
@@ -80,7 +80,7 @@ def outside(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]
             yield thing
 
 
-def put_aside(thing: object) -> None:
+def abandon(thing: object) -> None:
     """Keep a parent's object for good: closing it would use its locks, or wait for its threads."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 

@@ -40,7 +40,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text
 
 
-def known_fingerprint(file: Path) -> str:
+def weights_fingerprint(file: Path) -> str:
     """Return the SHA-256 of a file; in the cache, large files lie under names that are just that."""
     blob = file.resolve()
     return (
@@ -54,7 +54,7 @@ def contents_fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
     total = hashlib.sha256()
     for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
-        total.update(f"{file.name}\0{known_fingerprint(file)}\n".encode())
+        total.update(f"{file.name}\0{weights_fingerprint(file)}\n".encode())
     return total.hexdigest()
 
 
@@ -145,7 +145,7 @@ def _check_answer(response: Any) -> None:
                 )
 
 
-def find(name: str) -> Path | None:
+def find_cached(name: str) -> Path | None:
     """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
     from huggingface_hub import constants  # importing what downloads takes as long as a search
 
@@ -180,7 +180,7 @@ def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
         raise ArtifactMissing(
             f"there is no folder {given!r}; give one, or a name on the hub as owner/name"
         )
-    if (cached := find(name)) is not None:
+    if (cached := find_cached(name)) is not None:
         return cached
     if not download:
         raise NetworkNeeded(
@@ -212,11 +212,11 @@ def translate_errors(name: str) -> Iterator[None]:
     except (errors.RepositoryNotFoundError, errors.LocalTokenNotFoundError):
         raise refused from None
     except (
-        errors.HTTPError,
+        errors.HTTPError,  # type: ignore[attr-defined]
         errors.LocalEntryNotFoundError,
         ConnectionError,
         TimeoutError,
-    ) as error:  # type: ignore[attr-defined]
+    ) as error:
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code in (401, 403):
             raise refused from None
         reason = (str(error).splitlines() or [type(error).__name__])[0]

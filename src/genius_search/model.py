@@ -25,7 +25,7 @@ from genius_search.border import as_path
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.forks import renewed_in_children
+from genius_search.forks import renew_in_children
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.records import Modality
 from genius_search.search.kernel import quick_search
@@ -166,7 +166,7 @@ class Genius:
         self.generator_manifest = generator
         self.instructions = tuple(instructions)
         self.fingerprint = fingerprint
-        renewed_in_children(self)
+        renew_in_children(self)
 
     @staticmethod
     def open(

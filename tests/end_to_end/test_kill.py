@@ -109,7 +109,7 @@ def losses(folder: Path, part: str) -> list[float]:
 def finished(folder: Path, part: str) -> str | None:
     """The fingerprint of a part that opens, every byte of it checked."""
     try:
-        return open_artifact(folder / part, kind=part, verify=True).fingerprint
+        return open_artifact(folder / part, kind=part, check_contents=True).fingerprint
     except ArtifactMissing:
         return None
 

@@ -133,7 +133,9 @@ def test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes
         with disk.after(copy) as place:
             check_parts(place / "model")
             for name in ("queries", "candidates"):
-                open_artifact(place / "model" / "features" / name, kind="features", verify=True)
+                open_artifact(
+                    place / "model" / "features" / name, kind="features", check_contents=True
+                )
             try:
                 found.append(Genius.open(place / "model").fingerprint)
             except ArtifactError:
@@ -154,7 +156,9 @@ def check_parts(model: Path) -> None:
     for part in ("encoder", "quantizer", "generator"):
         if (model / part / MANIFEST).exists():
             open_artifact(
-                model / part, kind=str(read_json(model / part / MANIFEST)["kind"]), verify=True
+                model / part,
+                kind=str(read_json(model / part / MANIFEST)["kind"]),
+                check_contents=True,
             )
 
 

@@ -40,7 +40,7 @@ def make(folder, version="new"):
 
 def test_a_finished_folder_gives_back_what_was_put_in(tmp_path):
     made = make(tmp_path / "a")
-    opened = open_artifact(tmp_path / "a", kind=KIND, verify=True)
+    opened = open_artifact(tmp_path / "a", kind=KIND, check_contents=True)
     assert opened == made
     assert opened.config == {"version": "new"}
     assert opened.inputs == {"from": "x"}
@@ -57,12 +57,12 @@ def test_killed_at_any_step_a_folder_is_whole_or_not_there(tmp_path, killed_at):
         make(folder, "old")
         was_killed = killed_at(number, lambda folder=folder: make(folder, "new"))
         if folder.exists():
-            version = open_artifact(folder, kind=KIND, verify=True).config["version"]
+            version = open_artifact(folder, kind=KIND, check_contents=True).config["version"]
             assert (folder / "data.txt").read_text() == version
         else:  # between the old folder and the new one
             version = "neither"
             assert (writer(folder).path / "data.txt").read_text() == "new"
-        assert make(folder, "new") == open_artifact(folder, kind=KIND, verify=True)
+        assert make(folder, "new") == open_artifact(folder, kind=KIND, check_contents=True)
         assert not list(tmp_path.glob(".*"))
         if not was_killed:
             break
@@ -81,7 +81,7 @@ def test_killed_while_finishing_the_work_done_so_far_is_found_again(tmp_path, ki
             assert (again.path / "shard").read_text() == "an hour of work"
             assert (again.path / CHECKPOINT).read_text() == "an hour of work"
             again.finish()
-        assert (open_artifact(folder, kind=KIND, verify=True).folder / "shard").exists()
+        assert (open_artifact(folder, kind=KIND, check_contents=True).folder / "shard").exists()
         if not was_killed:
             break
     assert number > 3
@@ -109,7 +109,7 @@ def test_changed_contents_of_the_same_size_are_found_when_asked_to_verify(tmp_pa
     (tmp_path / "a" / "data.txt").write_text("NEW")
     open_artifact(tmp_path / "a", kind=KIND)
     with pytest.raises(ArtifactMismatch, match=r"data\.txt have changed"):
-        open_artifact(tmp_path / "a", kind=KIND, verify=True)
+        open_artifact(tmp_path / "a", kind=KIND, check_contents=True)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ class Held:
 def test_locks_that_another_thread_holds_are_free_in_a_child(monkeypatch):
     monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(forks, "Held", Held, raising=False)
-    locks = [forks.freed_in_children(threading.Lock()), Held.__dict__["value"].lock]
-    locks.append(forks.freed_in_children(threading.RLock(), of_library=True))
+    locks = [forks.free_in_children(threading.Lock()), Held.__dict__["value"].lock]
+    locks.append(forks.free_in_children(threading.RLock(), of_library=True))
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -68,14 +68,14 @@ def test_locks_that_another_thread_holds_are_free_in_a_child(monkeypatch):
 
 
 def test_a_fork_waits_for_a_thread_in_a_library_which_lets_it_go_on(monkeypatch):
-    lock = forks.freed_in_children(threading.RLock(), of_library=True)
+    lock = forks.free_in_children(threading.RLock(), of_library=True)
     begun, done = threading.Event(), threading.Event()
 
     def call_library() -> None:
         with lock:
             begun.set()
             while not done.is_set():
-                forks.let_fork(lock)
+                forks.yield_to_fork(lock)
 
     thread = threading.Thread(target=call_library)
     thread.start()

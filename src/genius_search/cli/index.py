@@ -397,7 +397,7 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
         No encoder of texts is installed.
     """
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
-    from genius_search.hub import find
+    from genius_search.hub import find_cached
     from genius_search.records import Modality
 
     only_texts = all(item.modality is Modality.TEXT for item in pool.items())
@@ -407,7 +407,7 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
     if not can_open and (download or not has_wordllama()):
         small = "wordllama, small and for English (pip install 'genius-search[words]')"
         need_packages(f"texts need {small}, or", "sentence_transformers")
-    if can_open and (download or find(suggested.partition(":")[2]) is not None):
+    if can_open and (download or find_cached(suggested.partition(":")[2]) is not None):
         print(f"encoder: {described}", file=sys.stderr)
         return suggested, download
     if only_texts and has_wordllama():

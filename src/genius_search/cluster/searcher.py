@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from genius_search.artifact import first_problem
-from genius_search.border import as_id, as_path, one_or_more_ids
+from genius_search.border import as_id, as_id_list, as_path
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, add_pool
@@ -276,7 +276,7 @@ class Searcher:
         self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = WAIT_SECONDS
     ) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
-        ids = one_or_more_ids(item_ids)
+        ids = as_id_list(item_ids)
         done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
         return Deleted(
             sum(one.deleted for one in done), [name for one in done for name in one.missing]

@@ -23,7 +23,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from genius_search.border import as_path
 from genius_search.errors import BadImage
-from genius_search.forks import freed_in_children
+from genius_search.forks import free_in_children
 
 SHORTEST_SIDE: Final = 256
 """Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
@@ -83,8 +83,8 @@ IMAGE_SUFFIXES: Final = frozenset(
 _GIVEN: Final = Path("the image")
 """What errors call an image that is not a file."""
 
-_decoding_large = freed_in_children(threading.Lock())
-_changing_warnings = freed_in_children(threading.Lock())
+_decoding_large = free_in_children(threading.Lock())
+_changing_warnings = free_in_children(threading.Lock())
 
 
 def is_image_file(path: Path) -> bool:

@@ -15,7 +15,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from genius_search.artifact import file_fingerprint, fingerprint_of, read_arrays, read_json, unfit
+from genius_search.artifact import (
+    file_fingerprint,
+    fingerprint_of,
+    mismatch_error,
+    read_arrays,
+    read_json,
+)
 from genius_search.encoders.base import Keys, load_encoder, reads_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import as_array, normalize
@@ -170,7 +176,7 @@ class AdapterEncoder:
             for part, encoder in self.pair.encoders.items():
                 getattr(self, part)(np.zeros((1, encoder.dim), dtype=np.float32))
         except (KeyError, ValueError) as error:
-            raise unfit(self._weights, error) from None
+            raise mismatch_error(self._weights, error) from None
         self.dim = len(self.image.output) * self.image.output.shape[1]
 
     @cached_property

@@ -22,8 +22,8 @@ from jaxtyping import Float32
 from genius_search.artifact import fingerprint_of, read_json
 from genius_search.encoders.base import Keys, cut_texts, read_tokenizer
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.forks import put_aside, renewed_in_children
-from genius_search.hub import known_fingerprint
+from genius_search.forks import abandon, renew_in_children
+from genius_search.hub import weights_fingerprint
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -88,11 +88,11 @@ class OnnxEncoder:
         self._open("text_model")
         session, place = self._sessions["text_model"]
         self.dim = int(session.get_outputs()[place].shape[-1])
-        renewed_in_children(self)
+        renew_in_children(self)
 
     def renew(self) -> None:
         """Have the graphs opened again, in a forked child, which has none of their threads."""
-        put_aside(self._sessions)
+        abandon(self._sessions)
         self._sessions = {}
 
     @cached_property
@@ -154,7 +154,7 @@ class OnnxEncoder:
             *self._graphs.values(),
             *filter(Path.is_file, beside),
         ]
-        return fingerprint_of([known_fingerprint(file) for file in files])
+        return fingerprint_of([weights_fingerprint(file) for file in files])
 
     def num_tokens(self, text: str) -> int:
         """Return the number of tokens of a text, at most one more than ``max_tokens``."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped
 
-from genius_search.border import as_numbers, as_path, as_text, one_or_more_ids
+from genius_search.border import as_id_list, as_numbers, as_path, as_text
 from genius_search.config import usual_search
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
@@ -118,7 +118,7 @@ def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
     text, image, answers = row.get("text"), row.get("image"), row.get("id", row.get("chosen"))
     if answers is None or answers == []:
         raise BadData("needs an id, the right item's, or a list of several")
-    ids = one_or_more_ids(answers)
+    ids = as_id_list(answers)
     if not all(
         part is None or (isinstance(part, str) and part.strip()) for part in (text, image)
     ) or (text is None and image is None):

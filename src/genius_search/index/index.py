@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Shaped
 
-from genius_search.border import as_id, as_matrix, as_path, one_or_more_ids
+from genius_search.border import as_id, as_id_list, as_matrix, as_path
 from genius_search.config import SearchConfig, SearchSettings
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
-from genius_search.forks import freed_in_children, renewed_in_children
+from genius_search.forks import free_in_children, renew_in_children
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import Hits, SearchHit, SearchRequest
 from genius_search.index.snapshot import Snapshot, UnknownItem
@@ -86,13 +86,13 @@ class Index:
 
     def __init__(self, folder: Path, model: Genius) -> None:
         self.folder = absolute_folder(folder)
-        self._opening = freed_in_children(Lock())
+        self._opening = free_in_children(Lock())
         self.damage: str | None = None
         """What :meth:`watch` has found to be damaged, and what to do."""
         self._log_damage: str | None = None
         """What the last warning about the log of choices said."""
         self._opened = self._open(_read_heads(self.folder), model)
-        renewed_in_children(self)
+        renew_in_children(self)
 
     def __repr__(self) -> str:
         searcher = self._opened.searcher
@@ -416,7 +416,7 @@ class Index:
         self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0
     ) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
-        ids = one_or_more_ids(item_ids)
+        ids = as_id_list(item_ids)
         with self._one_writer(wait_seconds) as writer:
             return writer.delete(ids)
 

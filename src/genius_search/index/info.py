@@ -76,7 +76,7 @@ def _verify(
     try:  # reading the manifest has compared it with its own checksum
         for entry in manifest.segments:
             with with_hint():
-                check_files(folder / SEGMENTS / entry.name, entry.files, verify=True)
+                check_files(folder / SEGMENTS / entry.name, entry.files, check_contents=True)
         snapshot = Snapshot.load(folder, manifest)
         _verify_model(folder, snapshot, model_folder)
     except ArtifactError as error:
@@ -112,13 +112,13 @@ def _verify_model(index: Path, snapshot: Snapshot, model_folder: Path | None) ->
         )
     for name in model.parts.keys() - {"encoder"}:
         if (
-            open_artifact(folder / name, kind=name, verify=True).fingerprint
+            open_artifact(folder / name, kind=name, check_contents=True).fingerprint
             != model.parts[name].fingerprint
         ):
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
     encoder = Path(model.encoder.spec_in(folder).partition(":")[2])
     if (encoder / MANIFEST).is_file():  # it was trained here
-        open_artifact(encoder, kind="encoder", verify=True)
+        open_artifact(encoder, kind="encoder", check_contents=True)
     snapshot.fit(StoredQuantizer(folder / "quantizer").codebooks, {})
 
 

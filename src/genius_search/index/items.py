@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from genius_search.errors import ArtifactMismatch, DeadlinePassed
-from genius_search.forks import freed_in_children, let_fork, put_aside, renewed_in_children
+from genius_search.forks import abandon, free_in_children, renew_in_children, yield_to_fork
 from genius_search.records import Modality, composed
 from genius_search.text import clean
 
@@ -120,12 +120,12 @@ class Connection:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self.lock = freed_in_children(threading.RLock())
-        self.library_lock = freed_in_children(threading.RLock(), of_library=True)
+        self.lock = free_in_children(threading.RLock())
+        self.library_lock = free_in_children(threading.RLock(), of_library=True)
         """Held by the owner of ``lock`` while it is in SQLite; no other thread takes it to use SQLite."""
         self._database: sqlite3.Connection | None = None
         self.open()
-        renewed_in_children(self)
+        renew_in_children(self)
 
     def open(self) -> sqlite3.Connection:
         """Return the database, which is opened if this is its first use in a forked child."""
@@ -142,7 +142,7 @@ class Connection:
     def renew(self) -> None:
         """Put the parent's database aside."""
         if self._database is not None:
-            put_aside(self._database)
+            abandon(self._database)
             self._close.detach()
             self._database = None
 
@@ -332,7 +332,7 @@ class ItemStore:
             database, lock = connection.open(), connection.library_lock
 
             def has_passed() -> bool:
-                let_fork(lock)
+                yield_to_fork(lock)
                 return deadline < math.inf and time.monotonic() > deadline
 
             database.set_progress_handler(has_passed, STEPS)

@@ -21,7 +21,7 @@ from genius_search.config import SearchConfig, SearchSettings, led_by_generator,
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.passages import query_passages
 from genius_search.errors import BadData, UsageError
-from genius_search.forks import freed_in_children
+from genius_search.forks import free_in_children
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.index.snapshot import Snapshot, diagnose_corruption
 from genius_search.index.store import Calibration, Measured, score_settings
@@ -258,7 +258,7 @@ class SnapshotSearcher:
         self._num_levels = model.num_levels
         self._level0: dict[Modality, frozenset[int]] = {}
         self._moments: dict[frozenset[int], Moments] = {}
-        self._measuring = freed_in_children(Lock())
+        self._measuring = free_in_children(Lock())
 
     @cached_property
     def _alive(self) -> Restriction:

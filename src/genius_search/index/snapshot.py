@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int64, Integer
 from genius_search.artifact import FileFact, file_fingerprint
 from genius_search.border import as_id
 from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
-from genius_search.forks import freed_in_children
+from genius_search.forks import free_in_children
 from genius_search.index.items import Item
 from genius_search.index.store import (
     REMEDY,
@@ -85,9 +85,9 @@ class Snapshot:
         """Items that contain a word, or None if they are many (:mod:`genius_search.index.words`)."""
         self._num_cached = 0
         self._unchecked = [segment.unchecked for segment in segments]
-        self._checking = freed_in_children(threading.Lock())
+        self._checking = free_in_children(threading.Lock())
         self._restrictions: dict[Filter, Restriction] = {}
-        self._caching = freed_in_children(threading.Lock())
+        self._caching = free_in_children(threading.Lock())
         self._evidence: Evidence | None = None
 
     @staticmethod

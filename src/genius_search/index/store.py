@@ -153,7 +153,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
     """
     place = folder / SEGMENTS / entry.name
     with with_hint():
-        check_files(place, entry.files, verify=False)
+        check_files(place, entry.files, check_contents=False)
         ids = open_array(place / IDS, Expected("u1 i2", (None, None), 0))
         passages = np.zeros((0, 3), dtype=np.int64)
         if PASSAGES in entry.files:

@@ -32,7 +32,7 @@ from pydantic_core import to_json
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
-from genius_search.forks import freed_in_children, let_fork, outside
+from genius_search.forks import free_in_children, iterate_unlocked, yield_to_fork
 from genius_search.index.items import (
     FIELD_NAMES,
     FIELDS,
@@ -323,10 +323,10 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     """
     path = folder / ITEMS_FILE
     path.unlink(missing_ok=True)
-    lock = freed_in_children(RLock(), of_library=True)
+    lock = free_in_children(RLock(), of_library=True)
     try:
         with lock, closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.set_progress_handler(partial(let_fork, lock), STEPS)
+            database.set_progress_handler(partial(yield_to_fork, lock), STEPS)
             for setting in SETTINGS:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN")
@@ -336,7 +336,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     (row, item.id, item.modality.mbeir, *item[2:])
-                    for row, item in enumerate(outside(lock, items))
+                    for row, item in enumerate(iterate_unlocked(lock, items))
                 ),
             )
             database.execute(
@@ -803,7 +803,7 @@ class Writer:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
         with with_hint():
             for entry in entries:
-                check_files(self.folder / SEGMENTS / entry.name, entry.files, verify=True)
+                check_files(self.folder / SEGMENTS / entry.name, entry.files, check_contents=True)
 
     def _change(
         self,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from genius_search.artifact import Manifest, read_arrays, unfit
+from genius_search.artifact import Manifest, mismatch_error, read_arrays
 from genius_search.config import DecoderConfig, settings_of
 from genius_search.native.build import BLOCK, CODES
 
@@ -58,7 +58,7 @@ def read_packed(manifest: Manifest) -> PackedGenerator | None:
         dim, sizes = manifest.facts["dim"], manifest.facts["sizes"]
         return None if max(sizes) > CODES else pack(config, dim, sizes, read_arrays(path))
     except (LookupError, TypeError, ValueError) as error:
-        raise unfit(path, error) from None
+        raise mismatch_error(path, error) from None
 
 
 def pack(

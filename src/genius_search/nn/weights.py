@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from genius_search.artifact import unfit
+from genius_search.artifact import mismatch_error
 
 Network = TypeVar("Network", bound=nn.Module)
 Input = TypeVar("Input")
@@ -60,7 +60,7 @@ def load_weights(file: Path, make: Callable[[], Network]) -> Network:
         LookupError,
         SafetensorError,
     ) as error:
-        raise unfit(file, error) from None
+        raise mismatch_error(file, error) from None
     return network
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
-from genius_search.artifact import fits
+from genius_search.artifact import shape_matches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def open_array(path: Path, expected: Expected) -> Shaped[np.ndarray, "rows ..."]
         ) from None
     types, wanted, least, most, _ = expected
     is_known = array.dtype in [np.dtype(name) for name in types.split()] and not is_turned
-    if not (is_known and fits(array.shape, wanted) and expected.admits(array)):
+    if not (is_known and shape_matches(array.shape, wanted) and expected.admits(array)):
         raise ArtifactMismatch(
             f"{path} is damaged or belongs to something else: it has {array.dtype.name} of shape "
             f"{array.shape}, expected {types} of {wanted}"

@@ -16,7 +16,7 @@ from genius_search.artifact import fingerprint_of
 from genius_search.cli import main
 from genius_search.encoders.base import load_encoder
 from genius_search.errors import ArtifactMissing, BadData, NetworkNeeded, UsageError
-from genius_search.hub import find, is_name, pull
+from genius_search.hub import find_cached, is_name, pull
 from genius_search.index.store import read_manifest
 from genius_search.model import Genius
 from genius_search.publish import save
@@ -121,7 +121,7 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
     folder = pull("me/model")
     assert contents(folder) == contents(saved)  # without programs and pickles
     hub.downloads.clear()
-    assert pull("me/model") == find("me/model") == folder
+    assert pull("me/model") == find_cached("me/model") == folder
     assert hub.downloads == []
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for name in ("me/model", Path("me/model")):
@@ -129,7 +129,7 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
     made, _ = Index.create(tmp_path / "new.index", model="me/model", pool=tmp_path / "pool")
     assert Index.open(made.folder).info().items == 2
     next(folder.rglob("*.safetensors")).unlink()
-    assert find("me/model") is None  # as after an interrupted download
+    assert find_cached("me/model") is None  # as after an interrupted download
 
 
 def test_what_is_in_the_place_already_stays(hub, saved):
@@ -169,7 +169,7 @@ def test_a_hub_cannot_name_other_files_than_those_that_are_pulled(
     assert {file.name: file.read_text() for file in victim.iterdir()} == dict.fromkeys(
         ("index", "index.json"), "precious"
     )
-    assert find("me/model") is None
+    assert find_cached("me/model") is None
 
 
 @pytest.mark.parametrize("name", ["me/nothing", "datasets/me/model"])
