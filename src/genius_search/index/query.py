@@ -664,7 +664,7 @@ class SnapshotSearcher:
             rows = rows_in(number, others)
             if allowed is not None:
                 rows = rows[allowed.items[rows]]
-            restriction.append(Allowed.few(one.table, one.with_passages(rows)))
+            restriction.append(Allowed.of_rows(one.table, one.with_passages(rows)))
             num_others += len(rows)
         if not num_others:
             return own

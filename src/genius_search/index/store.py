@@ -172,7 +172,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         arrays = {name: open_array(place / name, one) for name, one in expected.items()}
         starts, bounds, bucket_starts, items, code_cosine, *_ = arrays.values()
         table = IdTable(ids, starts, np.array(bounds), bucket_starts, items)
-        if not table.is_whole():
+        if not table.is_consistent():
             raise ArtifactMismatch(f"the arrays of the IDs in {place} do not belong together")
         try:
             store = ItemStore(place)

@@ -1,8 +1,25 @@
 """The IDs of a pool as a sorted table, which replaces the paper's trie (section 4.4).
 
-All IDs with a common prefix are a range of rows, so no nodes or pointers are needed: the codes that continue
-a prefix are found by binary search among the rows where the code at that level changes. A table takes one or
-two bytes per code plus four bytes per ID, and can be memory-mapped.
+All IDs with a common prefix are a range of rows, so no nodes or pointers are needed: the codes that
+continue a prefix are found by binary search among the rows where the code at that level changes. A
+table takes one or two bytes per code plus four bytes per ID, and can be memory-mapped.
+
+Six items with the IDs below make a table of five rows; items 1 and 4 share an ID, a *bucket*::
+
+    row   ID      first level that differs   items in the bucket
+    0     0 3 1   (first row)                5
+    1     0 3 7   2                          1, 4
+    2     0 8 2   1                          0
+    3     2 3 1   0                          3
+    4     2 5 5   1                          2
+
+    starts        = [3 | 2, 4 | 1]     rows grouped by the first level that differs: 0, 1, 2
+    level_bounds  = [0, 1, 3, 4]       where each group begins
+    bucket_starts = [0, 1, 3, 4, 5, 6]
+    items         = [5, 1, 4, 0, 3, 2]
+
+The prefix "0" is the range of rows [0, 3). At level 1 it has two children: "0 3" starts at row 0,
+where the prefix itself starts, and "0 8" at row 2, the only entry of level 1's group within [1, 3).
 """
 
 from __future__ import annotations
@@ -23,7 +40,7 @@ class Children(NamedTuple):
     """Prefixes one code longer than their parents, sorted by parent, then code."""
 
     parent: Int64[np.ndarray, " children"]
-    """Position of the parent among the given prefixes."""
+    """Position of the parent among the prefixes that were extended."""
     code: Int64[np.ndarray, " children"]
     low: Int64[np.ndarray, "children ..."]
     """First table row with the prefix; with several segments, one column per segment."""
@@ -36,31 +53,39 @@ class Children(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of several owners, one owner's after the other's."""
+    """Rows that belong to owners, such as ranges or IDs; the rows of an owner are adjacent."""
 
     owner: Int64[np.ndarray, " rows"]
+    """Position of the owner among the arguments of the function that returns this."""
     row: Int64[np.ndarray, " rows"]
 
 
 def expand_ranges(low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
-    """List all rows of the ranges [low, high); their owners are the ranges."""
+    """List all rows of the ranges [low, high); their owners are the ranges.
+
+    >>> expand_ranges(np.array([3, 7]), np.array([5, 8]))
+    Rows(owner=array([0, 0, 1]), row=array([3, 4, 7]))
+    """
     counts = high - low
     owner = np.arange(len(counts)).repeat(counts)
+    # Row i of the list is row (i - rows of earlier ranges) of its range, which starts at low.
     row = np.arange(len(owner))
     row += (low - counts.cumsum() + counts).take(owner)
     return Rows(owner, row)
 
 
 class IdTable:
-    """Distinct IDs of a pool in lexicographic order, and the items of each. Arrays may be memory-mapped.
+    """Distinct IDs of a pool in lexicographic order, and the items of each.
+
+    Arrays may be memory-mapped. The docstring of the module has an example.
 
     Parameters
     ----------
     ids
         distinct IDs, sorted.
     starts
-        all rows but the first, grouped by the first level at which a row differs from the row before it, and
-        ascending within each group.
+        all rows but the first, grouped by the first level at which a row differs from the row
+        before it, and ascending within each group.
     level_bounds
         bounds of each level's group in ``starts``; one more entry than levels.
     bucket_starts
@@ -89,9 +114,10 @@ class IdTable:
     def build(
         codes: Integer[np.ndarray, "items levels"], code_cosine: Float[np.ndarray, " items"]
     ) -> IdTable:
-        """Sort items into a table. Items that share an ID are sorted by descending ``code_cosine``, then row.
+        """Sort items into a table.
 
-        An unknown cosine (NaN) sorts last. Building takes about three times the memory of the codes plus 20
+        Items that share an ID are sorted by descending ``code_cosine``, then by row. An unknown
+        cosine (NaN) sorts last. Building takes about three times the memory of the codes plus 20
         bytes per item.
 
         Deviation 18: the released code lists the items of an ID in the pool's order.
@@ -112,15 +138,20 @@ class IdTable:
             items=order.astype(np.int32),
         )
 
-    def is_whole(self) -> bool:
-        """Return whether arrays of such lengths and numbers list each item once, and branches in order."""
-        starts, bounds, fences = self.starts, self.level_bounds, self.bucket_starts
-        is_there = np.zeros(len(self.items), dtype=bool)
-        is_there[self.items] = True
-        falls = np.flatnonzero(starts[1:] <= starts[:-1]) + 1  # only where a level begins
-        ends = (bounds[0], bounds[-1], fences[0], fences[-1])
-        is_in_order = ends == (0, len(starts), 0, len(self.items)) and np.isin(falls, bounds).all()
-        return bool(is_in_order and is_there.all())
+    def is_consistent(self) -> bool:
+        """Return whether the table lists each item once, and the starts of each level in order.
+
+        The lengths of the arrays and the ranges of their numbers must have been checked before.
+        """
+        starts = self.starts
+        is_listed = np.zeros(len(self.items), dtype=bool)
+        is_listed[self.items] = True
+        # Starts ascend within a level, so they may only fall where the next level's group begins.
+        falls = np.flatnonzero(starts[1:] <= starts[:-1]) + 1
+        is_ascending = np.isin(falls, self.level_bounds).all()
+        levels_cover = (self.level_bounds[0], self.level_bounds[-1]) == (0, len(starts))
+        buckets_cover = (self.bucket_starts[0], self.bucket_starts[-1]) == (0, len(self.items))
+        return bool(levels_cover and buckets_cover and is_ascending and is_listed.all())
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -133,31 +164,33 @@ class IdTable:
     def children(
         self, level: int, low: Int64[np.ndarray, " prefixes"], high: Int64[np.ndarray, " prefixes"]
     ) -> Children:
-        """Return the codes that continue prefixes (ranges of rows) at ``level``.
+        """Return the codes that continue prefixes, which are ranges of rows, at ``level``.
 
-        The first child of a prefix starts at the prefix's first row; the others start at the rows in its
-        range that first differ from their predecessor at this level. Empty ranges have no children.
+        The first child of a prefix starts at the prefix's first row. The later children start at
+        the rows in its range that first differ from their predecessor at this level. Empty ranges
+        have no children.
         """
         starts = self._starts_of_level[level]
-        first = starts.searchsorted(
-            low.astype(starts.dtype), "right"
-        )  # another dtype would copy starts
+        # With another dtype, searchsorted would copy starts.
+        first = starts.searchsorted(low.astype(starts.dtype), "right")
         last = starts.searchsorted(high.astype(starts.dtype))
-        filled = np.flatnonzero(high > low)
-        others = expand_ranges(first, np.maximum(first, last))
-        parent = np.concatenate([filled, others.owner])
+        nonempty = np.flatnonzero(high > low)
+        later = expand_ranges(first, np.maximum(first, last))
+        parent = np.concatenate([nonempty, later.owner])
         order = parent.argsort(kind="stable")  # a prefix's first child comes first
         parent = parent[order]
-        child_low = np.concatenate([low[filled], starts[others.row]])[order].astype(np.int64)
+        child_low = np.concatenate([low[nonempty], starts[later.row]])[order].astype(np.int64)
+        # A child ends where its parent's next child starts; the last one ends with the parent.
         is_last = np.diff(parent, append=-1) != 0
         child_high = np.append(child_low[1:], 0)[: len(parent)]
         child_high[is_last] = high[parent[is_last]]
         return Children(parent, self.ids[child_low, level].astype(np.int64), child_low, child_high)
 
     def buckets(self, rows: Int64[np.ndarray, " rows"]) -> Rows:
-        """Return the items of several IDs, in descending order of ``code_cosine`` for each."""
-        begins = self.bucket_starts.take(rows).astype(np.int64)
-        owner, position = expand_ranges(begins, self.bucket_starts.take(rows + 1).astype(np.int64))
+        """Return the items of the IDs at table rows; within an ID by descending ``code_cosine``."""
+        low = self.bucket_starts.take(rows).astype(np.int64)
+        high = self.bucket_starts.take(rows + 1).astype(np.int64)
+        owner, position = expand_ranges(low, high)
         return Rows(owner, self.items.take(position).astype(np.int64))
 
     @cached_property
@@ -168,12 +201,16 @@ class IdTable:
         return rows
 
 
-WORD: Final = 64
+WORD_BITS: Final = 64
 """Rows per machine word."""
 
 
 class RankedBits:
-    """Set of rows as a bit vector with rank: counts and lists the members in a range; about 1.5 bits per row.
+    """Set of rows that counts and lists its members in a range; takes about 1.5 bits per row.
+
+    A bit vector with rank: row r is bit ``r % 64`` of ``words[r // 64]``, and ``before[w]`` is the
+    number of members before word w. So the members before row r are ``before[r // 64]`` plus the
+    bits of its word below bit ``r % 64``.
 
     Parameters
     ----------
@@ -182,7 +219,7 @@ class RankedBits:
     """
 
     def __init__(self, rows: Bool[np.ndarray, " rows"]) -> None:
-        self.words = np.zeros(len(rows) // WORD + 1, dtype=np.uint64)
+        self.words = np.zeros(len(rows) // WORD_BITS + 1, dtype=np.uint64)
         packed = np.packbits(rows, bitorder="little")
         self.words.view(np.uint8)[: len(packed)] = packed
         counts = np.bitwise_count(self.words)
@@ -197,8 +234,9 @@ class RankedBits:
     def inside(self, low: Int64[np.ndarray, " ranges"], high: Int64[np.ndarray, " ranges"]) -> Rows:
         """List the members in each range [low, high)."""
         owner, row = expand_ranges(low, high)
-        kept = np.flatnonzero(self.words[row >> 6] >> (row & 63).astype(np.uint64) & np.uint64(1))
-        return Rows(owner[kept], row[kept])
+        is_member = self.words[row >> 6] >> (row & 63).astype(np.uint64) & np.uint64(1)
+        members = np.flatnonzero(is_member)
+        return Rows(owner[members], row[members])
 
     def _rank(self, row: np.ndarray) -> np.ndarray:
         """Count the members before each row."""
@@ -222,24 +260,25 @@ class Allowed(NamedTuple):
         """Build from a mask over the items of a table."""
         if not len(items):
             return Allowed(items, RankedBits(items))
-        by_id = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
-        return Allowed(items, RankedBits(by_id))
+        has_item = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
+        return Allowed(items, RankedBits(has_item))
 
     @staticmethod
-    def few(table: IdTable, rows: Int64[np.ndarray, " rows"]) -> Allowed:
-        """Build from a few items of a table, without reading its other items."""
-        items, ids = np.zeros(table.num_items, dtype=bool), np.zeros(len(table), dtype=bool)
+    def of_rows(table: IdTable, rows: Int64[np.ndarray, " rows"]) -> Allowed:
+        """Build from the rows of a few items of a table, without reading the other items."""
+        items = np.zeros(table.num_items, dtype=bool)
         items[rows] = True
-        ids[table.rows_of_items[rows]] = True
-        return Allowed(items, RankedBits(ids))
+        has_item = np.zeros(len(table), dtype=bool)
+        has_item[table.rows_of_items[rows]] = True
+        return Allowed(items, RankedBits(has_item))
 
 
 class SearchSegment(NamedTuple):
-    """One of several tables that are searched together: a segment of an index."""
+    """A segment of an index, as a search sees it. All segments are searched together."""
 
     table: IdTable
     alive: Allowed | None = None
-    """The items that are not deleted; None if none is."""
+    """The items that are not deleted; None if no item is deleted."""
 
 
 Restriction = tuple[Allowed | None, ...]
@@ -252,7 +291,10 @@ def children_in_segments(
     low: Int64[np.ndarray, "prefixes segments"],
     high: Int64[np.ndarray, "prefixes segments"],
 ) -> Children:
-    """Return the codes that continue prefixes at ``level`` in any of the segments."""
+    """Return the codes that continue prefixes at ``level`` in any of the segments.
+
+    Children of the same parent with the same code are one child, with a range of rows per segment.
+    """
     by_segment = [
         segment.table.children(level, low[:, number], high[:, number])
         for number, segment in enumerate(segments)
@@ -260,20 +302,21 @@ def children_in_segments(
     if len(by_segment) == 1:
         parent, code, only_low, only_high = by_segment[0]
         return Children(parent, code, only_low[:, None], only_high[:, None])
-    span = 1 + max((int(children.code.max(initial=0)) for children in by_segment), default=0)
+    # The key of a child orders by parent, then code: key = parent * num_codes + code.
+    num_codes = 1 + max((int(children.code.max(initial=0)) for children in by_segment), default=0)
     keys, position = np.unique(
-        np.concatenate([children.parent * span + children.code for children in by_segment]),
+        np.concatenate([children.parent * num_codes + children.code for children in by_segment]),
         return_inverse=True,
     )
     merged_low = np.zeros((len(keys), len(segments)), dtype=np.int64)
     merged_high = np.zeros_like(merged_low)
     stops = np.cumsum([len(children.parent) for children in by_segment])
-    for number, (children, places) in enumerate(
+    for number, (children, positions) in enumerate(
         zip(by_segment, np.split(position, stops[:-1]), strict=True)
     ):
-        merged_low[places, number] = children.low
-        merged_high[places, number] = children.high
-    return Children(keys // span, keys % span, merged_low, merged_high)
+        merged_low[positions, number] = children.low
+        merged_high[positions, number] = children.high
+    return Children(keys // num_codes, keys % num_codes, merged_low, merged_high)
 
 
 def count_ids(
@@ -282,19 +325,23 @@ def count_ids(
     restrictions: Sequence[Restriction | None],
     owner: Int64[np.ndarray, " prefixes"],
 ) -> Int64[np.ndarray, " prefixes"]:
-    """Count the allowed IDs under each prefix. An ID that occurs in several segments counts once in each.
+    """Count the allowed IDs under each prefix. An ID counts once in each segment that has it.
 
-    ``restrictions[owner]`` is the restriction of a prefix. Queries with the same one are counted together.
+    Prefix i belongs to query ``owner[i]``, with the restriction ``restrictions[owner[i]]``. The
+    prefixes of queries with the same restriction are counted together.
     """
     sizes = high - low
     counts: np.ndarray = sizes.sum(axis=1)
-    for restriction in {id(one): one for one in restrictions if one is not None}.values():
-        chosen = np.flatnonzero(np.array([one is restriction for one in restrictions])[owner])
-        counts[chosen] = 0
+    distinct = {id(restriction): restriction for restriction in restrictions}
+    for restriction in distinct.values():
+        if restriction is None:
+            continue
+        is_restricted = np.array([candidate is restriction for candidate in restrictions])
+        prefixes = np.flatnonzero(is_restricted[owner])
+        counts[prefixes] = 0
         for number, allowed in enumerate(restriction):
-            counts[chosen] += (
-                sizes[chosen, number]
-                if allowed is None
-                else allowed.ids.count(low[chosen, number], high[chosen, number])
-            )
+            if allowed is None:
+                counts[prefixes] += sizes[prefixes, number]
+            else:
+                counts[prefixes] += allowed.ids.count(low[prefixes, number], high[prefixes, number])
     return counts

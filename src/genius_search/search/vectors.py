@@ -1,10 +1,15 @@
-"""Arrays on disk, memory-mapped, and what an index stores of embeddings: 16, 8, 4, 2 or 1 bits a number.
+"""Memory-mapped arrays, and stored embeddings with 16, 8, 4, 2 or 1 bits per number.
 
-With 16 bits a number is in half precision. With fewer, what is stored is the residual of an embedding, the
-part that the code vectors of its ID do not explain: odd integers of so many bits times a scale. Since the ID
-is stored anyway, a bit of the residual tells more than one of the embedding. The scale makes a residual's
-product with itself exact, as in RaBitQ (Gao and Long, SIGMOD 2024); the nearest vector would be too short,
-and products with queries too small.
+With 16 bits, an embedding is stored in half precision. With fewer bits, its residual is stored: the
+part r of the embedding that the code vectors of its ID do not explain. Each number of the residual
+becomes an odd integer, and the whole residual has one scale::
+
+    r ≈ scale · n,   n = odd integers such as −3, −1, 1, 3 (2 bits),   scale = |r|² / (r · n)
+
+Since the ID is stored anyway, a bit spent on the residual is worth more than a bit spent on the
+embedding. This scale makes the product of the stored residual with the true one exact, |r|², as in
+RaBitQ (Gao and Long, SIGMOD 2024). The scale of the nearest vector would make stored residuals too
+short, and their products with queries too small.
 """
 
 from __future__ import annotations
@@ -25,14 +30,17 @@ if TYPE_CHECKING:
     from genius_search.search.table import IdTable
 
 EmbeddingBits: TypeAlias = Literal[1, 2, 4, 8, 16]
-"""Bits of a number of a stored embedding."""
+"""Bits per number of a stored embedding."""
 
 RESIDUAL_BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4, 8)
-"""Those of residuals, as :data:`genius_search.nn.spread.BITS`."""
-STEPS: Final = {1: 2.0, 2: 0.9957, 4: 0.3352}
-"""Distance between neighbouring values, in standard deviations: the best for a normal distribution (Max,
-"Quantizing for minimum distortion", 1960). With one bit only the sign counts; with 8 bits the largest number
-decides, which no step is too coarse for."""
+"""Bits per number of a stored residual; equal to :data:`genius_search.nn.spread.BITS`."""
+QUANTIZATION_STEPS: Final = {1: 2.0, 2: 0.9957, 4: 0.3352}
+"""Distance between neighbouring values, in standard deviations, by bits per number.
+
+The best steps for a normal distribution (Max, "Quantizing for minimum distortion", 1960). With one
+bit only the sign counts. With 8 bits the step follows from the largest number of each residual."""
+INFINITE_EXPONENT: Final = 0x7C00
+"""Exponent bits of a number in half precision; all are set if it is infinite or NaN."""
 
 
 class Quantized(NamedTuple):
@@ -45,24 +53,26 @@ class Quantized(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What an array on disk must be."""
+    """Type, shape and range of numbers that an array on disk must have."""
 
     types: str
-    """Names of the types that it may have, such as ``"u1 i2"``."""
+    """Names of the allowed types, such as ``"u1 i2"``."""
     shape: tuple[int | None, ...]
-    """None for any length."""
+    """None allows any length."""
     least: int | None = None
-    """No number is less, nor infinite or NaN; None for any number."""
+    """Smallest allowed number; floats must be finite. None allows any number."""
     most: int = 32_767
+    """Largest allowed number."""
     step: int | None = None
-    """Each number is at least so much more than the one before."""
+    """Minimum difference between a number and its predecessor; None if there is no order."""
 
     def admits(self, array: Shaped[np.ndarray, ...]) -> bool:
-        """Return whether the numbers of an array of this type and shape are as they must be."""
+        """Return whether the numbers of an array, which has this type and shape, are in range."""
         if self.least is None or not array.size:
             return True
-        if array.dtype.kind == "f":  # half precision; this is the exponent of infinity and NaN
-            return bool((array.view(np.uint16) & 0x7C00).max() < 0x7C00)
+        if array.dtype.kind == "f":  # half precision
+            exponents = array.view(np.uint16) & INFINITE_EXPONENT
+            return bool(exponents.max() < INFINITE_EXPONENT)
         if array.min() < self.least or array.max() > self.most:
             return False
         return self.step is None or bool((array[1:] - array[:-1] >= self.step).all())
@@ -76,40 +86,45 @@ def open_array(path: Path, expected: Expected) -> Shaped[np.ndarray, "rows ..."]
     ArtifactMissing
         The file does not exist.
     ArtifactMismatch
-        The file is truncated, is no array, or not what is expected.
+        The file is truncated, is not an array, or does not have the expected type and numbers.
     """
     try:
         with path.open("rb") as file:  # np.load takes twice as long
             np.lib.format.read_magic(file)
-            shape, is_turned, dtype = np.lib.format.read_array_header_1_0(file)
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             array = np.frombuffer(mapped, dtype, offset=file.tell()).reshape(shape)
     except FileNotFoundError:
-        raise ArtifactMissing(f"{path} is missing; restore it, or make its folder again") from None
+        raise ArtifactMissing(
+            f"{path} is missing; restore it from a backup, or create its folder again"
+        ) from None
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001  numpy evaluates the header as Python
         raise ArtifactMismatch(
-            f"{path} is damaged ({error}); restore it, or make it again"
+            f"{path} is damaged ({error}); restore it from a backup, or create it again"
         ) from None
-    types, wanted, least, most, _ = expected
-    is_known = array.dtype in [np.dtype(name) for name in types.split()] and not is_turned
-    if not (is_known and shape_matches(array.shape, wanted) and expected.admits(array)):
+    allowed_types = [np.dtype(name) for name in expected.types.split()]
+    has_type = array.dtype in allowed_types and not is_fortran
+    if not (has_type and shape_matches(array.shape, expected.shape) and expected.admits(array)):
+        limits = ""
+        if expected.least is not None:
+            limits = f" from {expected.least} to {expected.most}, in order"
         raise ArtifactMismatch(
-            f"{path} is damaged or belongs to something else: it has {array.dtype.name} of shape "
-            f"{array.shape}, expected {types} of {wanted}"
-            f"{'' if least is None else f' from {least} to {most}, in order'}; restore it, or make it again"
+            f"{path} is damaged or belongs to another artifact: it has {array.dtype.name} of shape "
+            f"{array.shape}, expected {expected.types} of {expected.shape}{limits}; restore it "
+            "from a backup, or create it again"
         )
     return array
 
 
 def is_residual(bits: EmbeddingBits) -> bool:
-    """Return whether what is stored is the residual of an embedding."""
+    """Return whether residuals are stored, rather than whole embeddings."""
     return bits < 16
 
 
 def quantize(vectors: Float[np.ndarray, "rows dim"], bits: EmbeddingBits) -> Quantized:
-    """Quantize embeddings, or residuals if there are fewer than 16 bits."""
+    """Quantize embeddings, or with fewer than 16 bits residuals."""
     if bits == 16:
         return Quantized(vectors.astype(np.float16), None)
     vectors = vectors.astype(np.float32)
@@ -117,22 +132,30 @@ def quantize(vectors: Float[np.ndarray, "rows dim"], bits: EmbeddingBits) -> Qua
     if bits == 8:
         steps = np.abs(vectors).max(axis=1, initial=0) / np.float32(half)
     else:
-        steps = np.sqrt(np.square(vectors).mean(axis=1)) * np.float32(STEPS[bits])
+        deviations = np.sqrt(np.square(vectors).mean(axis=1))
+        steps = deviations * np.float32(QUANTIZATION_STEPS[bits])
+    # Levels 0, 1, 2, 3 of two bits are the intervals of the odd integers −3, −1, 1, 3.
     levels = np.floor(vectors / np.where(steps > 0, steps, 1)[:, None]).clip(-half, half - 1) + half
     products = np.vecdot(2 * levels + (1 - 2 * half), vectors)
+    # scale = |r|² / (r · n)
     scales = np.square(vectors).sum(axis=1) / np.where(products > 0, products, 1)
     return Quantized(_pack(levels.astype(np.uint8), bits), scales.astype(np.float16))
 
 
 def stored_width(dim: int, bits: EmbeddingBits) -> int:
-    """Return the length of the stored row of a vector of ``dim`` numbers."""
+    """Return the length of the stored row of a vector with ``dim`` numbers."""
     return -(-dim * bits // 8) if is_residual(bits) else dim
 
 
 def _pack(
     levels: UInt8[np.ndarray, "rows dim"], bits: EmbeddingBits
 ) -> UInt8[np.ndarray, "rows width"]:
-    """Pack numbers: the first ``width`` lie in the lowest bits of the bytes, the next ones above them."""
+    """Pack numbers into bytes.
+
+    The first ``width`` numbers occupy the lowest bits of the bytes, the next ``width`` numbers the
+    bits above. With 2 bits and dim = 8, width is 2: byte 0 holds the numbers 6 4 2 0, highest bits
+    first, and byte 1 the numbers 7 5 3 1.
+    """
     rows, dim = levels.shape
     width, parts = stored_width(dim, bits), 8 // bits
     padded = np.pad(levels, ((0, 0), (0, width * parts - dim))).reshape(rows, parts, width)
@@ -146,25 +169,24 @@ def unpack(
     """Return packed numbers as odd integers, such as −3, −1, 1 and 3 for two bits."""
     largest = (1 << bits) - 1
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    levels = (packed[:, None] >> shifts & largest).reshape(
-        len(packed), packed.shape[1] * 8 // bits
-    )[:, :dim]
+    parts = packed[:, None] >> shifts & largest
+    levels = parts.reshape(len(packed), packed.shape[1] * 8 // bits)[:, :dim]
     return np.asarray(2 * levels.astype(np.int16) - largest)
 
 
 def dequantize(stored: Quantized, bits: EmbeddingBits, dim: int) -> Float32[np.ndarray, "rows dim"]:
-    """Return residuals of fewer than 16 bits as they were before, up to rounding."""
+    """Restore residuals of fewer than 16 bits, up to rounding."""
     scales: np.ndarray = np.ones(len(stored.values)) if stored.scales is None else stored.scales
     return np.asarray(unpack(stored.values, bits, dim) * scales[:, None].astype(np.float32))
 
 
 class StoredVectors:
-    """The stored embeddings of a segment.
+    """The stored embeddings of a segment, decoded when they are read.
 
     Parameters
     ----------
     ranker, table
-        the code vectors and the IDs that residuals belong to.
+        the code vectors and IDs that residuals are added to.
     """
 
     def __init__(
@@ -176,23 +198,23 @@ class StoredVectors:
         self._table = table
 
     def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        """Return the vectors of items; they are not exactly of unit length."""
+        """Return the vectors of item rows, whose length is only approximately 1."""
         values = self._values[rows]
         if self._scales is None:
             return np.asarray(values, dtype=np.float32)
         vectors = self._ranker.vectors(self._table.ids[self._table.rows_of_items[rows]])
         residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
-        measured = self._ranker.spread.residuals
-        vectors += residuals if measured is None else measured.apply(residuals, self.bits)
+        weights = self._ranker.spread.residuals
+        vectors += residuals if weights is None else weights.apply(residuals, self.bits)
         return vectors
 
     @cached_property
     def addresses(self) -> tuple[int, int, int]:
-        """Where values and scales are, 0 if there are no scales, and how many bytes the values have."""
+        """Address of the values, address of the scales (0 without scales), bytes of the values."""
         scales = 0 if self._scales is None else self._scales.ctypes.data
         return self._values.ctypes.data, scales, self._values.nbytes
 
 
 def value_type(bits: EmbeddingBits) -> np.dtype[Any]:
-    """Return the type of the stored numbers."""
+    """Return the NumPy type of the stored values."""
     return np.dtype(np.float16 if bits == 16 else np.uint8)
