@@ -29,7 +29,7 @@ from genius_search.config import PAPER_SEARCH
 from genius_search.data.features import Pairs
 from genius_search.errors import BadData
 from genius_search.index.index import Index
-from genius_search.index.learned import RAISED, shares_of
+from genius_search.index.learned import MAX_RAISED_CHOICES, shares_from_cosines
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
 from genius_search.index.source import given_features, stored_features
 from genius_search.index.store import LEARNED
@@ -120,9 +120,9 @@ def nearest_logged(
 ) -> Float32[np.ndarray, "queries items"]:
     """Return the shares of items: by the most similar query for which they were chosen."""
     shares = np.zeros((num_items, len(queries)), dtype=np.float32)
-    np.maximum.at(shares, log.chosen, shares_of(queries @ log.queries.T).T)
+    np.maximum.at(shares, log.chosen, shares_from_cosines(queries @ log.queries.T).T)
     shares = np.ascontiguousarray(shares.T)
-    least = np.sort(shares, axis=1)[:, -RAISED]
+    least = np.sort(shares, axis=1)[:, -MAX_RAISED_CHOICES]
     return np.where(shares < least[:, None], 0, shares)
 
 

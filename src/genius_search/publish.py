@@ -13,7 +13,7 @@ from genius_search import hub
 from genius_search.artifact import MANIFEST, open_artifact, read_json
 from genius_search.border import as_path
 from genius_search.errors import UsageError
-from genius_search.index.info import verify
+from genius_search.index.info import check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, OWN_MODEL, PICTURE_NAME, SEGMENTS
@@ -107,7 +107,7 @@ def save(
 
 def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
     """Copy an index, and the model inside it unless another is named; return its state."""
-    verify(source)  # before a lock makes the folder, and a new checksum of what is damaged
+    check(source)  # before a lock makes the folder, and a new checksum of what is damaged
 
     def without_path(entry: Entry) -> Entry:
         if not isinstance(entry, Item):

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import UsageError
-from genius_search.index.info import verify
+from genius_search.index.info import check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest, read_manifest
@@ -171,7 +171,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
         seconds = killed_after(moment, lambda operation=operation: change(folder, operation.work))
         is_new = read_manifest(folder).generation > generation
         assert is_new or seconds is None, f"an acknowledged {kind} is gone"
-        assert verify(folder).items == len(operation.after if is_new else state)
+        assert check(folder).items == len(operation.after if is_new else state)
         after = found(folder)
         assert after == (operation.after if is_new else state), (
             f"{kind} left neither the old state nor the new"
@@ -255,7 +255,7 @@ def test_of_two_writers_at_once_one_waits_or_is_refused_and_nothing_is_lost(inde
         refused = add_one_by_one(index, [f"ours {number}" for number in range(4)], wait_seconds)
     assert wait_seconds == 0 or refused == 0
     assert len(found(index)) == 12 + 8
-    assert verify(index).items == 12 + 8
+    assert check(index).items == 12 + 8
 
 
 def test_a_writer_is_refused_while_another_process_writes_and_let_in_after_waiting(index):

@@ -20,7 +20,7 @@ from genius_search.cluster.searcher import read_cluster
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import ArtifactError, ArtifactMissing, BadData
 from genius_search.index.index import Index
-from genius_search.index.info import verify
+from genius_search.index.info import check
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.recipe import preset
@@ -191,7 +191,7 @@ def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
     for number, (copy, ids) in enumerate(zip(disk.copies, states, strict=True)):
         allowed = [ids, *(later for later in states[number:] if later != ids)][:2]
         with disk.after(copy) as place:
-            verify(place / "index")
+            check(place / "index")
             found = set(Index.open(place / "index", model=model).snapshot.ids())
             gc.collect()
             assert found in allowed
@@ -213,7 +213,7 @@ def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, tr
     for copy in disk.copies:
         with disk.after(copy) as place:
             shards = [one.parent for one in (place / "X").glob("shards/*/index.json")]
-            total = sum(verify(one).items for one in shards)
+            total = sum(check(one).items for one in shards)
             try:
                 found.append(read_cluster(place / "X").items)
             except ArtifactMissing:
@@ -225,7 +225,7 @@ def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, tr
     last = disk.copies[found.index(items) - 1]
     with disk.after(last) as place:
         assert build_cluster(place / "X", settings).items == items
-        assert sum(verify(one).items for one in (place / "X" / "shards").iterdir()) == items
+        assert sum(check(one).items for one in (place / "X" / "shards").iterdir()) == items
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.index.filters import Filter, matching
+from genius_search.index.filters import Filter, matching_items
 from genius_search.index.items import Item, ItemStore
 from genius_search.index.writer import write_items
 from genius_search.records import Modality
@@ -57,7 +57,7 @@ NEGATED = {"!=": "=", "!~": "~"}
 
 
 def rows_of(store: ItemStore, wanted: Filter, **options: float) -> list[int]:
-    return np.flatnonzero(matching(store, wanted, **options)).tolist()
+    return np.flatnonzero(matching_items(store, wanted, **options)).tolist()
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.index.explain import SIBLINGS, decoded_scores, follow_id
+from genius_search.index.explain import MAX_SIBLINGS, decoded_scores, follow_id
 
 
 def cases(plain, **settings):
@@ -36,11 +36,11 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
             assert np.allclose([step.log_probability for step in steps], found.gained, atol=1e-4)
             for level, step in enumerate(steps):
                 probabilities = [sibling.probability for sibling in step.siblings]
-                assert len(probabilities) == min(step.num_siblings, SIBLINGS)
+                assert len(probabilities) == min(step.num_siblings, MAX_SIBLINGS)
                 assert probabilities == sorted(probabilities, reverse=True)
-                if step.num_siblings <= SIBLINGS:
+                if step.num_siblings <= MAX_SIBLINGS:
                     assert sum(probabilities) == pytest.approx(1, abs=1e-4)
-                assert step.rank > SIBLINGS or step.siblings[step.rank - 1].code == step.code
+                assert step.rank > MAX_SIBLINGS or step.siblings[step.rank - 1].code == step.code
                 prefix = np.array(found.id[: level + 1])
                 assert step.items == sum(
                     int(

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from genius_search.index.learned import TEMPERATURE
+from genius_search.index.learned import SHARE_TEMPERATURE
 from genius_search.nn.codebooks import normalize
 from research.bench.given import Given
 from research.learning import Log, draw_log, main, nearest_logged
@@ -32,7 +32,7 @@ def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_an_item_gains_by_its_nearest_logged_query_alone():
     log = Log(np.eye(4, dtype=np.float32)[[0, 0, 1]], np.array([2, 2, 3]))
     shares = nearest_logged(np.eye(4, dtype=np.float32)[:1], log, 4)
-    assert shares[0].tolist() == pytest.approx([0, 0, 1, np.exp(-1 / TEMPERATURE)])
+    assert shares[0].tolist() == pytest.approx([0, 0, 1, np.exp(-1 / SHARE_TEMPERATURE)])
 
 
 def test_the_same_queries_are_asked_whatever_the_share_that_is_logged(vectors):

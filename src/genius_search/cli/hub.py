@@ -32,7 +32,7 @@ class Pull(JsonOption):
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         from genius_search import hub
-        from genius_search.index.info import verify
+        from genius_search.index.info import check
         from genius_search.index.store import CURRENT, refuse_links
 
         if not sys.stderr.isatty():
@@ -41,7 +41,7 @@ class Pull(JsonOption):
             refuse_links(self.out)
         folder = hub.pull(self.name, out=self.out)
         if (folder / CURRENT).exists():
-            verify(folder)
+            check(folder)
         if self.json:
             print_json({"name": self.name, "folder": folder})
         else:

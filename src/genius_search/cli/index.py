@@ -368,11 +368,11 @@ class Info(JsonOption, IndexArgument):
     foreign or missing."""
 
     def run(self) -> None:
-        from genius_search.index.info import describe, verify
+        from genius_search.index.info import check, describe_index
         from genius_search.index.snapshot import Snapshot
 
         if not self.verify:
-            facts = dataclasses.asdict(describe(self.index, Snapshot.open(self.index)))
+            facts = dataclasses.asdict(describe_index(self.index, Snapshot.open(self.index)))
             if not self.json:
                 facts["bytes_per_item"] = {
                     part: round(size) for part, size in facts["bytes_per_item"].items()
@@ -382,7 +382,7 @@ class Info(JsonOption, IndexArgument):
 
             facts = Searcher.open(self.index).verify()._asdict()
         else:
-            facts = verify(self.index)._asdict()
+            facts = check(self.index)._asdict()
         print_facts(facts, as_json=self.json)
 
 

@@ -25,7 +25,7 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import Added, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.index import Index
-from genius_search.index.info import Verified
+from genius_search.index.info import CheckReport
 from genius_search.index.items import Item
 from genius_search.index.pool import (
     NewItem,
@@ -282,9 +282,9 @@ class Searcher:
             sum(one.deleted for one in done), [name for one in done for name in one.missing]
         )
 
-    def verify(self) -> Verified:
+    def verify(self) -> CheckReport:
         """Compare every file of every shard with its checksum; raises like :meth:`Index.verify`."""
-        return Verified(*map(sum, zip(*self._ask_all("verify"), strict=True)))
+        return CheckReport(*map(sum, zip(*self._ask_all("verify"), strict=True)))
 
     def _ask_owners(
         self, method: str, things: Sequence[str | Item | NewItem], **options: Any
@@ -312,7 +312,7 @@ class Searcher:
             parts=tuple(map(self._read_part, request.parts)),
             k=max(request.k + request.offset, COMPARABLE),
             offset=0,
-            where=dataclasses.replace(request.filter, may_be_elsewhere=True)
+            where=dataclasses.replace(request.filter, ignores_unknown_fields=True)
             if request.filter
             else (),
             deadline=math.inf,  # the clock of another machine tells other times

@@ -35,7 +35,7 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Item
-from genius_search.index.measure import choose_bits, measure
+from genius_search.index.measure import choose_embedding_bits, measure_recall
 from genius_search.index.pool import (
     Pool,
     nothing_to_index,
@@ -435,7 +435,7 @@ def create_index(
             )
             fitted_to = count if trained is None else None
             if fitted_to is not None and embedding_bits is None and embeddings in (None, "fused"):
-                embedding_bits = choose_bits(
+                embedding_bits = choose_embedding_bits(
                     opened, *draw_embeddings(changes.features), usual=usual_bits(fitted_to)
                 )
             manifest = first_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
@@ -498,7 +498,9 @@ def with_measures(model: Genius, written: Snapshot) -> Snapshot:
     """Return a state that was just written with what it keeps of exact search."""
     if not written.manifest.has_own_model:
         return written
-    return Snapshot(written.manifest.replace(measured=measure(model, written)), written.segments)
+    return Snapshot(
+        written.manifest.replace(measured=measure_recall(model, written)), written.segments
+    )
 
 
 def first_manifest(

@@ -28,7 +28,7 @@ from genius_search.config import usual_search
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
-from genius_search.index.learned import FIELD, read_choices
+from genius_search.index.learned import CHOSEN_FIELD, read_choices
 from genius_search.index.query import SnapshotSearcher, count_words, hit_numbers, kind_of
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
@@ -40,38 +40,38 @@ from genius_search.records import Modality
 if TYPE_CHECKING:
     from genius_search.index.index import Index
 
-WHAT_PAIRS_ARE: Final = (
+PAIRS_FORMAT: Final = (
     "pairs are a .jsonl file of queries with lines such as "
     '{"text": "a red kite", "id": "kites/7.jpg"}, or a data set in M-BEIR\'s layout whose candidates have '
     "the items' ids"
 )
-TRAINING: Final = "train"
+TRAINING_SPLIT: Final = "train"
 WEIGHT_FACTORS: Final = (0.0, 0.5, 1.0, 1.5, 2.0)
 """Weights of densities that are compared, as multiples of the default."""
-FIRST: Final = 5
+NUM_FIRST_HITS: Final = 5
 """Hits of a query that are looked at to compare them."""
-FEWEST_QUERIES: Final = 40
+MIN_CALIBRATION_QUERIES: Final = 40
 """Fewer queries are not enough to fit to one half and measure the other."""
 FEWEST: Final = 20
 """A threshold is not chosen by fewer first hits above it."""
-HITS: Final = 10
+MAX_FITTED_HITS: Final = 10
 """Hits of a query that are fitted."""
-MOST: Final = 10_000
+MAX_CALIBRATION_QUERIES: Final = 10_000
 """Queries that are drawn, if there are more."""
-ABSENT: Final = 0.2
+ABSENT_SHARE: Final = 0.2
 """Assumed share of queries that nothing in the index answers."""
-LIKELY: Final = 0.5
+MIN_THRESHOLD: Final = 0.5
 """A hit that is more likely wrong than right is never called a good match."""
 SHRINKAGE: Final = 1.0
 """Half the squared weights, of standardised numbers, are added to the loss."""
-WORDS: Final = 3
+PHRASE_WORDS: Final = 3
 """Words of a phrase. With two, fewer queries about other things are refused; with five, more right ones."""
-DRAWN: Final = 300
+MAX_DRAWN_QUERIES: Final = 300
 """Most items that a phrase is drawn from, and most query vectors: a new index waits for their encoding."""
-RARE: Final = 0.03
+LOW_SCORE_QUANTILE: Final = 0.03
 """Share of the searches whose first hits score less."""
-STEPS: Final = 30
-BATCH: Final = 32
+NEWTON_STEPS: Final = 30
+REQUESTS_PER_BATCH: Final = 32
 
 
 class Pair(NamedTuple):
@@ -83,7 +83,7 @@ class Pair(NamedTuple):
     """The query's feature, if no more is known of it."""
 
 
-def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING) -> list[Pair]:
+def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING_SPLIT) -> list[Pair]:
     """Read queries and answers: what the index has learned, those of a file, or a split of a data set.
 
     Raises
@@ -98,7 +98,9 @@ def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING) -> li
         return [pair for _, pair in read_json_lines(source, lambda row: _parse_pair(row, source))]
     data = MBeir(source)
     files = (
-        data.training_queries() if split == TRAINING else [row.queries for row in data.rows(split)]
+        data.training_queries()
+        if split == TRAINING_SPLIT
+        else [row.queries for row in data.rows(split)]
     )
     pairs = []
     for query in chain.from_iterable(map(read_queries, files)):
@@ -110,7 +112,7 @@ def read_pairs(index: Path, source: Path | None, *, split: str = TRAINING) -> li
 def _from_choice(choice: dict[str, Any]) -> Pair:
     query = Item("", Modality.TEXT, choice.get("text"))
     vector = None if "text" in choice else np.array(choice["vector"], dtype=np.float32)
-    return Pair(query, (choice[FIELD],), vector)
+    return Pair(query, (choice[CHOSEN_FIELD],), vector)
 
 
 def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
@@ -129,24 +131,30 @@ def _parse_pair(row: dict[str, Any], source: Path) -> Pair:
     return Pair(Item("", modality, text, place), tuple(ids))
 
 
-def weights_around(usual: float) -> list[float]:
+def density_weights_around(usual: float) -> list[float]:
     """Return the weights of densities that are compared, the default first."""
     return [usual, *(factor * usual for factor in WEIGHT_FACTORS if factor != 1)]
 
 
-def choose_weight(is_found: Mapping[float, Bool[np.ndarray, " queries"]], usual: float) -> float:
+def choose_density_weight(
+    is_found: Mapping[float, Bool[np.ndarray, " queries"]], usual: float
+) -> float:
     """Choose a weight: the default, unless another finds more by over a standard error of the difference.
 
     Parameters
     ----------
     is_found
-        whether the first :data:`FIRST` hits of each query have a right answer, by weight; the same queries
-        for each of :func:`weights_around` the default ``usual``.
+        whether the first :data:`NUM_FIRST_HITS` hits of each query have a right answer, by weight; the same queries
+        for each of :func:`density_weights_around` the default ``usual``.
     """
-    return max((usual, *is_found), key=lambda weight: clear_gain(is_found[weight], is_found[usual]))
+    return max(
+        (usual, *is_found), key=lambda weight: significant_gain(is_found[weight], is_found[usual])
+    )
 
 
-def clear_gain(found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"]) -> float:
+def significant_gain(
+    found: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"]
+) -> float:
     """Return how many more of the same queries are answered, as a share; 0 if that may be chance.
 
     A gain counts if it exceeds a standard error of the difference. That of a single query is as large.
@@ -183,29 +191,29 @@ def calibrate(
     UsageError
         The precision is not between 0 and 1.
     BadData
-        Fewer than :data:`FEWEST_QUERIES` queries have a right answer in the index.
+        Fewer than :data:`MIN_CALIBRATION_QUERIES` queries have a right answer in the index.
     """
     if not 0 < precision < 1:
         raise UsageError(f"the precision is {precision}, it must be between 0 and 1, such as 0.8")
     name = "learned choices" if pairs is None else f"{pairs.name} {split}"
     given = [*_merge_answers(read_pairs(index.folder, pairs, split=split))]
-    if len(given) > MOST:
-        given = random.Random(0).sample(given, MOST)
+    if len(given) > MAX_CALIBRATION_QUERIES:
+        given = random.Random(0).sample(given, MAX_CALIBRATION_QUERIES)
     model, snapshot = index.current()
     queries = [*_requests(snapshot, given)]
-    if len(queries) < FEWEST_QUERIES:
+    if len(queries) < MIN_CALIBRATION_QUERIES:
         raise BadData(
             f"{len(queries)} queries of {name} have a right answer in {index.folder}; "
-            f"at least {FEWEST_QUERIES} are needed to fit to one half and measure the other"
+            f"at least {MIN_CALIBRATION_QUERIES} are needed to fit to one half and measure the other"
         )
     usual = usual_search(snapshot.num_rows).density_weight
-    density_weights = weights_around(usual)
+    density_weights = density_weights_around(usual)
     answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {
         weight: [] for weight in density_weights
     }
     progress.begin("search", len(queries))
-    for start in range(0, len(queries), BATCH):
-        some = queries[start : start + BATCH]
+    for start in range(0, len(queries), REQUESTS_PER_BATCH):
+        some = queries[start : start + REQUESTS_PER_BATCH]
         encoded = SnapshotSearcher(model, snapshot).encode([request for request, _ in some])
         for weight in density_weights:
             searcher = SnapshotSearcher(
@@ -218,28 +226,30 @@ def calibrate(
                 )
         progress.advance(start + len(some), {})
     is_found = {
-        weight: np.array([is_right[:FIRST].any() for _, is_right in found])
+        weight: np.array([is_right[:NUM_FIRST_HITS].any() for _, is_right in found])
         for weight, found in answers.items()
     }
-    density_weight = choose_weight(is_found, usual)
+    density_weight = choose_density_weight(is_found, usual)
     rows = []
     for number, (scores, is_right) in enumerate(answers[density_weight]):
-        for kept, weight in ((np.ones_like(is_right), 1 - ABSENT), (~is_right, ABSENT)):
-            numbers = hit_numbers(scores[kept][:HITS])
+        for kept, weight in ((np.ones_like(is_right), 1 - ABSENT_SHARE), (~is_right, ABSENT_SHARE)):
+            numbers = hit_numbers(scores[kept][:MAX_FITTED_HITS])
             constant = np.tile([weight, number % 2], (len(numbers), 1))
             is_first = np.arange(len(numbers)) == 0
-            rows.append(np.column_stack([numbers, is_right[kept][:HITS], is_first, constant]))
+            rows.append(
+                np.column_stack([numbers, is_right[kept][:MAX_FITTED_HITS], is_first, constant])
+            )
     cases = np.concatenate(rows)
     is_first, half = cases[:, 4] == 1, cases[:, 6]
-    intercept, weights = fit(*_columns(cases[half == 0]))
+    intercept, weights = fit_logistic_regression(*_columns(cases[half == 0]))
     numbers, is_right, shares = _columns(cases[is_first & (half == 0)])
-    threshold = threshold_for(
+    threshold = choose_threshold(
         expit(intercept + numbers @ weights), is_right, shares, precision=precision
     )
     numbers, is_right, shares = _columns(cases[is_first & (half == 1)])
     probability = expit(intercept + numbers @ weights)
     is_good = probability >= (np.inf if threshold is None else threshold)
-    is_absent = shares == ABSENT
+    is_absent = shares == ABSENT_SHARE
     return Calibration(
         intercept=intercept,
         weights=(float(weights[0]), float(weights[1]), float(weights[2])),
@@ -251,17 +261,17 @@ def calibrate(
         good=float(np.average(is_good, weights=shares)),
         good_and_right=float(shares @ (is_good & is_right) / max(shares @ is_good, 1e-9)),
         refused=float((~is_good)[is_absent].mean()) if is_absent.any() else 0.0,
-        fewest_words=count_fewest_words(request for request, _ in queries),
+        fewest_words=min_words_by_query_kind(request for request, _ in queries),
     )
 
 
-def count_fewest_words(requests: Iterable[SearchRequest]) -> dict[str, int]:
+def min_words_by_query_kind(requests: Iterable[SearchRequest]) -> dict[str, int]:
     """Return the number of words that nearly all requests have at least, by the kind of query."""
     words: dict[str, list[int]] = defaultdict(list)
     for request in requests:
         words[kind_of(request)].append(count_words(request))
     return {
-        kind: int(np.quantile(counts, RARE, method="lower"))
+        kind: int(np.quantile(counts, LOW_SCORE_QUANTILE, method="lower"))
         for kind, counts in words.items()
         if len(counts) >= FEWEST
     }
@@ -282,7 +292,7 @@ def _requests(
                 vector=vector,
                 modality=modality,
                 hybrid=False,
-                k=HITS + len(right),
+                k=MAX_FITTED_HITS + len(right),
             )
             yield request, frozenset(right)
 
@@ -302,7 +312,7 @@ def _columns(hits: Float64[np.ndarray, "hits 7"]) -> tuple[np.ndarray, np.ndarra
     return hits[:, :3], hits[:, 3].astype(bool), hits[:, 5]
 
 
-def fit(
+def fit_logistic_regression(
     numbers: Float64[np.ndarray, "hits 3"],
     is_right: Bool[np.ndarray, " hits"],
     weight: Float64[np.ndarray, " hits"],
@@ -317,7 +327,7 @@ def fit(
         design = np.column_stack([np.ones(len(numbers)), ((numbers - mean) / scale)[:, used]])
         shrinkage = np.array([1e-3, *[SHRINKAGE] * len(used)])
         found = np.zeros(design.shape[1])
-        for _ in range(STEPS):
+        for _ in range(NEWTON_STEPS):
             likely = expit(design @ found)
             slope = design.T @ (weight * (likely - is_right)) + shrinkage * found
             bend = (design.T * (weight * likely * (1 - likely))) @ design + np.diag(shrinkage)
@@ -335,14 +345,14 @@ def expit(log_odds: Float64[np.ndarray, " hits"]) -> Float64[np.ndarray, " hits"
     return np.asarray(1 / (1 + np.exp(-log_odds)))
 
 
-def threshold_for(
+def choose_threshold(
     probability: Float64[np.ndarray, " hits"],
     is_right: Bool[np.ndarray, " hits"],
     weight: Float64[np.ndarray, " hits"],
     *,
     precision: float,
 ) -> float | None:
-    """Return the lowest threshold, at least :data:`LIKELY`, that reaches a precision; None if there is none.
+    """Return the lowest threshold, at least :data:`MIN_THRESHOLD`, that reaches a precision; None if there is none.
 
     Whatever is as probable as the threshold is accepted, too.
     """
@@ -350,7 +360,7 @@ def threshold_for(
     ordered, right, weights = probability[order], is_right[order], weight[order]
     last = np.flatnonzero(np.append(ordered[1:] < ordered[:-1], True))
     reached = ((weights * right).cumsum() / weights.cumsum())[last]
-    enough = last[(reached >= precision) & (last + 1 >= FEWEST) & (ordered[last] >= LIKELY)]
+    enough = last[(reached >= precision) & (last + 1 >= FEWEST) & (ordered[last] >= MIN_THRESHOLD)]
     return float(ordered[enough[-1]]) if len(enough) else None
 
 
@@ -364,25 +374,27 @@ def measure_least_scores(
     score more than the others.
     """
     random = np.random.default_rng(0)
-    rows = random.permutation(snapshot.segments[0].num_items)[:DRAWN]
+    rows = random.permutation(snapshot.segments[0].num_items)[:MAX_DRAWN_QUERIES]
     items = [] if query_vectors is not None else snapshot.items(np.zeros_like(rows), rows)
     vectors: Iterable[np.ndarray] = ()
     if query_vectors is not None:
-        vectors = random.permutation(as_numbers(query_vectors, "the query vectors"))[:DRAWN]
+        vectors = random.permutation(as_numbers(query_vectors, "the query vectors"))[
+            :MAX_DRAWN_QUERIES
+        ]
     least = {}
     for modality in snapshot.modalities:
         ask = partial(SearchRequest, modality=modality, hybrid=False, k=2)
         asked = [("", ask(vector=vector)) for vector in vectors]
         for item in items:
             words = (item.text or "").split()
-            if item.modality is modality and len(words) >= WORDS:
-                start = int(random.integers(len(words) - WORDS + 1))
-                asked.append((item.id, ask(text=" ".join(words[start : start + WORDS]))))
-        if len(asked) >= FEWEST_QUERIES:
+            if item.modality is modality and len(words) >= PHRASE_WORDS:
+                start = int(random.integers(len(words) - PHRASE_WORDS + 1))
+                asked.append((item.id, ask(text=" ".join(words[start : start + PHRASE_WORDS]))))
+        if len(asked) >= MIN_CALIBRATION_QUERIES:
             found = SnapshotSearcher(model, snapshot).search([request for _, request in asked])
             pairs = zip(asked, found, strict=True)
             others = [[hit.score for hit in hits if hit.id != name] for (name, _), hits in pairs]
             least[modality.value] = float(
-                np.quantile([scores[0] for scores in others if scores], RARE)
+                np.quantile([scores[0] for scores in others if scores], LOW_SCORE_QUANTILE)
             )
     return least

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from genius_search.index.learned import Choice
     from genius_search.search.beam import Decoder
 
-SIBLINGS: Final = 8
+MAX_SIBLINGS: Final = 8
 """Codes listed at each level."""
 
 
@@ -230,7 +230,7 @@ def follow_id(
                 level=level,
                 rank=1 + best.index(at),
                 num_siblings=len(rows),
-                siblings=[Sibling(*rows[one]) for one in best[:SIBLINGS]],
+                siblings=[Sibling(*rows[one]) for one in best[:MAX_SIBLINGS]],
             )
         )
         low, high = children.low[[at]], children.high[[at]]

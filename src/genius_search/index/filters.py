@@ -42,21 +42,21 @@ Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">=", "~", "!~", "in"]
 Mask: TypeAlias = Bool[np.ndarray, " items"]
 Column: TypeAlias = Literal["item_id", "modality", "text", "image"]
 
-COLUMNS: Final[Mapping[str, Column]] = {
+COLUMN_OF_FIELD: Final[Mapping[str, Column]] = {
     "id": "item_id",
     "modality": "modality",
     "text": "text",
     "image": "image",
 }
 """Names of the item's columns in conditions."""
-GRAMMAR: Final = (
+CONDITION_GRAMMAR: Final = (
     "a condition is FIELD OPERATOR VALUE with one of = != < <= > >= ~ (contains) !~ (does not) in, "
     "for example: price<20, price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', "
     "title~umbrella, 'price is missing', "
     'size.width>=30, \'"unit price"="a, b"\'; several conditions are given one by one (--where for each, or '
     "a list)"
 )
-MAX_CHARACTERS: Final = 1_000_000
+MAX_CONDITION_CHARACTERS: Final = 1_000_000
 """Maximum length of all conditions together."""
 MAX_CONDITIONS: Final = 200
 MAX_VALUES: Final = 10_000
@@ -70,7 +70,7 @@ SCANNED_IN_THE_TIME_OF_ONE: Final = 5
 """Items whose modality is read in a scan of all while that of one is looked up."""
 MAX_NAMES: Final = 30
 """Number of fields that an error lists."""
-SHOWN: Final = 200
+MAX_SHOWN_CHARACTERS: Final = 200
 """Characters of a condition that an error shows."""
 _OPERATORS: Final[Sequence[Operator]] = get_args(Operator)
 _ORDERS: Final = ("<", "<=", ">", ">=")
@@ -80,9 +80,9 @@ _NEGATIONS: Final = ("!=", "!~")
 _QUOTED: Final = r"\"[^\"]*+\"|'[^']*+'"
 _BARE: Final = r"[^\s.=!<>~\"',]++"
 _PART: Final = rf"(?:{_QUOTED}|{_BARE})"
-_NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
+_FIELD_NAME: Final = re.compile(rf"{_PART}(?:\.{_PART})*+")
 _CONDITION: Final = re.compile(
-    rf"\s*+({_NAME.pattern})\s*+(!=|!~|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)",
+    rf"\s*+({_FIELD_NAME.pattern})\s*+(!=|!~|<=|>=|==?|<|>|~|(?:[iI][nN]|[iI][sS])(?=[\s\"']))\s*+(.*+)",
     re.DOTALL,
 )
 _VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
@@ -174,7 +174,7 @@ class Filter:
     before one of these, or NOT, leaves out items that have it, and OR stands between two of which
     one must occur. Case and accents are ignored. All characters but letters and digits separate words."""
     modality: Modality | None = None
-    may_be_elsewhere: bool = False
+    ignores_unknown_fields: bool = False
     """Whether a field that no item has is no error, since items of other shards may have it."""
 
     def __post_init__(self) -> None:
@@ -217,11 +217,11 @@ class Filter:
             texts = [one for one in given if isinstance(one, str)]
             if len(texts) < len(given):
                 raise UsageError(
-                    f"conditions {given}: expected texts, or one mapping of all; {GRAMMAR}"
+                    f"conditions {given}: expected texts, or one mapping of all; {CONDITION_GRAMMAR}"
                 )
-            if (length := sum(map(len, texts))) > MAX_CHARACTERS:
+            if (length := sum(map(len, texts))) > MAX_CONDITION_CHARACTERS:
                 raise UsageError(
-                    f"the conditions have {length:,} characters; at most {MAX_CHARACTERS:,}"
+                    f"the conditions have {length:,} characters; at most {MAX_CONDITION_CHARACTERS:,}"
                 )
             conditions = [_parse_text(text) for text in texts]
         return Filter(tuple(conditions), match)
@@ -229,17 +229,19 @@ class Filter:
 
 def _parse_text(text: str) -> Condition:
     """Parse a typed condition."""
-    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
     found = _CONDITION.fullmatch(check_unicode(text).rstrip())
     if found is None:
-        raise UsageError(f"condition {shown!r}: expected a field and an operator; {GRAMMAR}")
+        raise UsageError(
+            f"condition {shown!r}: expected a field and an operator; {CONDITION_GRAMMAR}"
+        )
     name, operator, rest = found.groups()
     operator = "=" if operator == "==" else operator.lower()
     if operator == "is":
         negation, _, kind = rest.lower().rpartition("not ")
         if kind.strip() not in ("missing", "null") or (negation and negation.strip()):
             raise UsageError(
-                f"condition {shown!r}: expected 'is missing' or 'is not missing'; {GRAMMAR}"
+                f"condition {shown!r}: expected 'is missing' or 'is not missing'; {CONDITION_GRAMMAR}"
             )
         return _condition(shown, name, "!=" if kind != rest.lower() else "=", [("null", [MISSING])])
     pattern, quoted = _VALUE, "begins with a quote"
@@ -251,7 +253,7 @@ def _parse_text(text: str) -> Condition:
         value = pattern.match(rest, place)
         if value is None or (value[2] and not value[2].strip()):
             raise UsageError(
-                f"condition {shown!r}: expected a value (in quotes if it {quoted}); {GRAMMAR}"
+                f"condition {shown!r}: expected a value (in quotes if it {quoted}); {CONDITION_GRAMMAR}"
             )
         if value[1]:
             given.append((value[1][1:-1], _quoted_meanings(value[1][1:-1], operator)))
@@ -259,16 +261,16 @@ def _parse_text(text: str) -> Condition:
             written = value[2].rstrip()
             if _JOINED.search(written):
                 raise UsageError(
-                    f"condition {shown!r}: {written[:SHOWN]!r} is not one value; give each condition "
+                    f"condition {shown!r}: {written[:MAX_SHOWN_CHARACTERS]!r} is not one value; give each condition "
                     "by itself, --where 'price<20' --where year=2020 or ['price<20', 'year=2020'], and put a "
                     "value that has = < > ~ in quotes"
                 )
             given.append((written, _meanings(shown, written)))
             is_number = operator in _ORDERS or _SEPARATED.fullmatch(written)
-            if is_number and isinstance(given[0][1][0].low, str) and name not in COLUMNS:
+            if is_number and isinstance(given[0][1][0].low, str) and name not in COLUMN_OF_FIELD:
                 raise UsageError(
-                    f"condition {shown!r}: {written[:SHOWN]!r} is neither a number (1234.5) nor a date "
-                    f"(2024-05-01); put a text in quotes; {GRAMMAR}"
+                    f"condition {shown!r}: {written[:MAX_SHOWN_CHARACTERS]!r} is neither a number (1234.5) nor a date "
+                    f"(2024-05-01); put a text in quotes; {CONDITION_GRAMMAR}"
                 )
         place, more = value.end(), value[3]
     return _condition(shown, name, cast("Operator", operator), given)
@@ -323,7 +325,7 @@ def _parse_mapping(name: str, wanted: object) -> list[Condition]:
         raise UsageError(f"condition on {name}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
     for how, value in wanted.items():
-        shown = f"{name} {how} {str(value)[:SHOWN]}"
+        shown = f"{name} {how} {str(value)[:MAX_SHOWN_CHARACTERS]}"
         if how not in _OPERATORS:
             raise UsageError(
                 f"condition {shown}: {how!r} is no operator; give one of {' '.join(_OPERATORS)}, and "
@@ -370,11 +372,13 @@ def _condition(
         raise UsageError(f"condition {shown!r} has no values; give at least one")
     parts = name.split(".")
     if re.search(r"[\"']", name):
-        if _NAME.fullmatch(name) is None:
-            raise UsageError(f"condition {shown!r}: {name!r} is not the name of a field; {GRAMMAR}")
+        if _FIELD_NAME.fullmatch(name) is None:
+            raise UsageError(
+                f"condition {shown!r}: {name!r} is not the name of a field; {CONDITION_GRAMMAR}"
+            )
         parts = re.findall(_PART, name)
     path = tuple(composed(part[1:-1] if part[:1] in ("'", '"') else part) for part in parts)
-    column = COLUMNS.get(name)
+    column = COLUMN_OF_FIELD.get(name)
     values = [one for _, meanings in given for one in meanings]
     if how in _ORDERS and any(one.low in (None, TRUE, FALSE) for one in values):
         raise UsageError(
@@ -394,7 +398,7 @@ def _condition(
     return Condition(path, how, tuple(values), column)
 
 
-def matching(
+def matching_items(
     store: ItemStore, wanted: Filter, *, deadline: float = math.inf
 ) -> Bool[np.ndarray, " items"]:
     """Return which items of a store satisfy a filter.
@@ -453,7 +457,7 @@ def _holds(store: ItemStore, condition: Condition, look_up: Callable[..., Mask])
     return holds
 
 
-def matching_all(
+def matching_items_of_stores(
     stores: Sequence[ItemStore], wanted: Filter, *, deadline: float
 ) -> list[Bool[np.ndarray, " items"]]:
     """Return which items of each store of an index satisfy a filter; raises like :func:`matching`.
@@ -463,9 +467,9 @@ def matching_all(
     UnknownField
         A condition is about a field that no item has.
     """
-    if not wanted.may_be_elsewhere:
+    if not wanted.ignores_unknown_fields:
         check_fields(wanted, set[str]().union(*(store.field_names for store in stores)))
-    return [matching(store, wanted, deadline=deadline) for store in stores]
+    return [matching_items(store, wanted, deadline=deadline) for store in stores]
 
 
 def check_fields(wanted: Filter, names: AbstractSet[str]) -> None:
@@ -491,7 +495,7 @@ def spell_fields(keys: Iterable[str]) -> list[str]:
     for first, *inner in sorted(paths - objects):
         if any('"' in name and "'" in name for name in (first, *inner)):
             continue  # cannot be written in a condition
-        is_column = first in COLUMNS and not inner
+        is_column = first in COLUMN_OF_FIELD and not inner
         names.append(".".join([_quote(first, is_plain=not is_column), *map(_quote, inner)]))
     return names
 

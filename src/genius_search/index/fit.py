@@ -25,13 +25,13 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import CHUNK, encode_items, with_measures
 from genius_search.index.calibrate import (
-    FIRST,
-    WHAT_PAIRS_ARE,
+    NUM_FIRST_HITS,
+    PAIRS_FORMAT,
     Pair,
-    choose_weight,
-    clear_gain,
+    choose_density_weight,
+    density_weights_around,
     read_pairs,
-    weights_around,
+    significant_gain,
 )
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
@@ -180,14 +180,16 @@ def fit_index(
     written = _write_replacement(writer, trained, features, progress)
     settings = default_settings(trained, written)
     after = find(trained, written, settings)
-    kept = force or clear_gain(np.asarray(after.any(axis=1)), np.asarray(before.any(axis=1))) > 0
+    kept = (
+        force or significant_gain(np.asarray(after.any(axis=1)), np.asarray(before.any(axis=1))) > 0
+    )
     if kept:
         _commit_replacement(writer, trained, written.manifest)
         is_found = {}
-        for weight in weights_around(settings.density_weight):
+        for weight in density_weights_around(settings.density_weight):
             found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
             is_found[weight] = np.asarray(found.any(axis=1))
-        writer.note(density_weight=choose_weight(is_found, settings.density_weight))
+        writer.note(density_weight=choose_density_weight(is_found, settings.density_weight))
         remove_work(writer.folder)
     else:
         remove_leftovers(writer.folder, manifest)
@@ -313,7 +315,7 @@ def _read_known_pairs(
         raise BadData(
             f"{source or 'what was learned for texts'} gives {plural(len(pairs), 'pair')} for {folder}"
             f"{missing if left_out else ''}; "
-            f"at least {FEWEST} are needed: {WHAT_PAIRS_ARE}"
+            f"at least {FEWEST} are needed: {PAIRS_FORMAT}"
         )
     return pairs, left_out
 
@@ -412,7 +414,7 @@ def _find_right(
     snapshot: Snapshot,
     config: SearchSettings,
 ) -> Bool[np.ndarray, "queries hits"]:
-    """Return for each query that was held out which of its first :data:`FIRST` hits are right."""
+    """Return for each query that was held out which of its first :data:`NUM_FIRST_HITS` hits are right."""
     features = queries.gather(rows)
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
     fused = model.embed(features)
@@ -420,14 +422,14 @@ def _find_right(
     encoded = [
         EncodedQuery(
             number,
-            FIRST,
+            NUM_FIRST_HITS,
             level0=model.level0_codes([*Modality][code]) if model.level0_is_exact else frozenset(),
             embedding=fused[number],
             evidence=evidence[number],
         )
         for number, code in enumerate(queries.wanted[rows].tolist())
     ]
-    is_right = np.zeros((len(encoded), FIRST), dtype=bool)
+    is_right = np.zeros((len(encoded), NUM_FIRST_HITS), dtype=bool)
     results = SnapshotSearcher(model, snapshot, config).search_encoded(encoded)
     for number, (pair, result) in enumerate(zip(queries.ids[rows].tolist(), results, strict=True)):
         right = [hit.id in pairs[pair].items for hit in result.hits]

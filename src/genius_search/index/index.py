@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from genius_search.index.build import Added
     from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
-    from genius_search.index.info import IndexInfo, Verified
+    from genius_search.index.info import CheckReport, IndexInfo
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
     from genius_search.index.pool import GivenPool
@@ -583,7 +583,7 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    def verify(self) -> Verified:
+    def verify(self) -> CheckReport:
         """Compare every file with its checksum.
 
         Raises
@@ -591,9 +591,9 @@ class Index:
         ArtifactMismatch, ArtifactMissing
             A file is damaged or missing. The message names it.
         """
-        from genius_search.index.info import verify
+        from genius_search.index.info import check
 
-        return verify(self.folder, self.snapshot, model_folder=self.model.folder)
+        return check(self.folder, self.snapshot, model_folder=self.model.folder)
 
     def watch(self) -> None:
         """Compare all files but pictures with their checksums in the background, again and again.
@@ -672,9 +672,9 @@ class Index:
 
     def info(self) -> IndexInfo:
         """Return the numbers of items, IDs, collisions and bytes."""
-        from genius_search.index.info import describe
+        from genius_search.index.info import describe_index
 
-        return describe(self.folder, self.snapshot)
+        return describe_index(self.folder, self.snapshot)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -834,12 +834,12 @@ def _require_one(pool: GivenPool | None, vectors: Vectors | None) -> None:
 
 def _watch(watched: weakref.ref[Index]) -> None:
     """Verify an index from time to time, as long as somebody holds it."""
-    from genius_search.index.info import verify
+    from genius_search.index.info import check
 
     while (index := watched()) is not None:
         started, before = time.monotonic(), index.damage
         try:
-            verify(
+            check(
                 index.folder, index.snapshot, model_folder=index.model.folder, with_pictures=False
             )
             index.damage = index.snapshot.damage

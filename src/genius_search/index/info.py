@@ -1,14 +1,14 @@
-"""Verification of an index's files, and a description of its contents."""
+"""The check of an index's files, and a description of its contents."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
 from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
@@ -31,93 +31,116 @@ from genius_search.model import MODEL_FILE, read_model_file
 from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer
 
 
-class Verified(NamedTuple):
+class CheckReport(NamedTuple):
     """The size of an index whose files are all intact."""
 
     segments: int
     items: int
-    """Without deleted ones."""
+    """Number of items, without deleted ones."""
     deleted: int
     """Deleted items that still take up space."""
 
 
-def verify(
+def check(
     folder: Path,
-    opened: Snapshot | None = None,
+    snapshot: Snapshot | None = None,
     *,
     model_folder: Path | None = None,
     with_pictures: bool = True,
-) -> Verified:
-    """Compare every file of an index, which may be in use, and of its model with its checksum; open it.
+) -> CheckReport:
+    """Check every file of an index and of its model against its checksum, and open the index.
 
-    If damage is found, searches of ``opened``, a state that is in use, raise an error from then on. Its model
-    lies in ``model_folder``, by default where the index says.
+    Another process may change the index meanwhile.
+
+    Parameters
+    ----------
+    snapshot
+        A snapshot in use. If the index is damaged, its searches raise an error from then on.
+    model_folder
+        The folder of the model; by default the folder that the index names.
+    with_pictures
+        Whether the pictures that are stored in the index are checked, too.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        A file is missing or damaged. The message names it and says what to do.
+        A file is missing or damaged. The message names the file and says what to do.
     UsageError
         The index changes faster than it can be read.
     """
     refuse_links(folder, with_pictures=with_pictures)
-    check = partial(_verify, folder, opened, model_folder=model_folder, with_pictures=with_pictures)
-    return read_state(folder, check)
+
+    def check_state(manifest: IndexManifest) -> CheckReport:
+        return _check_state(
+            folder, manifest, snapshot, model_folder=model_folder, with_pictures=with_pictures
+        )
+
+    return read_state(folder, check_state)
 
 
-def _verify(
+def _check_state(
     folder: Path,
-    opened: Snapshot | None,
     manifest: IndexManifest,
+    snapshot_in_use: Snapshot | None,
     *,
     model_folder: Path | None,
     with_pictures: bool,
-) -> Verified:
-    try:  # reading the manifest has compared it with its own checksum
+) -> CheckReport:
+    """Check one generation of an index: segments, model, pictures and the log of choices.
+
+    The manifest needs no check: it contains a checksum, which was compared when it was read.
+    """
+    try:
         for entry in manifest.segments:
             with with_hint():
                 check_files(folder / SEGMENTS / entry.name, entry.files, check_contents=True)
         snapshot = Snapshot.load(folder, manifest)
-        _verify_model(folder, snapshot, model_folder)
+        _check_model(folder, snapshot, model_folder)
     except ArtifactError as error:
-        if opened is not None and opened.manifest == read_manifest(folder):
-            opened.damage, opened.needs_check = str(error), True
+        if snapshot_in_use is not None and snapshot_in_use.manifest == read_manifest(folder):
+            snapshot_in_use.damage = str(error)
+            snapshot_in_use.needs_check = True
         raise
-    for picture in sorted(stored_pictures(folder, snapshot.segments)) if with_pictures else ():
-        if not picture.is_file():
-            raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
-        if picture.stat().st_size > MAX_BYTES or file_fingerprint(picture) != picture.name:
-            raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
+    if with_pictures:
+        for picture in sorted(stored_pictures(folder, snapshot.segments)):
+            _check_picture(picture)
     if has_log(folder):
         with reading_log(folder):
-            verify(folder / LEARNED)
-    deleted = sum(len(segment.dead) for segment in snapshot.segments)
-    return Verified(len(snapshot.segments), snapshot.num_alive, deleted)
+            check(folder / LEARNED)
+    num_deleted = sum(len(segment.dead) for segment in snapshot.segments)
+    return CheckReport(len(snapshot.segments), snapshot.num_alive, num_deleted)
 
 
-def _verify_model(index: Path, snapshot: Snapshot, model_folder: Path | None) -> None:
-    """Compare an index with its model, if that is a folder here."""
+def _check_picture(picture: Path) -> None:
+    """Check a stored picture, whose file name is the hash of its contents."""
+    if not picture.is_file():
+        raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
+    if picture.stat().st_size > MAX_BYTES or file_fingerprint(picture) != picture.name:
+        raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
+
+
+def _check_model(index: Path, snapshot: Snapshot, model_folder: Path | None) -> None:
+    """Check the files of an index's model, if the model is a folder on this machine."""
     manifest = snapshot.manifest
     folder = Path(manifest.locate_model(index))
     if not manifest.has_own_model:
         folder = model_folder or folder
-        if not ((model_folder or manifest.model) and (folder / MODEL_FILE).exists()):
+        has_location = bool(model_folder or manifest.model)
+        if not (has_location and (folder / MODEL_FILE).exists()):
             return
     model = read_model_file(folder)
     if model.fingerprint != manifest.model_fingerprint:
         if model_folder is None and not manifest.has_own_model:
-            return  # it is opened with another folder, which is compared then
+            return  # the index is opened with another folder, which is compared then
         raise ArtifactMismatch(
             f"{folder / MODEL_FILE} is not the model that assigned the IDs; {REMEDY}"
         )
     for name in model.parts.keys() - {"encoder"}:
-        if (
-            open_artifact(folder / name, kind=name, check_contents=True).fingerprint
-            != model.parts[name].fingerprint
-        ):
+        part = open_artifact(folder / name, kind=name, check_contents=True)
+        if part.fingerprint != model.parts[name].fingerprint:
             raise ArtifactMismatch(f"{folder / name} is not part of this model; {REMEDY}")
     encoder = Path(model.encoder.spec_in(folder).partition(":")[2])
-    if (encoder / MANIFEST).is_file():  # it was trained here
+    if (encoder / MANIFEST).is_file():  # an encoder that was trained here
         open_artifact(encoder, kind="encoder", check_contents=True)
     snapshot.fit(StoredQuantizer(folder / "quantizer").codebooks, {})
 
@@ -133,68 +156,89 @@ class IndexInfo:
     """Number of changes so far."""
     items: int
     passages: int
-    """Of texts that are longer than the encoder reads, beside their beginnings."""
+    """Number of passages after the first one, of texts that are longer than the encoder reads."""
     by_modality: dict[str, int]
     distinct_ids: int
     collision_rate: float
     """Share of the items that share their ID with another."""
     bytes_per_item: dict[str, float]
-    """On disk, by the name of the file."""
+    """Bytes on disk by file name, divided by the number of items."""
     embeddings: str
-    """The stored embeddings and their type."""
+    """Type of the stored embeddings and bits of each number."""
     knows_queries: bool
-    """Whether codebooks were fitted with vectors of queries; see :meth:`genius_search.Index.create`."""
+    """Whether query vectors were used to fit the codebooks (:meth:`genius_search.Index.create`)."""
     density_weight: float | None
-    """The weight of densities, if queries with answers chose it; None if it is the default."""
+    """The density weight that was chosen with known answers; None if it is the default."""
     measured: Measured | None
-    """What a search keeps of exact search, if it was measured."""
+    """Measured agreement with exact search; None if it was not measured."""
     segments: int
     deleted: int
-    """Deleted items, which take up space until the index is compacted."""
+    """Number of deleted items, which take up space until the index is compacted."""
 
 
-def describe(folder: Path, snapshot: Snapshot) -> IndexInfo:
-    """Describe an open index.
+def describe_index(folder: Path, snapshot: Snapshot) -> IndexInfo:
+    """Describe an index.
 
     Raises
     ------
     ArtifactMismatch
         The index is damaged.
     """
+    manifest = snapshot.manifest
+    num_items = snapshot.num_alive
     with diagnose_corruption(snapshot):
-        manifest, count = snapshot.manifest, snapshot.num_alive
-        segments = snapshot.segments
-        shared = np.zeros(0, np.int64)
-        if count:  # how many items that are not deleted have each ID that occurs
-            ids = [one.table.ids[one.table.rows_of_items[one.alive_rows()]] for one in segments]
-            shared = np.unique(np.concatenate(ids), axis=0, return_counts=True)[1]
-        sizes: Counter[str] = Counter()
-        for entry in manifest.segments:
-            sizes.update({Path(name).stem: fact.bytes for name, fact in entry.files.items()})
-        bits = (
-            ""
-            if manifest.embeddings == "none"
-            else f", {plural(manifest.embedding_bits, 'bit')} a number"
+        items_per_id = _count_items_per_id(snapshot)
+        num_rows = sum(
+            len(segment.with_passages(segment.alive_rows())) for segment in snapshot.segments
         )
+        modalities = snapshot.count_by_modality()
         return IndexInfo(
             folder=str(folder),
             model=manifest.model,
             model_fingerprint=manifest.model_fingerprint,
             generation=manifest.generation,
-            items=count,
-            passages=sum(len(segment.with_passages(segment.alive_rows())) for segment in segments)
-            - count,
-            by_modality={
-                kind.value: number for kind, number in snapshot.count_by_modality().items()
-            },
-            distinct_ids=len(shared),
-            collision_rate=float(shared[shared > 1].sum() / max(1, count)),
-            bytes_per_item={name: size / max(1, count) for name, size in sizes.items()},
-            embeddings=f"{manifest.embeddings}{bits}",
-            knows_queries=manifest.has_own_model
-            and METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs,
+            items=num_items,
+            passages=num_rows - num_items,
+            by_modality={modality.value: count for modality, count in modalities.items()},
+            distinct_ids=len(items_per_id),
+            collision_rate=float(items_per_id[items_per_id > 1].sum() / max(1, num_items)),
+            bytes_per_item=_bytes_per_item(manifest, num_items),
+            embeddings=_describe_embeddings(manifest),
+            knows_queries=_knows_queries(folder, manifest),
             density_weight=manifest.density_weight,
             measured=manifest.measured,
-            segments=len(segments),
-            deleted=sum(len(segment.dead) for segment in segments),
+            segments=len(snapshot.segments),
+            deleted=sum(len(segment.dead) for segment in snapshot.segments),
         )
+
+
+def _count_items_per_id(snapshot: Snapshot) -> Int64[np.ndarray, " ids"]:
+    """Return how many items have each ID that occurs."""
+    if not snapshot.num_alive:
+        return np.zeros(0, np.int64)
+    ids = []
+    for segment in snapshot.segments:
+        table_rows = segment.table.rows_of_items[segment.alive_rows()]
+        ids.append(segment.table.ids[table_rows])
+    _, counts = np.unique(np.concatenate(ids), axis=0, return_counts=True)
+    return np.asarray(counts)
+
+
+def _bytes_per_item(manifest: IndexManifest, num_items: int) -> dict[str, float]:
+    sizes: Counter[str] = Counter()
+    for segment in manifest.segments:
+        sizes.update({Path(name).stem: file.bytes for name, file in segment.files.items()})
+    return {name: size / max(1, num_items) for name, size in sizes.items()}
+
+
+def _describe_embeddings(manifest: IndexManifest) -> str:
+    """Return the type and size of the stored embeddings, such as "fused, 4 bits a number"."""
+    if manifest.embeddings == "none":
+        return "none"
+    return f"{manifest.embeddings}, {plural(manifest.embedding_bits, 'bit')} a number"
+
+
+def _knows_queries(folder: Path, manifest: IndexManifest) -> bool:
+    if not manifest.has_own_model:
+        return False
+    return METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs

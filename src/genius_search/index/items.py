@@ -27,14 +27,18 @@ from genius_search.records import Modality, composed
 from genius_search.text import clean
 
 ITEMS_FILE: Final = "items.sqlite"
-ITEMS: Final = (
+CREATE_ITEMS: Final = (
     "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
     "text TEXT, image TEXT, source TEXT, stamp TEXT, content TEXT, root INTEGER)"
 )
-MODALITIES: Final = "CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)"
-ITEM_IDS: Final = "CREATE UNIQUE INDEX item_ids ON items(item_id)"
-FIELD_NAMES: Final = "CREATE TABLE field_names (path TEXT NOT NULL, name INTEGER PRIMARY KEY)"
-FULL_TEXT: Final = (
+CREATE_MODALITIES: Final = (
+    "CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)"
+)
+CREATE_ITEM_IDS: Final = "CREATE UNIQUE INDEX item_ids ON items(item_id)"
+CREATE_FIELD_NAMES: Final = (
+    "CREATE TABLE field_names (path TEXT NOT NULL, name INTEGER PRIMARY KEY)"
+)
+CREATE_FULL_TEXT: Final = (
     (
         "CREATE VIRTUAL TABLE words USING fts5(text, content='items', content_rowid='row', columnsize=0, "
         "tokenize='unicode61 remove_diacritics 2')"
@@ -42,12 +46,19 @@ FULL_TEXT: Final = (
     "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",  # twice as fast as SQLite's 1 MiB
     "INSERT INTO words(words) VALUES ('rebuild')",
 )
-FIELDS: Final = "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
+CREATE_FIELDS: Final = "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
 """Sorted by field, value and row: numbers come before texts, texts before Booleans
 and times (:mod:`genius_search.data.values`)."""
 SCHEMA: Final = frozenset(
     {
-        *(ITEMS, MODALITIES, ITEM_IDS, FIELD_NAMES, FULL_TEXT[0], FIELDS),
+        *(
+            CREATE_ITEMS,
+            CREATE_MODALITIES,
+            CREATE_ITEM_IDS,
+            CREATE_FIELD_NAMES,
+            CREATE_FULL_TEXT[0],
+            CREATE_FIELDS,
+        ),
         # FTS5 writes these for the table of words.
         "CREATE TABLE 'words_data'(id INTEGER PRIMARY KEY, block BLOB)",
         "CREATE TABLE 'words_idx'(segid, term, pgno, PRIMARY KEY(segid, term)) WITHOUT ROWID",
@@ -55,12 +66,12 @@ SCHEMA: Final = frozenset(
     }
 )
 """All that a store may define; a view or a trigger of somebody else would run with a query."""
-COLUMNS: Final = (
+ITEM_COLUMNS: Final = (
     "row, CAST(item_id AS TEXT), modality, CAST(text AS TEXT), CAST(image AS TEXT), CAST(source AS TEXT), "
     "CAST(stamp AS TEXT), CAST(content AS TEXT), CAST(items.root AS INTEGER)"
 )
 """A row and the fields of :class:`Item`; somebody else may have stored bytes instead of texts."""
-STEPS: Final = 1_000
+STEPS_BETWEEN_CLOCK_CHECKS: Final = 1_000
 """Steps of SQLite between two looks at the clock, and at whether a thread waits to fork."""
 TOO_SLOW: Final = "the conditions took too long; give fewer, or allow more time"
 ROWS_OF_WORDS: Final = (
@@ -73,7 +84,7 @@ ROWS_OF_NAMES: Final = (
     "(SELECT row FROM fields WHERE name = ?3 AND fields.value = spelt.value LIMIT ?2 + 1)) "
     "FROM json_each(?1) spelt"
 )
-NAME: Final = '["name"]'
+NAME_PATH: Final = '["name"]'
 """The key of the field that is a picture's name."""
 _MODALITIES: Final = {one.mbeir: one for one in Modality}
 _JSON: Final = json.JSONDecoder(parse_constant=lambda _: None)  # of NaN and infinities
@@ -180,7 +191,9 @@ class ItemStore:
                 raise ArtifactMismatch(
                     f"{self._path} defines the {kind} {name!r} in a way that no index does; do not use it"
                 )
-        if missing := {ITEMS, MODALITIES, FULL_TEXT[0], FIELDS} - {sql for _, _, sql in found}:
+        if missing := {CREATE_ITEMS, CREATE_MODALITIES, CREATE_FULL_TEXT[0], CREATE_FIELDS} - {
+            sql for _, _, sql in found
+        }:
             raise ArtifactMismatch(f"{self._path} is damaged: it lacks {sorted(missing)}")
 
     def open(self) -> None:
@@ -208,7 +221,7 @@ class ItemStore:
 
     def get(self, rows: Sequence[int]) -> list[Item]:
         """Return the items of these rows, in this order."""
-        query = f"SELECT {COLUMNS} FROM json_each(?) CROSS JOIN items ON row = value"  # noqa: S608
+        query = f"SELECT {ITEM_COLUMNS} FROM json_each(?) CROSS JOIN items ON row = value"  # noqa: S608
         found = {}
         try:
             for row, item_id, modality, *rest in self._query(
@@ -223,7 +236,7 @@ class ItemStore:
 
     def all(self) -> Iterator[Item]:
         """Yield every item, by row."""
-        query = f"SELECT {COLUMNS} FROM items WHERE row >= ? ORDER BY row LIMIT 1000"  # noqa: S608
+        query = f"SELECT {ITEM_COLUMNS} FROM items WHERE row >= ? ORDER BY row LIMIT 1000"  # noqa: S608
         count = 0
         while entries := self._query(query, [count]):
             for row, item_id, modality, *rest in entries:
@@ -232,7 +245,7 @@ class ItemStore:
                 yield Item(item_id, _MODALITIES[modality], *rest)
                 count += 1
 
-    def find(
+    def find_ids(
         self, item_ids: Iterable[str]
     ) -> list[tuple[str, int, str | None, str | None, int | None]]:
         """Return id, row, stamp, content and root of each of these items that is in the store."""
@@ -245,7 +258,7 @@ class ItemStore:
         )
         return self._query(query, [json.dumps(ids)])
 
-    def images(self, rows: Sequence[int], prefix: str) -> set[str]:
+    def images_with_prefix(self, rows: Sequence[int], prefix: str) -> set[str]:
         """Return the paths of pictures that begin with a prefix, of some rows."""
         query = (
             "SELECT CAST(image AS TEXT) FROM json_each(?) CROSS JOIN items ON row = value "
@@ -305,7 +318,7 @@ class ItemStore:
         listed = self._query(
             ROWS_OF_WORDS, [json.dumps(phrases), max_items]
         )  # one statement for all words
-        name = self.field_names.get(NAME)
+        name = self.field_names.get(NAME_PATH)
         if name is not None:
             spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
             listed += self._query(ROWS_OF_NAMES, [json.dumps(spelt), max_items, name])
@@ -335,7 +348,7 @@ class ItemStore:
                 yield_to_fork(lock)
                 return deadline < math.inf and time.monotonic() > deadline
 
-            database.set_progress_handler(has_passed, STEPS)
+            database.set_progress_handler(has_passed, STEPS_BETWEEN_CLOCK_CHECKS)
             return database.execute(query, values).fetchall()
 
     @contextlib.contextmanager

@@ -6,8 +6,8 @@ The vectors are the encoder's features, so that the log stays when codebooks or 
 
 An item that was chosen for the same query comes :data:`~genius_search.index.query.ABOVE` spreads of the
 query's products above the best hit. For a similar query it goes a share of this way, exp((c − 1) /
-:data:`TEMPERATURE`), with c the cosine of the query and the nearest one for which the item was chosen
-(``docs/lab/log.md``, "Logged choices"). At most :data:`RAISED` items of a search are raised, and a choice
+:data:`SHARE_TEMPERATURE`), with c the cosine of the query and the nearest one for which the item was chosen
+(``docs/lab/log.md``, "Logged choices"). At most :data:`MAX_RAISED_CHOICES` items of a search are raised, and a choice
 that is logged twice counts once, so that a few people cannot bury an item.
 """
 
@@ -51,27 +51,27 @@ from genius_search.writing import DISK_FULL
 if TYPE_CHECKING:
     from genius_search.index.index import Index
 
-TEMPERATURE: Final = 0.08
+SHARE_TEMPERATURE: Final = 0.08
 """How fast an item's share falls with the cosine of the query and the nearest for which it was chosen."""
-RAISED: Final = 3
+MAX_RAISED_CHOICES: Final = 3
 """Items that a search raises, those with the largest shares."""
-NEAREST: Final = 16
+NUM_NEAREST_QUERIES: Final = 16
 """Logged queries that are looked at."""
-LEAST: Final = 0.01
+MIN_CHOICE_SHARE: Final = 0.01
 """Smaller shares are none."""
-REFIT: Final = 4
+REFIT_GROWTH: Final = 4
 """The log's codebooks are fitted anew when it has this many times the queries they were fitted to."""
-LOOKED_THROUGH: Final = 8
+QUERIES_PER_CANDIDATE: Final = 8
 """One in so many logged queries is compared, those with the nearest codes, for queries are like queries. Of
 100,000 noisy captions the nearest is among them for every query, and .98 of the nearest sixteen."""
-MOST: Final = 1_000_000
+MAX_CHOICES: Final = 1_000_000
 """Choices that a log may have; of more the oldest are forgotten, a tenth of all at once."""
-FIELD: Final = "chosen"
-QUERY: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
+CHOSEN_FIELD: Final = "chosen"
+QUERY_KEYS: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
 """Keys of a choice's query, as of :class:`genius_search.SearchRequest`."""
-BATCH: Final = 4096
+CHOICES_PER_BATCH: Final = 4096
 """Choices that are stored together."""
-ENCODED: Final = 64
+QUERIES_PER_ENCODING: Final = 64
 """Queries that are encoded together, whose pictures are in memory."""
 log = logging.getLogger("genius_search")
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class Choices:
         self._snapshot = snapshot
         self._folder = log.snapshot.folder.parent
         self._is_damaged = False
-        candidates = max(USUAL_SEARCH.candidates, log.snapshot.num_alive // LOOKED_THROUGH)
+        candidates = max(USUAL_SEARCH.candidates, log.snapshot.num_alive // QUERIES_PER_CANDIDATE)
         config = replace(log.config, density_weight=0.0, candidates=candidates)
         self._searcher = SnapshotSearcher(log.model, log.snapshot, config)
         self._chosen: dict[Place, Place | None] = {}
@@ -142,7 +142,7 @@ class Choices:
             cosines = ranking.scores.clip(max=1).tolist()
             near.append(
                 [
-                    Choice(str(item.fields.get(FIELD)), item.text, cosine)
+                    Choice(str(item.fields.get(CHOSEN_FIELD)), item.text, cosine)
                     for item, cosine in zip(items, cosines, strict=bool(items))
                 ]
             )
@@ -155,8 +155,8 @@ class Choices:
         """
         shares = []
         for ranking in self._rank(vectors):
-            values = shares_of(ranking.scores)
-            large = values > LEAST
+            values = shares_from_cosines(ranking.scores)
+            large = values > MIN_CHOICE_SHARE
             logged = list(
                 zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True)
             )
@@ -165,14 +165,16 @@ class Choices:
             for place, share in zip(
                 logged, values[large].tolist(), strict=True
             ):  # in descending order
-                if (chosen := self._chosen.get(place)) is not None and len(own) < RAISED:
+                if (chosen := self._chosen.get(place)) is not None and len(
+                    own
+                ) < MAX_RAISED_CHOICES:
                     own.setdefault(chosen, share)
             shares.append(own)
         return shares or [{} for _ in vectors]
 
     def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
         queries = [
-            EncodedQuery(number, NEAREST, embedding=vector, evidence=vector)
+            EncodedQuery(number, NUM_NEAREST_QUERIES, embedding=vector, evidence=vector)
             for number, vector in enumerate(vectors)
         ]
         return self._read(lambda: self._searcher.rank(queries, at_least=1))
@@ -196,17 +198,17 @@ class Choices:
         if not logged:
             return
         segments, rows = np.array(logged).T
-        chosen = [str(item.fields.get(FIELD)) for item in self._items(segments, rows)]
+        chosen = [str(item.fields.get(CHOSEN_FIELD)) for item in self._items(segments, rows)]
         there = self._snapshot.known(chosen)
         for place, item_id in zip(logged, chosen, strict=bool(chosen)):
             self._chosen[place] = there[item_id].location if item_id in there else None
 
 
-def shares_of(
+def shares_from_cosines(
     cosines: Float32[np.ndarray, "*queries logged"],
 ) -> Float32[np.ndarray, "*queries logged"]:
     """Return items' shares by the cosines of a query and those for which they were chosen."""
-    shares: np.ndarray = np.exp((cosines.clip(max=1) - 1) / TEMPERATURE)
+    shares: np.ndarray = np.exp((cosines.clip(max=1) - 1) / SHARE_TEMPERATURE)
     return shares
 
 
@@ -222,25 +224,29 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
             unknown.append(item_id)
             continue
         kind = searcher.snapshot.item_at(there[item_id].location).modality
-        query = {name: value for name, value in choice.items() if name != FIELD}
-        if not query.keys() <= QUERY:
+        query = {name: value for name, value in choice.items() if name != CHOSEN_FIELD}
+        if not query.keys() <= QUERY_KEYS:
             raise UsageError(
-                f"a choice has the keys {sorted(choice)}; expected {FIELD} and some of {sorted(QUERY)}"
+                f"a choice has the keys {sorted(choice)}; expected {CHOSEN_FIELD} and some of {sorted(QUERY_KEYS)}"
             )
         request = SearchRequest(**query, modality=kind)
         requests.append(request)
         kinds.append(kind)
         chosen.append(item_id)
-    for start in range(0, len(requests), BATCH):
-        some = slice(start, start + BATCH)
+    for start in range(0, len(requests), CHOICES_PER_BATCH):
+        some = slice(start, start + CHOICES_PER_BATCH)
         _add(
             index,
             np.stack(
                 [
                     query.feature
-                    for first in range(start, min(start + BATCH, len(requests)), ENCODED)
+                    for first in range(
+                        start, min(start + CHOICES_PER_BATCH, len(requests)), QUERIES_PER_ENCODING
+                    )
                     for query in searcher.encode(
-                        requests[first : min(first + ENCODED, start + BATCH)]
+                        requests[
+                            first : min(first + QUERIES_PER_ENCODING, start + CHOICES_PER_BATCH)
+                        ]
                     )
                 ]
             ),
@@ -257,12 +263,12 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
 
 def chosen_id(choice: Mapping[str, Any]) -> str:
     """Return the id of a choice's item; raise :class:`UsageError` if it names none."""
-    if choice.get(FIELD) is None:
+    if choice.get(CHOSEN_FIELD) is None:
         raise UsageError(
-            f'a choice names the id of the chosen item, as in {{"text": "a red kite", "{FIELD}": "7"}}; '
+            f'a choice names the id of the chosen item, as in {{"text": "a red kite", "{CHOSEN_FIELD}": "7"}}; '
             f"this one has the keys {sorted(choice)}"
         )
-    return as_id(choice[FIELD], "the id of a chosen item")
+    return as_id(choice[CHOSEN_FIELD], "the id of a chosen item")
 
 
 def _add(
@@ -283,7 +289,7 @@ def _add(
         "ids": [*rows],
         "modalities": [kinds[row] for row in rows.values()],
         "texts": [texts[row] for row in rows.values()],
-        "fields": [{FIELD: chosen[row]} for row in rows.values()],
+        "fields": [{CHOSEN_FIELD: chosen[row]} for row in rows.values()],
     }
     folder = index.folder / LEARNED
     while not has_log(index.folder):
@@ -299,13 +305,14 @@ def _add(
     with reading_log(index.folder):
         logged = index.open(folder)
         logged.add(**given, wait_seconds=wait_seconds)
-        if len(logged) > MOST:
+        if len(logged) > MAX_CHOICES:
             logged.delete(
-                [item.id for item in logged][MOST - MOST // 10 :], wait_seconds=wait_seconds
+                [item.id for item in logged][MAX_CHOICES - MAX_CHOICES // 10 :],
+                wait_seconds=wait_seconds,
             )
             logged.compact(wait_seconds=wait_seconds)
         fitted = int(logged.model.quantizer_manifest.inputs[FITTED])
-        if logged.snapshot.num_alive >= REFIT * fitted:
+        if logged.snapshot.num_alive >= REFIT_GROWTH * fitted:
             logged.refit(wait_seconds=wait_seconds)
 
 
@@ -328,7 +335,7 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
                 ids = [
                     item.id
                     for item, _ in writer.snapshot.alive()
-                    if (chosen is None or item.fields[FIELD] == chosen)
+                    if (chosen is None or item.fields[CHOSEN_FIELD] == chosen)
                     and (text is None or item.text == text)
                 ]
             return writer.delete(ids).deleted
@@ -371,4 +378,4 @@ def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
             query: dict[str, Any] = {"text": item.text}
             if item.text is None:
                 query = {"vector": vectors[place.segment](np.array([place.row]))[0].tolist()}
-            yield {**query, FIELD: item.fields[FIELD]}
+            yield {**query, CHOSEN_FIELD: item.fields[CHOSEN_FIELD]}

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from genius_search.border import as_text
 from genius_search.errors import UsageError
 
-GRAMMAR: Final = (
+MATCH_GRAMMAR: Final = (
     "give words that the text must have, for example: leather strap*, or for a phrase "
     """'"leather strap"'; a - before a word, a phrase or a prefix* leaves out, OR stands between """
     "two words of which one must occur, and AND, OR and NOT as words are put in quotes"
@@ -24,7 +24,14 @@ _LEFT_OUT: Final = re.compile(
     rf'(?<!\S)[{_MINUS}](?=[^\W\d_]|"[^"]*[^\W\d_])'  # not before a number
     r'("[^"]*(?:"\*?|$)|[^\s"]+)'
 )
-_OPERATORS: Final = {"AND": "AND", "&&": "AND", "OR": "OR", "|": "OR", "||": "OR", "NOT": "NOT"}
+_OPERATOR_WORDS: Final = {
+    "AND": "AND",
+    "&&": "AND",
+    "OR": "OR",
+    "|": "OR",
+    "||": "OR",
+    "NOT": "NOT",
+}
 _STRAIGHT_QUOTES: Final = str.maketrans("“”„«»", '"""""')
 
 
@@ -64,7 +71,7 @@ def parse_match(match: str) -> FullTextQueries:
         else:
             required.append({term.quoted: None})
     if not required and not left_out:
-        raise UsageError(f"match {match!r} has no word in it; {GRAMMAR}")
+        raise UsageError(f"match {match!r} has no word in it; {MATCH_GRAMMAR}")
     groups = dict.fromkeys(f"({' OR '.join(group)})" for group in required)
     return FullTextQueries(" AND ".join(groups) or None, " OR ".join(left_out) or None)
 
@@ -75,32 +82,40 @@ def _read_terms(match: str) -> Iterator[_Term]:
     has_operators = False
     for found in _TERM.finditer(match):
         sign, phrase, phrase_star, word = found.groups(default="")
-        means = "" if sign else _OPERATORS.get(word, "")
+        means = "" if sign else _OPERATOR_WORDS.get(word, "")
         if means:
             if negation or (means != "NOT" and (operator or before is None)):
-                raise UsageError(f"match {match!r}: {word} has no word before it; {GRAMMAR}")
+                raise UsageError(f"match {match!r}: {word} has no word before it; {MATCH_GRAMMAR}")
             operator, negation = (operator, word) if means == "NOT" else (means, "")
             has_operators = True
             continue
         words = phrase or word.rstrip("*")
         if not _has_words(words):
             if found[0] != '"' and found[0].endswith('"') and not phrase:
-                raise UsageError(f"match {match!r}: {found[0]} begins no phrase; {GRAMMAR}")
+                raise UsageError(f"match {match!r}: {found[0]} begins no phrase; {MATCH_GRAMMAR}")
             continue
         star = phrase_star or ("*" if word.endswith("*") else "")
         term = _Term(f'"{words}"{star}', bool(sign or negation), follows_or=operator == "OR")
         if sign and negation:
-            raise UsageError(f"match {match!r}: {negation} {found[0]} negates twice; {GRAMMAR}")
+            raise UsageError(
+                f"match {match!r}: {negation} {found[0]} negates twice; {MATCH_GRAMMAR}"
+            )
         if term.follows_or and (term.is_left_out or (before and before.is_left_out)):
-            raise UsageError(f"match {match!r}: OR has a word to leave out beside it; {GRAMMAR}")
+            raise UsageError(
+                f"match {match!r}: OR has a word to leave out beside it; {MATCH_GRAMMAR}"
+            )
         yield term
         has_operators |= bool(sign)
         bracket = bracket or (word if word.startswith("(") else "")
         operator, negation, before = "", "", term
     if operator or negation:
-        raise UsageError(f"match {match!r}: {negation or operator} has no word after it; {GRAMMAR}")
+        raise UsageError(
+            f"match {match!r}: {negation or operator} has no word after it; {MATCH_GRAMMAR}"
+        )
     if has_operators and bracket:
-        raise UsageError(f"match {match!r}: the bracket of {bracket!r} groups nothing; {GRAMMAR}")
+        raise UsageError(
+            f"match {match!r}: the bracket of {bracket!r} groups nothing; {MATCH_GRAMMAR}"
+        )
 
 
 def _has_words(text: str) -> bool:

@@ -23,18 +23,18 @@ from genius_search.nn.codebooks import normalize
 from genius_search.nn.kmeans import Coder
 from genius_search.search.vectors import EmbeddingBits, dequantize, quantize
 
-NEIGHBOURS: Final = 10
-NOISE: Final = 0.3
+NUM_NEAREST_ITEMS: Final = 10
+QUERY_NOISE: Final = 0.3
 """Length of what is added to an item to make a query of it; an item itself is found too easily."""
-NUM_QUERIES: Final = 200
-NUM_QUERIES_OF_LARGE: Final = 50
+NUM_RECALL_QUERIES: Final = 200
+NUM_RECALL_QUERIES_OF_LARGE: Final = 50
 """In an index of more than :data:`~genius_search.config.SMALL_POOL` items, in which they take longer."""
-FEWEST_ITEMS: Final = 50
+MIN_MEASURED_ITEMS: Final = 50
 """Of fewer items all are compared anyway."""
-MAX_SAMPLE: Final = 8192
+MAX_BITS_SAMPLE: Final = 8192
 """Most items that numbers of bits are tried with."""
 MORE_BITS: Final[dict[EmbeddingBits, EmbeddingBits]] = {2: 4, 4: 8}
-SAME: Final = 1e-5
+SAME_TOLERANCE: Final = 1e-5
 """Items whose cosine is within this of 1 are the same."""
 MIN_KEPT_BY_BITS: Final[dict[EmbeddingBits, float]] = {2: 0.8, 4: 0.96}
 """Share of the nearest ten that stored embeddings keep; below it they get more bits. Two bits, of an index
@@ -46,17 +46,17 @@ of pools with more than :data:`~genius_search.config.SMALL_POOL` items leaves ou
 MIN_KEPT_OF_LARGE: Final = 0.9
 TOLERANCE: Final = 1e-6
 """Products that differ less are equal."""
-WIDER: Final = 4
+SHORTLIST_GROWTH: Final = 4
 """Each shortlist that is tried is so many times as long as the one before."""
 
 
 def blur(items: Float32[np.ndarray, "items dim"]) -> Float32[np.ndarray, "items dim"]:
     """Return queries near items: unit vectors at a cosine of .96 from them."""
     noise = np.random.default_rng(0).standard_normal(items.shape)
-    return np.asarray(normalize(items + NOISE * normalize(noise)), dtype=np.float32)
+    return np.asarray(normalize(items + QUERY_NOISE * normalize(noise)), dtype=np.float32)
 
 
-def choose_bits(
+def choose_embedding_bits(
     model: Genius,
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
@@ -71,27 +71,29 @@ def choose_bits(
     embeddings, modalities
         unit vectors of the pool's items, or of a sample.
     """
-    drawn = np.random.default_rng(0).permutation(len(embeddings))[:MAX_SAMPLE]
-    if len(drawn) < FEWEST_ITEMS:
+    drawn = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
+    if len(drawn) < MIN_MEASURED_ITEMS:
         return usual
     items = np.asarray(embeddings[drawn], dtype=np.float32)
     vectors = model.ranker.vectors(Coder(model.codebooks).assign_ids(items, modalities[drawn]))
     stored = dequantize(quantize(items - vectors, usual), usual, items.shape[1])
     measured = model.ranker.spread.residuals
     rounded = vectors + (stored if measured is None else measured.apply(stored, usual))
-    queries = blur(items[:NUM_QUERIES])
+    queries = blur(items[:NUM_RECALL_QUERIES])
     products = queries @ items.T
-    least = np.partition(products, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS, None]
-    nearest = np.argpartition(queries @ rounded.T, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS:]
+    least = np.partition(products, -NUM_NEAREST_ITEMS, axis=1)[:, -NUM_NEAREST_ITEMS, None]
+    nearest = np.argpartition(queries @ rounded.T, -NUM_NEAREST_ITEMS, axis=1)[
+        :, -NUM_NEAREST_ITEMS:
+    ]
     is_kept = np.take_along_axis(products, nearest, axis=1) >= least - TOLERANCE
     if is_kept.mean() < MIN_KEPT_BY_BITS[usual]:
         return MORE_BITS[usual]
-    first = (items[:NUM_QUERIES] @ rounded.T).argmax(axis=1)
-    is_itself = np.vecdot(items[:NUM_QUERIES], items[first]) > 1 - SAME
+    first = (items[:NUM_RECALL_QUERIES] @ rounded.T).argmax(axis=1)
+    is_itself = np.vecdot(items[:NUM_RECALL_QUERIES], items[first]) > 1 - SAME_TOLERANCE
     return usual if usual == 2 or is_itself.all() else MORE_BITS[usual]
 
 
-def measure(model: Genius, snapshot: Snapshot) -> Measured | None:
+def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     """Choose how many embeddings a search compares, and measure what it keeps of the nearest ten.
 
     None if the index compares no fused embeddings, or has few items.
@@ -101,7 +103,7 @@ def measure(model: Genius, snapshot: Snapshot) -> Measured | None:
     if (
         settings.rerank != "embeddings"
         or snapshot.manifest.embeddings != "fused"
-        or num_rows < FEWEST_ITEMS
+        or num_rows < MIN_MEASURED_ITEMS
     ):
         return None
     trial = _Trial(model, snapshot, settings)
@@ -109,7 +111,7 @@ def measure(model: Genius, snapshot: Snapshot) -> Measured | None:
     kept = trial.share(plain)
     target = MIN_KEPT if num_rows <= SMALL_POOL else MIN_KEPT_OF_LARGE
     while kept < target and settings.shortlist:
-        longer = WIDER * settings.shortlist
+        longer = SHORTLIST_GROWTH * settings.shortlist
         settings = dataclasses.replace(settings, shortlist=0 if longer >= num_rows else longer)
         plain = dataclasses.replace(settings, density_weight=0.0)
         kept = trial.share(plain)
@@ -127,7 +129,9 @@ class _Trial:
 
     def __init__(self, model: Genius, snapshot: Snapshot, settings: SearchSettings) -> None:
         self._model, self._snapshot = model, snapshot
-        count = NUM_QUERIES if snapshot.num_rows <= SMALL_POOL else NUM_QUERIES_OF_LARGE
+        count = (
+            NUM_RECALL_QUERIES if snapshot.num_rows <= SMALL_POOL else NUM_RECALL_QUERIES_OF_LARGE
+        )
         segment = snapshot.segments[0]
         rows = np.random.default_rng(0).permutation(segment.table.num_items)[:count]
         self.queries = blur(normalize(segment.vectors(model.ranker)(np.sort(rows))))
@@ -145,13 +149,13 @@ class _Trial:
         """Return the products of the queries and their first ten hits, without costs of densities."""
         searcher = SnapshotSearcher(self._model, self._snapshot, settings)
         encoded = [
-            EncodedQuery(number, NEIGHBOURS, embedding=query, evidence=query)
+            EncodedQuery(number, NUM_NEAREST_ITEMS, embedding=query, evidence=query)
             for number, query in enumerate(self.queries)
         ]
         ranker, segments = self._model.ranker, self._snapshot.segments
         products = []
         for query, ranking in zip(
-            self.queries, searcher.rank(encoded, at_least=NEIGHBOURS), strict=True
+            self.queries, searcher.rank(encoded, at_least=NUM_NEAREST_ITEMS), strict=True
         ):
             vectors = np.concatenate(
                 [

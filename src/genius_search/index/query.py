@@ -28,12 +28,12 @@ from genius_search.index.store import Calibration, Measured, score_settings
 from genius_search.index.words import (
     MAX_NAME_WORDS,
     MAX_RAISED_ITEMS,
-    NO_WORDS,
+    NO_WORD_MATCHES,
     WordMatches,
-    find_words,
-    place_of,
-    places_of,
-    rows_in,
+    encode_location,
+    encode_locations,
+    find_word_matches,
+    rows_of_segment,
 )
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
@@ -115,11 +115,11 @@ class EncodedQuery(NamedTuple):
     @property
     def raised(self) -> Int64[np.ndarray, " items"]:
         """Places of items with words of the query, or chosen for similar ones, ascending."""
-        words = NO_WORDS if self.words is None else self.words
+        words = NO_WORD_MATCHES if self.words is None else self.words
         if not self.shares:
-            return words.places
-        chosen = [place_of(*place) for place in self.shares]
-        return np.union1d(words.places, np.array(chosen, dtype=np.int64))
+            return words.locations
+        chosen = [encode_location(*place) for place in self.shares]
+        return np.union1d(words.locations, np.array(chosen, dtype=np.int64))
 
 
 class Moments(NamedTuple):
@@ -370,7 +370,7 @@ class SnapshotSearcher:
         if not (request.hybrid and text and request.image is None and len(request.query) == 1):
             return None
         max_raised = DEPTH if self._decodes else MAX_RAISED_ITEMS  # the generator decodes each
-        return find_words(self.snapshot, text, max_raised=max_raised)
+        return find_word_matches(self.snapshot, text, max_raised=max_raised)
 
     def _is_compared(self, request: SearchRequest, words: WordMatches | None) -> bool:
         """Return whether scores of a request's hits can be compared with the index's least scores.
@@ -615,7 +615,9 @@ class SnapshotSearcher:
 
     def _places(self, ranking: Ranking) -> Int64[np.ndarray, " hits"]:
         """Return the places of the items of a ranking, which may have the rows of passages."""
-        return places_of(ranking.segments, self.snapshot.items_of(ranking.segments, ranking.items))
+        return encode_locations(
+            ranking.segments, self.snapshot.items_of(ranking.segments, ranking.items)
+        )
 
     def _keep_best(self, found: Ranking) -> Ranking:
         """Return the best row of each item."""
@@ -661,7 +663,7 @@ class SnapshotSearcher:
         for number, (one, allowed) in enumerate(
             zip(self.snapshot.segments, allowed_items, strict=True)
         ):
-            rows = rows_in(number, others)
+            rows = rows_of_segment(number, others)
             if allowed is not None:
                 rows = rows[allowed.items[rows]]
             restriction.append(Allowed.of_rows(one.table, one.with_passages(rows)))
@@ -680,10 +682,10 @@ class SnapshotSearcher:
         is_compared = np.ones(len(scores), dtype=bool)
         if query.words is not None or query.shares:
             places = self._places(ranking)
-            words = (query.words or NO_WORDS).at(places)
+            words = (query.words or NO_WORD_MATCHES).for_locations(places)
             is_compared = ~(words.has_all | words.has_code)
             if query.shares:
-                chosen = {place_of(*place): share for place, share in query.shares.items()}
+                chosen = {encode_location(*place): share for place, share in query.shares.items()}
                 shares = np.array(
                     [chosen.get(place, 0.0) for place in places.tolist()], dtype=np.float32
                 )

@@ -209,7 +209,7 @@ class SearchHit:
     """Score that the hits are ranked by. Without re-ranking it is a log-probability. By codes it is the inner
     product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
     weighted density is subtracted from both, and the weighted log-probability is added to scores by codes.
-    Words of the query raise it (:func:`genius_search.index.words.find_words`), and so does that the
+    Words of the query raise it (:func:`genius_search.index.words.find_word_matches`), and so does that the
     item was chosen for similar queries (:meth:`genius_search.Index.learn`). It is 0 without a query."""
     modality: Modality
     text: str | None

@@ -278,14 +278,14 @@ class Snapshot:
     def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
         """Return the items that a filter allows; the results of the last filters are cached.
 
-        Raises like :func:`genius_search.index.filters.matching_all`.
+        Raises like :func:`genius_search.index.filters.matching_items_of_stores`.
         """
         known = self._restrictions.get(wanted)
         if known is None:
-            from genius_search.index.filters import matching_all  # noqa: PLC0415  needed only here
+            from genius_search.index.filters import matching_items_of_stores  # noqa: PLC0415  needed only here
 
             stores = [segment.items for segment in self.segments]
-            known = self.restrict(matching_all(stores, wanted, deadline=deadline))
+            known = self.restrict(matching_items_of_stores(stores, wanted, deadline=deadline))
             with self._caching:
                 while len(self._restrictions) >= MAX_FILTERS:
                     self._restrictions.pop(next(iter(self._restrictions)))
@@ -365,7 +365,7 @@ class Snapshot:
         """Return what is known of the given items, without those that are not in the index."""
         known: dict[str, Known] = {}
         for number, segment in enumerate(self.segments):
-            found = segment.items.find(item_ids)
+            found = segment.items.find_ids(item_ids)
             is_dead = np.isin([row for _, row, *_ in found], segment.dead)
             for (name, row, stamp, content, root), dead in zip(found, is_dead, strict=True):
                 if not dead:

@@ -34,14 +34,14 @@ from genius_search.data.values import Value, table_values
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
 from genius_search.forks import free_in_children, iterate_unlocked, yield_to_fork
 from genius_search.index.items import (
-    FIELD_NAMES,
-    FIELDS,
-    FULL_TEXT,
-    ITEM_IDS,
-    ITEMS,
+    CREATE_FIELD_NAMES,
+    CREATE_FIELDS,
+    CREATE_FULL_TEXT,
+    CREATE_ITEM_IDS,
+    CREATE_ITEMS,
+    CREATE_MODALITIES,
     ITEMS_FILE,
-    MODALITIES,
-    STEPS,
+    STEPS_BETWEEN_CLOCK_CHECKS,
     Item,
     spell_path,
 )
@@ -326,12 +326,12 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     lock = free_in_children(RLock(), of_library=True)
     try:
         with lock, closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.set_progress_handler(partial(yield_to_fork, lock), STEPS)
+            database.set_progress_handler(partial(yield_to_fork, lock), STEPS_BETWEEN_CLOCK_CHECKS)
             for setting in SETTINGS:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN")
-            database.execute(ITEMS)
-            database.execute(MODALITIES)
+            database.execute(CREATE_ITEMS)
+            database.execute(CREATE_MODALITIES)
             database.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -344,12 +344,12 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             )
             database.execute("COMMIT")
             try:
-                database.execute(ITEM_IDS)
+                database.execute(CREATE_ITEM_IDS)
             except sqlite3.IntegrityError:
                 query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
                 twice = database.execute(query).fetchone()[0]
                 raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
-            for statement in FULL_TEXT:
+            for statement in CREATE_FULL_TEXT:
                 database.execute(statement)
             _index_fields(database)
             return int(
@@ -366,8 +366,8 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
 def _index_fields(database: sqlite3.Connection) -> None:
     """Write the fields of the items to a sorted table, for filters."""
     names: dict[str, int] = {}
-    database.execute(FIELD_NAMES)
-    database.execute(FIELDS)
+    database.execute(CREATE_FIELD_NAMES)
+    database.execute(CREATE_FIELDS)
     database.execute("CREATE TEMP TABLE unsorted (name, value, row)")
     database.execute("BEGIN")
     sources = database.execute("SELECT row, source FROM items WHERE source <> ''")
@@ -818,7 +818,7 @@ class Writer:
         gone = gone or {}
         if (self.folder / PICTURES).is_dir():
             for segment in snapshot.segments:
-                images = segment.items.images(
+                images = segment.items.images_with_prefix(
                     gone.get(segment.name, NO_ROWS).tolist(), f"{PICTURES}/"
                 )
                 self._unsettle({*filter(PICTURE_NAME.fullmatch, images)})
@@ -866,7 +866,7 @@ def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batc
 
 def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:
     """Return the ids that are in a segment and not deleted, and their rows."""
-    found = {name: row for name, row, *_ in segment.items.find(ids)}
+    found = {name: row for name, row, *_ in segment.items.find_ids(ids)}
     rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
     alive = ~np.isin(rows, segment.dead)
     return list(itertools.compress(found, alive)), rows[alive]

@@ -20,11 +20,11 @@ from genius_search.errors import BadData, UsageError
 from genius_search.index.calibrate import (
     Calibration,
     calibrate,
-    choose_weight,
-    count_fewest_words,
-    fit,
-    threshold_for,
-    weights_around,
+    choose_density_weight,
+    choose_threshold,
+    density_weights_around,
+    fit_logistic_regression,
+    min_words_by_query_kind,
 )
 from genius_search.index.index import Index
 from genius_search.index.query import hit_numbers, probabilities_of
@@ -58,20 +58,22 @@ def drawn_cases(queries: int, weights: tuple[float, float, float]) -> tuple[np.n
 
 def test_the_regression_that_drew_the_answers_is_found_again():
     numbers, is_right = drawn_cases(1200, (3, 4, 2))
-    intercept, weights = fit(numbers, is_right, np.ones(len(numbers)))
+    intercept, weights = fit_logistic_regression(numbers, is_right, np.ones(len(numbers)))
     assert intercept == pytest.approx(-1, abs=0.3)
     assert weights == pytest.approx((3, 4, 2), abs=1)
 
 
 def test_where_high_scores_are_worse_the_score_says_nothing():
     numbers, is_right = drawn_cases(300, (3, 4, 2))
-    _, weights = fit(numbers, ~is_right, np.ones(len(numbers)))
+    _, weights = fit_logistic_regression(numbers, ~is_right, np.ones(len(numbers)))
     assert weights == pytest.approx((0, 0, 0), abs=1e-9)
 
 
 def test_the_threshold_accepts_as_much_as_it_may():
     def threshold(probability, is_right, precision):
-        return threshold_for(probability, is_right, np.ones(len(probability)), precision=precision)
+        return choose_threshold(
+            probability, is_right, np.ones(len(probability)), precision=precision
+        )
 
     many, right = np.repeat([0.9, 0.6, 0.3], 30), np.repeat([True, True, False], 30)
     assert threshold(many, right, 0.9) == 0.6
@@ -85,12 +87,12 @@ USUAL_WEIGHT = 0.3
 
 def found_with(shares: dict[float, float], queries: int = 1000):
     """Return which queries are answered with each weight: half of them where ``shares`` does not say."""
-    weights = sorted({*weights_around(USUAL_WEIGHT), *shares})
+    weights = sorted({*density_weights_around(USUAL_WEIGHT), *shares})
     return {weight: np.arange(queries) < shares.get(weight, 0.5) * queries for weight in weights}
 
 
 def test_no_density_and_half_to_twice_the_default_are_compared():
-    assert weights_around(USUAL_WEIGHT) == pytest.approx([0.3, 0.0, 0.15, 0.45, 0.6])
+    assert density_weights_around(USUAL_WEIGHT) == pytest.approx([0.3, 0.0, 0.15, 0.45, 0.6])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_no_density_and_half_to_twice_the_default_are_compared():
 def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_standard_error(
     shares, weight
 ):
-    assert choose_weight(found_with(shares), USUAL_WEIGHT) == pytest.approx(weight)
+    assert choose_density_weight(found_with(shares), USUAL_WEIGHT) == pytest.approx(weight)
 
 
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
@@ -212,19 +214,19 @@ def test_the_measured_queries_are_known_by_their_kind_and_number_of_words():
     texts = [SearchRequest(text="a b c")] + [SearchRequest(text="a b c d e")] * 99
     vectors = [SearchRequest(vector=np.ones(3))] * 20
     few = [SearchRequest(text="a", image="a.png")] * 19
-    assert count_fewest_words([*texts, *vectors, *few]) == {"text": 5, "vector": 0}
+    assert min_words_by_query_kind([*texts, *vectors, *few]) == {"text": 5, "vector": 0}
 
 
 def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
     with pytest.raises(UsageError, match="between 0 and 1"):
         calibrate(index, trained.data, split="test", precision=1.0, progress=Silent())
-    monkeypatch.setattr("genius_search.index.calibrate.FEWEST_QUERIES", 1000)
+    monkeypatch.setattr("genius_search.index.calibrate.MIN_CALIBRATION_QUERIES", 1000)
     with pytest.raises(BadData, match="at least 1000"):
         calibrate(index, trained.data, split="test", progress=Silent())
 
 
 def test_what_was_learned_calibrates(index, monkeypatch, capsys):
-    monkeypatch.setattr("genius_search.index.calibrate.FEWEST_QUERIES", 5)
+    monkeypatch.setattr("genius_search.index.calibrate.MIN_CALIBRATION_QUERIES", 5)
     words = ["calibrate", str(index.folder), "--model", str(index.model.folder), "--json"]
     assert main(words) == 6
     assert "0 queries of learned choices" in capsys.readouterr().err

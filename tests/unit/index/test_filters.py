@@ -13,7 +13,7 @@ import pytest
 from genius_search.data.values import Span
 from genius_search.errors import DeadlinePassed, UsageError
 from genius_search.index import items
-from genius_search.index.filters import Condition, Filter, matching
+from genius_search.index.filters import Condition, Filter, matching_items
 from genius_search.index.items import Item, ItemStore
 from genius_search.index.writer import write_items
 from genius_search.records import Modality
@@ -33,7 +33,7 @@ CARD = Item("3", Modality.TEXT, "Ein Café in Zürich", None, None)
 
 
 def rows_of(store: ItemStore, wanted: Filter, **options: float) -> list[int]:
-    return np.flatnonzero(matching(store, wanted, **options)).tolist()
+    return np.flatnonzero(matching_items(store, wanted, **options)).tolist()
 
 
 @pytest.fixture
@@ -311,8 +311,8 @@ def test_as_many_conditions_as_allowed_can_be_asked_and_no_more(store):
     "wanted", [Filter.parse(["brand~a"]), Filter.parse(["text~a"]), Filter.parse(match="red")]
 )
 def test_a_filter_that_takes_too_long_is_interrupted(store, monkeypatch, wanted):
-    monkeypatch.setattr(items, "STEPS", 1)
+    monkeypatch.setattr(items, "STEPS_BETWEEN_CLOCK_CHECKS", 1)
     with pytest.raises(DeadlinePassed):
-        matching(store, wanted, deadline=0.0)
+        matching_items(store, wanted, deadline=0.0)
     assert rows_of(store, wanted) != []
     assert rows_of(store, wanted, deadline=math.inf) == rows_of(store, wanted)

@@ -19,7 +19,7 @@ from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
 from genius_search.index import index as indexes
 from genius_search.index import snapshot
 from genius_search.index.index import Index
-from genius_search.index.info import verify
+from genius_search.index.info import check
 from genius_search.index.roots import new_root
 from genius_search.index.store import Root
 from genius_search.index.writer import save_table
@@ -120,7 +120,7 @@ def test_arrays_that_do_not_fit_are_refused_though_their_checksums_are_right(fol
     for contents in wrong:
         file.write_bytes(contents)
         sign(folder)
-        for how in (Index.open, verify):
+        for how in (Index.open, check):
             with pytest.raises(ArtifactMismatch, match=f"000001.*{REMEDY}"):
                 how(folder)
 
@@ -134,7 +134,7 @@ def test_ids_of_fewer_levels_than_the_model_has_are_refused(folder, tmp_path, is
     if is_outside:
         model = str(shutil.move(folder / "model", tmp_path / "model"))
     sign(folder, model=model)
-    for how in (Index.open, verify):
+    for how in (Index.open, check):
         with pytest.raises(ArtifactMismatch, match="other codes or embeddings than the model"):
             how(folder)
 
@@ -219,7 +219,7 @@ def test_no_link_in_an_index_is_followed(folder, tmp_path, name):
     for change in (
         lambda: index.compact(min_deleted=0),
         lambda: index.delete("7"),
-        lambda: verify(folder),
+        lambda: check(folder),
         lambda: Index.open(folder),
     ):
         with pytest.raises(ArtifactMismatch, match="symbolic link"):
@@ -236,7 +236,7 @@ def test_a_folder_in_the_place_of_the_lock_and_a_file_in_that_of_a_folder_are_no
     (folder / ".lock").rmdir()
     (folder / "tmp").write_text("a file")
     Index.open(folder).compact(min_deleted=0)
-    assert verify(folder).segments == 1
+    assert check(folder).segments == 1
 
 
 def test_an_index_follows_so_many_folders(folder, tmp_path):
@@ -253,7 +253,7 @@ def test_a_file_of_holes_is_refused_before_it_is_read(folder):
     segments[0]["files"]["items.sqlite"]["bytes"] = 1 << 40
     sign(folder, segments=segments)
     os.truncate(folder / "segments" / "000001" / "items.sqlite", 1 << 40)
-    for how in (Index.open, verify):
+    for how in (Index.open, check):
         with pytest.raises(ArtifactMismatch, match=f"all holes.*{REMEDY}"):
             how(folder)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from genius_search.errors import ArtifactMismatch
 from genius_search.index import items as items_module
-from genius_search.index.filters import Filter, matching
+from genius_search.index.filters import Filter, matching_items
 from genius_search.index.items import ITEMS_FILE, Item, ItemStore
 from genius_search.index.writer import write_items
 from genius_search.records import Modality, composed
@@ -33,7 +33,7 @@ CARD = Item("卡片/1", Modality.IMAGE_TEXT, "卡片", "/a.png", "{}")
 
 
 def rows_of(store: ItemStore, wanted: Filter, **options: float) -> list[int]:
-    return np.flatnonzero(matching(store, wanted, **options)).tolist()
+    return np.flatnonzero(matching_items(store, wanted, **options)).tolist()
 
 
 @given(ITEMS)
@@ -45,7 +45,7 @@ def test_items_come_back_as_they_were_written(tmp_path_factory, items):
     assert store.get(range(len(items))) == items
     order = [*range(len(items))][::-2] * 2
     assert store.get(order) == [items[row] for row in order]
-    assert sorted(row for _, row, *_ in store.find(item.id for item in items)) == list(
+    assert sorted(row for _, row, *_ in store.find_ids(item.id for item in items)) == list(
         range(len(items))
     )
 
@@ -54,7 +54,7 @@ def test_items_come_back_as_they_were_written(tmp_path_factory, items):
 def test_an_id_that_cannot_be_stored_finds_no_other_item(tmp_path, item_id):
     write_items(tmp_path, [PHOTO, Item("kite\ufffd", Modality.TEXT, "a")])
     store = ItemStore(tmp_path)
-    assert store.find([item_id]) == []
+    assert store.find_ids([item_id]) == []
 
 
 @pytest.mark.parametrize("name", ["a?b#c%20", "käse 🧀", "100%"])
@@ -103,7 +103,7 @@ def test_a_slow_filter_delays_neither_another_nor_the_reading_of_items(tmp_path,
             assert may_end.wait(60)
         return 0.0
 
-    monkeypatch.setattr(items_module, "STEPS", 1)
+    monkeypatch.setattr(items_module, "STEPS_BETWEEN_CLOCK_CHECKS", 1)
     monkeypatch.setattr(items_module, "time", SimpleNamespace(monotonic=look_at_the_clock))
     wanted = Filter.parse(["text~a"])
     with ThreadPoolExecutor(2) as threads:

@@ -114,7 +114,7 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
 
 
 def test_the_oldest_choices_are_forgotten_when_there_are_too_many(index, monkeypatch):
-    monkeypatch.setattr(learned, "MOST", 20)
+    monkeypatch.setattr(learned, "MAX_CHOICES", 20)
     for first in range(0, 42, 3):
         index.learn_many(
             [{"chosen": str(n), "vector": draw(1, n)[0]} for n in range(first, first + 3)]

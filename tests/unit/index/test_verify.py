@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
-from genius_search.index.info import Verified, verify
+from genius_search.index.info import CheckReport, check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, IndexManifest
@@ -61,7 +61,7 @@ def files(folder: Path) -> list[Path]:
 def refused(index: Path, file: Path, how: type[ArtifactError] = ArtifactMismatch) -> None:
     """The index is refused by a message that names the file and says what to do."""
     with pytest.raises(how) as error:
-        verify(index)
+        check(index)
     message = str(error.value)
     assert file.name in message
     assert str(file.parent) in message
@@ -69,7 +69,7 @@ def refused(index: Path, file: Path, how: type[ArtifactError] = ArtifactMismatch
 
 
 def test_a_whole_index_is_found_whole(index):
-    assert verify(index) == Verified(segments=2, items=77, deleted=3)
+    assert check(index) == CheckReport(segments=2, items=77, deleted=3)
 
 
 def test_a_flipped_bit_in_any_file_is_found(index):
@@ -88,7 +88,7 @@ def test_a_flipped_bit_in_any_file_is_found(index):
             file.write_bytes(flipped)
             refused(index, file)
         file.write_bytes(contents)
-    verify(index)
+    check(index)
 
 
 def test_a_truncated_or_missing_file_is_found_when_the_index_is_opened(index):
@@ -107,7 +107,7 @@ def test_a_truncated_or_missing_file_is_found_when_the_index_is_opened(index):
                 Snapshot.open(index)
             refused(index, file, ArtifactMissing)
         file.write_bytes(contents)
-    verify(index)
+    check(index)
 
 
 def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monkeypatch):
@@ -120,7 +120,7 @@ def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monk
         raise OSError
 
     monkeypatch.setattr(Snapshot, "load", meanwhile)
-    assert verify(index).segments == 1
+    assert check(index).segments == 1
 
 
 def test_an_index_that_never_stays_as_it_is_is_not_verified_for_ever(index, monkeypatch):
@@ -133,7 +133,7 @@ def test_an_index_that_never_stays_as_it_is_is_not_verified_for_ever(index, monk
 
     monkeypatch.setattr(Snapshot, "load", meanwhile)
     with pytest.raises(UsageError, match="changed 10 times while it was read"):
-        verify(index)
+        check(index)
     assert len(attempts) == 10
 
 
@@ -169,13 +169,13 @@ def test_damage_is_not_merged_into_a_new_segment(index):
         file.write_bytes(contents)
     with one_writer(index) as writer:
         writer.compact(min_deleted=0)
-    assert verify(index).items == 77
+    assert check(index).items == 77
 
 
 @pytest.mark.parametrize("name", ["index.json", "segments/000001/ids.npy"])
 def test_a_folder_in_the_place_of_a_file_is_refused_when_the_index_is_opened(index, name):
     (index / name).unlink()
     (index / name).mkdir()
-    for opened in (Snapshot.open, verify):
+    for opened in (Snapshot.open, check):
         with pytest.raises(ArtifactError, match=Path(name).name):
             opened(index)

@@ -16,7 +16,7 @@ from genius_search.index.index import Index
 from genius_search.index.query import Part, merge
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Location
-from genius_search.index.words import CODE, find_words, split_places
+from genius_search.index.words import CODE, decode_locations, find_word_matches
 from genius_search.records import Modality
 
 NUMBERS = range(100, 140)
@@ -88,14 +88,19 @@ def test_what_many_items_contain_changes_nothing(index):
 
 
 def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
-    words = find_words(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
+    words = find_word_matches(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
 
     def named(places):
-        rows = zip(*split_places(places), strict=True)
+        rows = zip(*decode_locations(places), strict=True)
         return {index.snapshot.item_at(Location(*place)).id for place in rows}
 
-    assert named(words.places) == {"note 100.txt", "note 105.txt", "more/late.txt", "IMG_2031.png"}
-    assert named(words.places[words.has_code]) == {"note 105.txt", "IMG_2031.png"}
+    assert named(words.locations) == {
+        "note 100.txt",
+        "note 105.txt",
+        "more/late.txt",
+        "IMG_2031.png",
+    }
+    assert named(words.locations[words.has_code]) == {"note 105.txt", "IMG_2031.png"}
 
 
 def test_filters_and_deleted_items_count(index, tmp_path):
@@ -137,7 +142,7 @@ def test_codes_put_items_first_and_counts_do_not(index):
         "rtx3090",
     ]
     for text in ("104 anchors", "the 104th anchor"):
-        assert not find_words(index.snapshot, text).has_code.any()
+        assert not find_word_matches(index.snapshot, text).has_code.any()
 
 
 def test_the_command(index, capsys):
@@ -181,8 +186,8 @@ def test_items_with_both_words_of_a_query_come_before_those_with_one(many):
 
 
 def test_a_word_counts_by_how_rare_it_is(many):
-    matches = find_words(many.snapshot, "a scarlet kite number 7 of them")
-    texts = texts_of(many.snapshot.items(*split_places(matches.places)))
+    matches = find_word_matches(many.snapshot, "a scarlet kite number 7 of them")
+    texts = texts_of(many.snapshot.items(*decode_locations(matches.locations)))
     shares = dict(zip(texts, matches.shares.tolist(), strict=True))
     rare, kite, scarlet = (0.3 * math.log(100 / items) / math.log(100) for items in (1, 7, 9))
     assert shares["number 7 is a plain thing"] == pytest.approx(rare)
@@ -190,14 +195,14 @@ def test_a_word_counts_by_how_rare_it_is(many):
     assert shares["number 0 is a green kite"] == pytest.approx(kite)
     assert "number 8 is a plain thing" not in shares  # "is" and "a" are frequent
     assert not matches.has_all.any()  # nothing contains "of" or "them"
-    assert find_words(many.snapshot, "a number").is_frequent
+    assert find_word_matches(many.snapshot, "a number").is_frequent
 
 
 def test_of_a_long_query_only_rare_words_count(many, monkeypatch):
     monkeypatch.setattr("genius_search.index.words.MAX_RARE_ITEMS", 5)
     page = " ".join([*(f"word{number}x" for number in range(40)), "kite", "number 7"])
-    matches = find_words(many.snapshot, page)
-    (item,) = many.snapshot.items(*split_places(matches.places))
+    matches = find_word_matches(many.snapshot, page)
+    (item,) = many.snapshot.items(*decode_locations(matches.locations))
     assert item.text == "number 7 is a plain thing"
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from genius_search.artifact import fingerprint_of
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData, UsageError
 from genius_search.index import writer as live
-from genius_search.index.info import verify
+from genius_search.index.info import check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, FORMAT, IndexManifest, Root, read_head, read_manifest
@@ -122,7 +122,7 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
                     assert len(after) <= kept + 1
             assert writer.snapshot.num_alive == len(expected)
     assert found(folder) == expected
-    assert verify(folder).items == len(expected)
+    assert check(folder).items == len(expected)
     assert present_names(folder) == expected_names(folder)
 
 
@@ -172,7 +172,7 @@ def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     (segment,) = before.segments
     assert not segment.folder.exists()
     assert [item.id for item in segment.items.get([3, 4])] == ["3", "4"]
-    assert [row for _, row, *_ in segment.items.find(["3"])] == [3]
+    assert [row for _, row, *_ in segment.items.find_ids(["3"])] == [3]
     assert segment.vectors(None)(np.array([3]))[0].argmax() == 3
     assert segment.table.ids[-1].tolist() == [1, 2, 47]
 
@@ -211,7 +211,7 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
         folder = Path(shutil.copytree(template, tmp_path / str(number)))
         was_killed = killed_at(number, lambda folder=folder: change(folder))
         is_new = read_manifest(folder).generation > read_manifest(template).generation
-        assert verify(folder).items == len(new if is_new else old)
+        assert check(folder).items == len(new if is_new else old)
         assert found(folder) == (new if is_new else old)
         if not was_killed:
             break

@@ -215,7 +215,7 @@ def test_an_index_that_is_not_there_is_not_found(client):
 
 
 def test_a_passed_deadline_is_a_problem(client, monkeypatch):
-    monkeypatch.setattr(items, "STEPS", 1)
+    monkeypatch.setattr(items, "STEPS_BETWEEN_CLOCK_CHECKS", 1)
     for path in ("/v1/search", "/v1/explain"):
         body = {"text": "x", "where": ["colour~e"], "deadline_ms": 1}
         is_problem(client.post(path, json=body | ({"id": "1:4"} if "explain" in path else {})), 504)
