@@ -153,7 +153,7 @@ def item(name: str, version: int) -> dict[str, Any]:
 def versions(index: Index, names: list[str]) -> State:
     """Return what an index has of some items."""
     snapshot = index.snapshot
-    alive = snapshot.known(names)
+    alive = snapshot.item_states(names)
     found: State = dict.fromkeys(names)
     for name in alive:
         found[name] = snapshot.item_at(snapshot.locate(name)).fields["version"]

@@ -31,7 +31,7 @@ from genius_search.errors import BadData
 from genius_search.index.index import Index
 from genius_search.index.learned import MAX_RAISED_CHOICES, shares_from_cosines
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
-from genius_search.index.source import given_features, stored_features
+from genius_search.index.source import stored_features, vector_features
 from genius_search.index.store import LEARNED
 from genius_search.index.writer import alive_items
 from genius_search.model import Genius
@@ -175,7 +175,7 @@ def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
     ]
     place = np.argsort(rows)
     texts = np.full(len(log.chosen), Modality.TEXT.code, dtype=np.int8)
-    queries = given_features(log.queries, np.arange(len(log.queries)), texts)
+    queries = vector_features(log.queries, np.arange(len(log.queries)), texts)
     items = stored_features(snapshot, model)
     queries.manifest = items.manifest
     queries.wanted = queries.modality

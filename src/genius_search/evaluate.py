@@ -262,7 +262,7 @@ def _encode(
 def _known(index: Index, judged: Qrels) -> dict[str, dict[str, int]]:
     """Return the right answers that are in the index, of the queries that have any."""
     wanted = list({item for answers in judged.values() for item in answers})
-    known = index.snapshot.known(wanted)
+    known = index.snapshot.item_states(wanted)
     found = {
         qid: {item: relevance for item, relevance in answers.items() if item in known}
         for qid, answers in judged.items()

@@ -17,7 +17,7 @@ from genius_search.index.info import check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, OWN_MODEL, PICTURE_NAME, SEGMENTS
-from genius_search.index.writer import Entry, Writer, alive_batches, one_writer
+from genius_search.index.writer import Entry, Writer, alive_batches, open_writer
 from genius_search.model import read_model_file
 from genius_search.writing import copy_artifact
 
@@ -115,7 +115,7 @@ def _copy_index(source: Path, folder: Path, model: str | None) -> Snapshot:
         is_stored = entry.image is not None and PICTURE_NAME.fullmatch(entry.image)
         return entry._replace(image=entry.image if is_stored else None, root=None)
 
-    with one_writer(source, wait_seconds=WAIT_SECONDS) as writer:
+    with open_writer(source, wait_seconds=WAIT_SECONDS) as writer:
         state = writer.snapshot
         if model is None and state.manifest.has_own_model:
             _copy_model(source / state.manifest.model, folder / OWN_MODEL)

@@ -28,7 +28,7 @@ from genius_search.index.info import check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import IndexManifest, read_manifest
-from genius_search.index.writer import ItemArrays, Writer, one_writer
+from genius_search.index.writer import ItemArrays, Writer, open_writer
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
@@ -131,7 +131,7 @@ def killed_after(seconds: float, work: Callable[[], object]) -> float | None:
 
 
 def change(folder: Path, work: Callable[[Writer], object]) -> None:
-    with one_writer(folder) as writer:
+    with open_writer(folder) as writer:
         work(writer)
 
 
@@ -147,7 +147,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     state: Contents = {f"first/{number}": 0 for number in range(300)}
     (folder / "segments").mkdir(parents=True)
     (folder / "segments" / "notes.txt").write_text("of somebody else")
-    with one_writer(folder) as writer:
+    with open_writer(folder) as writer:
         writer.begin(FACTS)
         writer.add([given(state)])
     usual = dict.fromkeys(("add", "delete", "compact"), 60.0)  # the first of each kind may finish
@@ -183,7 +183,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
         else:
             usual[kind] = seconds
             counts["acknowledged"] += 1
-    with one_writer(folder):
+    with open_writer(folder):
         left = sorted(path.name for path in (folder / "segments").iterdir())
     assert left == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "index.json", "segments"]
@@ -226,7 +226,7 @@ def forked(work: Callable[[], object]) -> Iterator[int]:
 
 @pytest.fixture
 def index(tmp_path) -> Path:
-    with one_writer(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         writer.begin(FACTS)
         writer.add([given(dict.fromkeys("abcdefghijkl", 0))])
     return tmp_path
@@ -238,7 +238,7 @@ def add_one_by_one(folder: Path, names: Iterable[str], wait_seconds: float) -> i
     for name in names:
         while True:
             try:
-                with one_writer(folder, wait_seconds=wait_seconds) as writer:
+                with open_writer(folder, wait_seconds=wait_seconds) as writer:
                     writer.add([given({name: 1})])
                 break
             except UsageError:
@@ -262,16 +262,16 @@ def test_a_writer_is_refused_while_another_process_writes_and_let_in_after_waiti
     reading, writing = os.pipe()
 
     def hold() -> None:
-        with one_writer(index) as writer:
+        with open_writer(index) as writer:
             os.write(writing, b"held")
             time.sleep(0.3)
             writer.delete(["a"])
 
     with forked(hold):
         assert os.read(reading, 4) == b"held"
-        with pytest.raises(UsageError, match="another process"), one_writer(index):
+        with pytest.raises(UsageError, match="another process"), open_writer(index):
             pass
-        with one_writer(index, wait_seconds=30.0) as writer:
+        with open_writer(index, wait_seconds=30.0) as writer:
             assert writer.delete(["a", "b"]) == (1, ["a"])
     assert len(found(index)) == 10
 
@@ -281,7 +281,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
 
     def write() -> None:
         for number in range(1, 5):
-            with one_writer(index) as writer:
+            with open_writer(index) as writer:
                 writer.add([given(dict.fromkeys("abcdefghijkl", number))])
                 writer.delete("bcdefghijkl")
                 writer.compact(min_deleted=0)

@@ -123,4 +123,4 @@ def test_what_a_killed_server_acknowledged_is_there_when_it_is_started_again(tra
         assert process.wait(30) == 0
     index = Index(folder, Genius.open(trained.model))
     index.verify()
-    assert set(index.snapshot.known(list(known))) == set(known)
+    assert set(index.snapshot.item_states(list(known))) == set(known)

@@ -41,7 +41,7 @@ from genius_search.cli.terminal import (
 from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
-    from genius_search.index.build import Added
+    from genius_search.index.build import ChangeSummary
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
 
@@ -90,14 +90,14 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
 
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors or self.index}", file=sys.stderr, flush=True)
-        from genius_search.index.build import check_place
+        from genius_search.index.build import require_free_folder
         from genius_search.index.index import Index
         from genius_search.index.pool import open_pool
 
         encoder, download = self.encoder, self.download
         items = self.items()
         if encoder is None and self.model is None and self.pool is not None:
-            check_place(self.index)
+            require_free_folder(self.index)
             items["pool"] = open_pool(
                 self.pool, captions=not self.no_captions, exclude=self.exclude
             )
@@ -279,13 +279,13 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
             with open_cluster(self.index, self) as searcher:
                 done = searcher.delete(ids)
         else:
-            from genius_search.index.store import MIN_DELETED, read_manifest
-            from genius_search.index.writer import one_writer
+            from genius_search.index.store import MIN_DELETED_SHARE, read_manifest
+            from genius_search.index.writer import open_writer
 
             read_manifest(self.index)  # a folder that is no index stays as it is
-            with one_writer(self.index, wait_seconds=self.wait) as writer:
+            with open_writer(self.index, wait_seconds=self.wait) as writer:
                 done = writer.delete(ids)
-                writer.compact(0 if self.compact else MIN_DELETED)
+                writer.compact(0 if self.compact else MIN_DELETED_SHARE)
         if self.json:
             print_json(done._asdict())
         else:
@@ -438,7 +438,7 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
 
 
 def report_added(
-    progress: TerminalProgress, added: Added, *, as_json: bool, again: bool = False
+    progress: TerminalProgress, added: ChangeSummary, *, as_json: bool, again: bool = False
 ) -> None:
     """Say what was added and deleted, what was left out and why, and which texts were cut.
 

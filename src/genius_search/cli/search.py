@@ -64,7 +64,7 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     print_text(f"reading {folder}", error=True)
     from genius_search.data.folder import user_cache
     from genius_search.index.store import CURRENT, has_lost_manifest
-    from genius_search.index.writer import HeldByAnother, set_aside, writing_lock
+    from genius_search.index.writer import HeldByAnother, rename_damaged_index, writing_lock
 
     whole = folder.resolve()
     place = user_cache() / f"{whole.name}-{hashlib.sha256(bytes(whole)).hexdigest()[:12]}.index"
@@ -74,7 +74,7 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
             if (place / CURRENT).exists():
                 index = _follow(folder, place, progress, device=device, download=download)
             elif has_lost_manifest(place):
-                aside = set_aside(place, lambda: has_lost_manifest(place))
+                aside = rename_damaged_index(place, lambda: has_lost_manifest(place))
                 _say_aside(progress, folder, f"{place} has lost its {CURRENT}", aside)
             else:
                 try:
@@ -99,14 +99,14 @@ def _follow(
     """Open an index and bring it up to date; set it aside and return None if it cannot be read."""
     from genius_search.cli.index import report_added
     from genius_search.index.index import Index
-    from genius_search.index.snapshot import CHECKED_FIRST
+    from genius_search.index.snapshot import MAX_BYTES_CHECKED_FIRST
     from genius_search.index.store import CURRENT, read_head
-    from genius_search.index.writer import HeldByAnother, set_aside
+    from genius_search.index.writer import HeldByAnother, rename_damaged_index
 
     head = read_head(place / CURRENT)
     try:
         index = Index.open(place, device=device, download=download)
-        index.snapshot.check(most_bytes=CHECKED_FIRST)
+        index.snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
         done = index.sync(folder, progress=progress, wait_seconds=SYNC_SECONDS)
         if done.added or done.deleted or done.missing:
             report_added(progress, done, as_json=False, again=True)
@@ -114,7 +114,7 @@ def _follow(
         progress.say(f"another process is updating the index of {folder}; searching it as it is")
     except ArtifactError as error:  # of another version, or damaged
         if head:  # otherwise another process has just set it aside
-            aside = set_aside(place, lambda: read_head(place / CURRENT) == head)
+            aside = rename_damaged_index(place, lambda: read_head(place / CURRENT) == head)
             _say_aside(progress, folder, str(error), aside)
         return None
     return index

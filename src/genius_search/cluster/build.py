@@ -27,7 +27,7 @@ from genius_search.cluster.searcher import (
 )
 from genius_search.encoders.base import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
-from genius_search.index.build import add_pool, find_changes, first_manifest, fit_model
+from genius_search.index.build import add_pool, find_changes, fit_model, new_manifest
 from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool
 from genius_search.index.snapshot import Snapshot
@@ -39,7 +39,7 @@ from genius_search.index.store import (
     StoredEmbeddings,
     new_identity,
 )
-from genius_search.index.writer import one_writer, writing_lock
+from genius_search.index.writer import open_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
 from genius_search.training.codebooks import MAX_SAMPLE
@@ -181,7 +181,7 @@ def _prepare(folder: Path, settings: Settings, progress: Progress) -> IndexManif
         else:
             model = _fit_model(folder, settings, pool, rows, progress)
         fitted_to = None if settings.model is not None else rows
-        manifest = first_manifest(model, settings.embeddings, None, fitted_to=fitted_to)
+        manifest = new_manifest(model, settings.embeddings, None, fitted_to=fitted_to)
         write_json(place, manifest.replace(roots=pool.roots).model_dump(mode="json"))
     return IndexManifest.model_validate_json(place.read_bytes())
 
@@ -217,7 +217,7 @@ def create_shard(folder: Path, number: int) -> None:
         of_shard = (item for item in pool.items() if shard_of(item.id, settings.shards) == number)
         return (item._replace(root=None) for item in of_shard)
 
-    with one_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
+    with open_writer(shard_folder(folder, number), wait_seconds=WAIT_SECONDS) as writer:
         if (writer.folder / CURRENT).exists():  # another process has created it meanwhile
             return
         writer.begin(manifest.replace(identity=new_identity(), roots=()))

@@ -22,7 +22,7 @@ from genius_search.artifact import first_problem
 from genius_search.border import as_id, as_id_list, as_path
 from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.index.build import Added, add_pool
+from genius_search.index.build import ChangeSummary, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.index import Index
 from genius_search.index.info import CheckReport
@@ -30,7 +30,7 @@ from genius_search.index.items import Item
 from genius_search.index.pool import (
     NewItem,
     Pool,
-    is_list,
+    is_candidate_list,
     open_pool,
     open_roots,
     picture_bytes,
@@ -38,9 +38,9 @@ from genius_search.index.pool import (
 )
 from genius_search.index.query import COMPARABLE, SAME, Part, interleave, merge, numbered
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
-from genius_search.index.roots import new_root, root_of
+from genius_search.index.roots import innermost_root, new_root
 from genius_search.index.store import CLUSTER, Roots, absolute_folder, refuse_links
-from genius_search.index.writer import Deleted, one_writer
+from genius_search.index.writer import Deleted, open_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality, composed
@@ -98,10 +98,10 @@ def open_addition(
         It is no pool.
     """
     manifest, place = read_cluster(cluster), as_path(given).resolve()
-    if not place.exists() or is_list(place):
+    if not place.exists() or is_candidate_list(place):
         return open_pool(place, captions=captions, exclude=exclude)
     roots = manifest.roots
-    number = root_of(roots, place)
+    number = innermost_root(roots, place)
     if number is None:
         number, taken = len(roots), searcher.id_beginnings()
         roots = (*roots, new_root(place, roots, taken, captions=captions, exclude=exclude))
@@ -159,11 +159,13 @@ class Shard:
         """Return the fields of the items here, as conditions are checked against them."""
         return set[str]().union(*(one.items.field_names for one in self._index.snapshot.segments))
 
-    def add_pool(self, items: Sequence[Item], *, has_files: bool, wait_seconds: float) -> Added:
+    def add_pool(
+        self, items: Sequence[Item], *, has_files: bool, wait_seconds: float
+    ) -> ChangeSummary:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
         folder, before = self._index.folder, self._index.snapshot
-        with one_writer(folder, wait_seconds=wait_seconds, before=before) as writer:
+        with open_writer(folder, wait_seconds=wait_seconds, before=before) as writer:
             done = add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
             writer.compact()
             return done
@@ -251,21 +253,21 @@ class Searcher:
         pool: Pool | Sequence[NewItem | Mapping[str, Any]],
         *,
         wait_seconds: float = WAIT_SECONDS,
-    ) -> Added:
+    ) -> ChangeSummary:
         """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
         if not isinstance(pool, Pool):
-            total = Added()
+            total = ChangeSummary()
             given = [read_new_item(item, number) for number, item in enumerate(pool)]
             self._add_to(total, self._ask_owners("add", given, wait_seconds=wait_seconds))
             return total
-        total, items = Added(left_out=[*pool.left_out]), pool.items()
+        total, items = ChangeSummary(left_out=[*pool.left_out]), pool.items()
         while batch := list(islice(items, BATCH)):
             own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
             options = {"has_files": pool.has_files, "wait_seconds": wait_seconds}
             self._add_to(total, self._ask_owners("add_pool", own, **options))
         return total
 
-    def _add_to(self, total: Added, answers: Mapping[int, Added]) -> None:
+    def _add_to(self, total: ChangeSummary, answers: Mapping[int, ChangeSummary]) -> None:
         for done in answers.values():
             total.added += done.added
             total.replaced += done.replaced

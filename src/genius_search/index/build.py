@@ -39,16 +39,16 @@ from genius_search.index.measure import choose_embedding_bits, measure_recall
 from genius_search.index.pool import (
     Pool,
     nothing_to_index,
-    open_memory,
+    pool_from_items,
     stamp_of,
 )
 from genius_search.index.roots import content_of, is_gone, size_of, without_text
-from genius_search.index.snapshot import Known, Location, Snapshot
+from genius_search.index.snapshot import ItemState, Location, Snapshot
 from genius_search.index.source import (
     SavedFeatures,
     draw_embeddings,
-    given_features,
     saved_features,
+    vector_features,
 )
 from genius_search.index.store import (
     CURRENT,
@@ -70,8 +70,8 @@ from genius_search.index.writer import (
     Passage,
     Writer,
     check_bits,
-    one_writer,
-    read_entries,
+    items_to_encode,
+    open_writer,
     remove_work,
     stored_batches,
 )
@@ -82,7 +82,7 @@ from genius_search.records import Modality, format_text
 from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, fit_codebooks, query_metric
 
-CHUNK: Final = 4096
+MAX_BATCH_ITEMS: Final = 4096
 """Items whose IDs are computed together."""
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which embeddings have two bits a number by default."""
@@ -92,7 +92,7 @@ LEFTOVERS: Final = frozenset(
 """Names that an interrupted writer may leave in the folder of an index."""
 
 
-class Change(NamedTuple):
+class PlannedChange(NamedTuple):
     """A change of an index."""
 
     kind: Literal["add", "update", "move", "delete"]
@@ -102,7 +102,7 @@ class Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class Added:
+class ChangeSummary:
     """The result of adding items, or of following folders."""
 
     added: int = 0
@@ -119,7 +119,7 @@ class Added:
     deleted: int = 0
     missing: int = 0
     """Number of items that stay, though their files are not found (:meth:`genius_search.Index.sync`)."""
-    changes: list[Change] = field(default_factory=list)
+    changes: list[PlannedChange] = field(default_factory=list)
     """What a dry run would change."""
     shortened: list[str] = field(default_factory=list)
     """Ids of items whose texts are longer than the encoder reads; what follows is only found by its words.
@@ -147,7 +147,7 @@ class Changes:
     """Whether long texts get passages. With a trained model an item has one ID, as in the paper."""
     stamps: list[str | None] = field(default_factory=list)
     """Of all items of the pool; None for those that have not changed, or are left out."""
-    known: dict[int, Known] = field(default_factory=dict)
+    known: dict[int, ItemState] = field(default_factory=dict)
     """Changed items whose id the index has, by number."""
     reused: dict[int, Reused] = field(default_factory=dict)
     """Items that need not be encoded, by number."""
@@ -187,7 +187,7 @@ class Changes:
         if self.pool.vectors is not None:
             rows = np.flatnonzero([stamp is not None for stamp in self.stamps])
             modality = np.array([item.modality.code for item in self.new_items()], dtype=np.int8)
-            self.features = given_features(self.pool.vectors, rows, modality)
+            self.features = vector_features(self.pool.vectors, rows, modality)
             self.contents = [None] * len(rows)
         elif count := len(self.stamps) - self.stamps.count(None) - len(self.reused):
             if self.divides:
@@ -197,7 +197,7 @@ class Changes:
                         if found := find_passages(self.encoder, text):
                             self.passages[item.id] = found
                             count += len(found)
-            entries = read_entries(self.entries(), self.pool.with_fields)
+            entries = items_to_encode(self.entries(), self.pool.with_fields)
             self.features, self.contents = work.encode(
                 entries, self.pool.with_fields, count, progress
             )
@@ -213,7 +213,7 @@ class Changes:
         if self.reused:
             reused = [one for _, one in sorted(self.reused.items())]
             places = [one.location for one in reused]
-            old = snapshot.items(*map(np.array, zip(*places, strict=True)))
+            old = snapshot.items_at(*map(np.array, zip(*places, strict=True)))
             chosen = (item for number, item in self.changed() if number in self.reused)
             items = []
             for item, was, one in zip(chosen, old, reused, strict=True):
@@ -233,10 +233,10 @@ class Changes:
             encoded = self._encoded_entries()
             yield from encode_items(model, encoded, self.features, snapshot.manifest, progress)
 
-    def added(self, added: int, replaced: int) -> Added:
+    def added(self, added: int, replaced: int) -> ChangeSummary:
         """Return the result of writing the batches, which added and replaced this many items."""
         num_touched = sum(map(self.is_touched, self.reused))
-        return Added(
+        return ChangeSummary(
             added - num_touched,
             replaced - num_touched,
             self.num_unchanged,
@@ -286,8 +286,8 @@ def find_changes(
         )
     changes = Changes(pool, [*pool.left_out], encoder, divides)
     items = pool.items()
-    while chunk := list(islice(items, CHUNK)):
-        known = {} if snapshot is None else snapshot.known([item.id for item in chunk])
+    while chunk := list(islice(items, MAX_BATCH_ITEMS)):
+        known = {} if snapshot is None else snapshot.item_states([item.id for item in chunk])
         for item in chunk:
             number, stamp, old = len(changes.stamps), stamp_of(item), known.get(item.id)
             changes.stamps.append(stamp)
@@ -352,7 +352,7 @@ def write_changes(
     progress: Progress,
     *,
     delete: Collection[str] = (),
-) -> Added:
+) -> ChangeSummary:
     """Add items to an index, and delete some in the same step."""
     added, replaced = writer.add(changes.batches(model, writer.snapshot, progress), delete=delete)
     remove_work(writer.folder)
@@ -366,7 +366,7 @@ def add_pool(
     *,
     may_be_none: bool = False,
     progress: Progress,
-) -> Added:
+) -> ChangeSummary:
     """Add the items of a pool to an index; unchanged items are skipped.
 
     Raises
@@ -399,7 +399,7 @@ def create_index(
     download: bool,
     progress: Progress,
     wait_seconds: float,
-) -> tuple[Genius, Added]:
+) -> tuple[Genius, ChangeSummary]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
     if model is not None and not (levels is None and query_vectors is None):
@@ -408,16 +408,16 @@ def create_index(
         )
     levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
     trained, reads = _open_model(pool, model, encoder, device=device, download=download)
-    check_place(folder)
+    require_free_folder(folder)
     is_new = not folder.exists()
     with (
-        one_writer(folder, wait_seconds=wait_seconds) as writer,
+        open_writer(folder, wait_seconds=wait_seconds) as writer,
         saved_features(folder, reads) as work,
     ):
-        check_place(folder)  # again, since another process may have created it until now
+        require_free_folder(folder)  # again, since another process may have created it until now
         try:
             if not isinstance(pool, Pool):
-                pool = open_memory(pool, writer, captions=captions, has_ids=False)
+                pool = pool_from_items(pool, writer, captions=captions, has_ids=False)
             metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
             changes = find_changes(folder, pool, reads, None, divides=trained is None)
             changes.encode(work, progress)
@@ -436,9 +436,9 @@ def create_index(
             fitted_to = count if trained is None else None
             if fitted_to is not None and embedding_bits is None and embeddings in (None, "fused"):
                 embedding_bits = choose_embedding_bits(
-                    opened, *draw_embeddings(changes.features), usual=usual_bits(fitted_to)
+                    opened, *draw_embeddings(changes.features), usual=default_bits(fitted_to)
                 )
-            manifest = first_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
+            manifest = new_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
             if trained is None:
                 manifest = manifest.replace(model=OWN_MODEL)
             manifest = manifest.replace(roots=pool.roots)
@@ -447,7 +447,7 @@ def create_index(
             with contextlib.suppress(
                 OSError, GeniusError
             ):  # what an interrupted run may continue with stays
-                writer.settle_pictures()
+                writer.remove_pending_pictures()
                 if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
                     shutil.rmtree(folder)
             raise
@@ -503,7 +503,7 @@ def with_measures(model: Genius, written: Snapshot) -> Snapshot:
     )
 
 
-def first_manifest(
+def new_manifest(
     model: Genius,
     embeddings: StoredEmbeddings | None,
     bits: EmbeddingBits | None,
@@ -520,7 +520,7 @@ def first_manifest(
     kind = embeddings or ("none" if fitted_to is None else "fused")
     usual: EmbeddingBits = 16
     if fitted_to is not None and kind != "raw":
-        usual = usual_bits(fitted_to)
+        usual = default_bits(fitted_to)
     return IndexManifest(
         identity=new_identity(),
         model=str(model.folder.resolve()),
@@ -530,12 +530,12 @@ def first_manifest(
     )
 
 
-def usual_bits(items: int) -> EmbeddingBits:
+def default_bits(items: int) -> EmbeddingBits:
     """Return the bits of a number of fused embeddings in an index that was created with so many items."""
     return 4 if items < MANY_ITEMS else 2
 
 
-def check_place(folder: Path) -> None:
+def require_free_folder(folder: Path) -> None:
     """Raise :class:`UsageError` unless an index can be created in this folder."""
     if (folder / CURRENT).exists():
         raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
@@ -592,8 +592,8 @@ def encode_items(
     count = len(features)
     progress.begin("index", count)
     remaining = iter(entries)
-    for start in range(0, count, CHUNK):
-        rows = np.arange(start, min(start + CHUNK, count))
+    for start in range(0, count, MAX_BATCH_ITEMS):
+        rows = np.arange(start, min(start + MAX_BATCH_ITEMS, count))
         chunk = list(islice(remaining, len(rows)))
         if len(chunk) < len(rows):
             raise BadData("the pool changed while it was indexed; run the command again")

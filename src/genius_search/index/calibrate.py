@@ -283,7 +283,7 @@ def _requests(
     """Yield a request for each modality of a query's answers that the index has, with those answers."""
     for query, items, vector in pairs:
         modalities: dict[Modality, set[str]] = defaultdict(set)
-        for item, known in snapshot.known(items).items():
+        for item, known in snapshot.item_states(items).items():
             modalities[snapshot.item_at(known.location).modality].add(item)
         for modality, right in modalities.items():
             request = SearchRequest(
@@ -375,7 +375,7 @@ def measure_least_scores(
     """
     random = np.random.default_rng(0)
     rows = random.permutation(snapshot.segments[0].num_items)[:MAX_DRAWN_QUERIES]
-    items = [] if query_vectors is not None else snapshot.items(np.zeros_like(rows), rows)
+    items = [] if query_vectors is not None else snapshot.items_at(np.zeros_like(rows), rows)
     vectors: Iterable[np.ndarray] = ()
     if query_vectors is not None:
         vectors = random.permutation(as_numbers(query_vectors, "the query vectors"))[

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from genius_search.index.items import Item
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Location, diagnose_corruption
+from genius_search.index.snapshot import Location, check_on_error
 from genius_search.nn.codebooks import as_floats
 from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
 
@@ -90,11 +90,11 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
         request = dataclasses.replace(request, modality=item.modality)  # the others cannot find it
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
     queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
-    with diagnose_corruption(snapshot):
+    with check_on_error(snapshot):
         rankings = searcher.rank(queries, at_least=max(1, snapshot.num_alive))
         found = []
         for ranking in rankings:
-            rows = snapshot.items_of(ranking.segments, ranking.items)
+            rows = snapshot.owner_rows(ranking.segments, ranking.items)
             found.append(np.flatnonzero((ranking.segments == place.segment) & (rows == place.row)))
         best = min(range(len(found)), key=lambda at: found[at][0] if len(found[at]) else math.inf)
         query, ranking = queries[best], rankings[best]

@@ -23,7 +23,7 @@ from genius_search.data.features import Features, Pairs
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.build import CHUNK, encode_items, with_measures
+from genius_search.index.build import MAX_BATCH_ITEMS, encode_items, with_measures
 from genius_search.index.calibrate import (
     NUM_FIRST_HITS,
     PAIRS_FORMAT,
@@ -42,7 +42,7 @@ from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
 from genius_search.index.writer import (
     Writer,
     alive_entries,
-    read_entries,
+    items_to_encode,
     remove_leftovers,
     remove_work,
 )
@@ -55,16 +55,16 @@ from genius_search.training.codebooks import FITTED, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
 from genius_search.writing import new_folder, sync, sync_tree
 
-GROWTH: Final = 1.5
+MIN_REFIT_GROWTH: Final = 1.5
 """A refit is suggested when an index has this many times the items that its codebooks were fitted to."""
-MIN_BITS: Final = 4
+MIN_TRAINING_BITS: Final = 4
 """Fewest bits of stored embeddings that are trained on instead of features."""
-FEWEST: Final = 100
+MIN_TRAINING_PAIRS: Final = 100
 """Fewer pairs are not enough to train on most and measure on the others."""
-HELD_OUT: Final = 0.1
+HELD_OUT_SHARE: Final = 0.1
 """Share of the pairs that are measured on."""
-FEWEST_HELD_OUT: Final = 20
-MOST_HELD_OUT: Final = 1000
+MIN_HELD_OUT_PAIRS: Final = 20
+MAX_HELD_OUT_PAIRS: Final = 1000
 
 
 class Recall(NamedTuple):
@@ -189,7 +189,9 @@ def fit_index(
         for weight in density_weights_around(settings.density_weight):
             found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
             is_found[weight] = np.asarray(found.any(axis=1))
-        writer.note(density_weight=choose_density_weight(is_found, settings.density_weight))
+        writer.update_manifest(
+            density_weight=choose_density_weight(is_found, settings.density_weight)
+        )
         remove_work(writer.folder)
     else:
         remove_leftovers(writer.folder, manifest)
@@ -199,7 +201,7 @@ def fit_index(
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     """Return whether an index has grown by more than a half since its codebooks were fitted to it."""
     fitted = model.quantizer_manifest.inputs.get(FITTED)
-    return fitted is not None and snapshot.num_rows > GROWTH * int(fitted)
+    return fitted is not None and snapshot.num_rows > MIN_REFIT_GROWTH * int(fitted)
 
 
 def refit_index(
@@ -310,12 +312,12 @@ def _read_known_pairs(
     ]
     pairs = [pair for pair in pairs if pair.items]
     left_out = len(given) - len(pairs)
-    if len(pairs) < FEWEST:
+    if len(pairs) < MIN_TRAINING_PAIRS:
         missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
         raise BadData(
             f"{source or 'what was learned for texts'} gives {plural(len(pairs), 'pair')} for {folder}"
             f"{missing if left_out else ''}; "
-            f"at least {FEWEST} are needed: {PAIRS_FORMAT}"
+            f"at least {MIN_TRAINING_PAIRS} are needed: {PAIRS_FORMAT}"
         )
     return pairs, left_out
 
@@ -345,17 +347,19 @@ def _item_features(
     from embeddings.
     """
     snapshot = writer.snapshot
-    lengths = np.linalg.norm(queries.gather(np.arange(min(len(queries), CHUNK))).total(), axis=1)
+    lengths = np.linalg.norm(
+        queries.gather(np.arange(min(len(queries), MAX_BATCH_ITEMS))).total(), axis=1
+    )
     if (
         snapshot.manifest.embeddings != "none"
-        and snapshot.manifest.embedding_bits >= MIN_BITS
+        and snapshot.manifest.embedding_bits >= MIN_TRAINING_BITS
         and model.codebooks.config.fusion.kind == "sum"
         and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
         and bool((np.abs(lengths - 1) < 0.01).all())
     ):
         return stored_features(snapshot, model)
     return embed(
-        feature_rows(read_entries(alive_entries(snapshot.segments)), writer.folder),
+        feature_rows(items_to_encode(alive_entries(snapshot.segments)), writer.folder),
         model.encoder,
         work / "items",
         inputs={
@@ -373,7 +377,7 @@ def _hold_out(pairs: Sequence[Pair], seed: int) -> set[int]:
     by_item: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs):
         by_item.setdefault(pair.items[0], []).append(number)
-    count = min(MOST_HELD_OUT, max(FEWEST_HELD_OUT, round(HELD_OUT * len(pairs))))
+    count = min(MAX_HELD_OUT_PAIRS, max(MIN_HELD_OUT_PAIRS, round(HELD_OUT_SHARE * len(pairs))))
     groups = list(by_item.values())
     random.Random(seed).shuffle(groups)
     return set(islice(chain.from_iterable(groups), count))

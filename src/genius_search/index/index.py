@@ -26,7 +26,7 @@ from genius_search.index.snapshot import Snapshot, UnknownItem
 from genius_search.index.store import (
     CURRENT,
     LEARNED,
-    MIN_DELETED,
+    MIN_DELETED_SHARE,
     Calibration,
     Root,
     StoredEmbeddings,
@@ -43,13 +43,13 @@ from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits
 
 if TYPE_CHECKING:
-    from genius_search.index.build import Added
+    from genius_search.index.build import ChangeSummary
     from genius_search.index.explain import Explanation
     from genius_search.index.fit import Fitted
     from genius_search.index.info import CheckReport, IndexInfo
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
-    from genius_search.index.pool import GivenPool
+    from genius_search.index.pool import PoolSource
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
@@ -121,11 +121,11 @@ class Index:
             rows = snapshot.segments[number].alive_rows()
             for start in range(0, len(rows), READ_AT_ONCE):
                 some = rows[start : start + READ_AT_ONCE]
-                yield from snapshot.items(np.full(len(some), number), some)
+                yield from snapshot.items_at(np.full(len(some), number), some)
 
     def __contains__(self, item_id: str | int) -> bool:
         """Return whether there is an item with this id."""
-        return bool(self.snapshot.known([as_id(item_id)]))
+        return bool(self.snapshot.item_states([as_id(item_id)]))
 
     def get(self, item_id: str | int) -> Item:
         """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
@@ -136,7 +136,7 @@ class Index:
     def create(
         folder: str | Path,
         *,
-        pool: GivenPool | None = None,
+        pool: PoolSource | None = None,
         vectors: Vectors | None = None,
         ids: Iterable[str | int] | None = None,
         modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
@@ -154,7 +154,7 @@ class Index:
         download: bool = False,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
-    ) -> tuple[Index, Added]:
+    ) -> tuple[Index, ChangeSummary]:
         """Create an index of a folder of images and texts, a file of candidates, a list, or vectors.
 
         An interrupted run resumes when repeated. The index appears when it is complete.
@@ -215,12 +215,14 @@ class Index:
             occurs twice: the message names the row.
         """
         from genius_search.index.build import create_index
-        from genius_search.index.pool import open_pool, open_vectors
+        from genius_search.index.pool import open_pool, pool_from_vectors
 
         _require_one(pool, vectors)
         given = pool
         if given is None:
-            given = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+            given = pool_from_vectors(
+                vectors, ids, modalities=modalities, texts=texts, fields=fields
+            )
         elif isinstance(given, str | Path):
             given = open_pool(as_path(given), captions=captions, exclude=exclude)
         folder = absolute_folder(folder)
@@ -294,7 +296,7 @@ class Index:
 
     def add(
         self,
-        pool: GivenPool | None = None,
+        pool: PoolSource | None = None,
         *,
         vectors: Vectors | None = None,
         ids: Iterable[str | int] | None = None,
@@ -305,7 +307,7 @@ class Index:
         exclude: Sequence[str] = (),
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
-    ) -> Added:
+    ) -> ChangeSummary:
         """Add a folder, a file, items from memory, or vectors of the index's encoder, without retraining.
 
         They are searchable at once. The index remembers a folder (:attr:`roots`), so that :meth:`sync`
@@ -341,8 +343,14 @@ class Index:
             be used: it names the row.
         """
         from genius_search.index.build import add_pool
-        from genius_search.index.pool import Pool, is_list, open_memory, open_pool, open_vectors
-        from genius_search.index.sync import follow
+        from genius_search.index.pool import (
+            Pool,
+            is_candidate_list,
+            open_pool,
+            pool_from_items,
+            pool_from_vectors,
+        )
+        from genius_search.index.sync import update_from_roots
 
         progress = progress or Silent()
         _require_one(pool, vectors)
@@ -350,12 +358,14 @@ class Index:
             raise UsageError("vectors that are added need ids=, a name for each row")
         may_be_none = not isinstance(pool, str | Path | None)
         if pool is None:
-            pool = open_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
-        elif isinstance(pool, str | Path) and is_list(as_path(pool)):
+            pool = pool_from_vectors(
+                vectors, ids, modalities=modalities, texts=texts, fields=fields
+            )
+        elif isinstance(pool, str | Path) and is_candidate_list(as_path(pool)):
             pool = open_pool(as_path(pool), captions=captions)
-        with self._one_writer(wait_seconds) as writer:
+        with self._open_writer(wait_seconds) as writer:
             if isinstance(pool, str | Path):
-                return follow(
+                return update_from_roots(
                     writer,
                     self.model,
                     as_path(pool),
@@ -365,7 +375,7 @@ class Index:
                     progress=progress,
                 )
             if not isinstance(pool, Pool):
-                pool = open_memory(pool, writer, captions=captions, has_ids=True)
+                pool = pool_from_items(pool, writer, captions=captions, has_ids=True)
             return add_pool(writer, self.model, pool, may_be_none=may_be_none, progress=progress)
 
     def sync(
@@ -376,7 +386,7 @@ class Index:
         dry_run: bool = False,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
-    ) -> Added:
+    ) -> ChangeSummary:
         """Bring the index up to date with the folders that it follows (:attr:`roots`).
 
         New and changed files are added as :meth:`add` does, items of moved ones get their new ids, and items
@@ -399,10 +409,10 @@ class Index:
             The index does not follow this path, or more than ``delete_missing`` items would be deleted;
             nothing has changed then.
         """
-        from genius_search.index.sync import follow
+        from genius_search.index.sync import update_from_roots
 
-        with self._one_writer(wait_seconds) as writer:
-            return follow(
+        with self._open_writer(wait_seconds) as writer:
+            return update_from_roots(
                 writer,
                 self.model,
                 None if path is None else as_path(path),
@@ -417,7 +427,7 @@ class Index:
     ) -> Deleted:
         """Delete one or several items; unknown ids are returned."""
         ids = as_id_list(item_ids)
-        with self._one_writer(wait_seconds) as writer:
+        with self._open_writer(wait_seconds) as writer:
             return writer.delete(ids)
 
     def learn(
@@ -480,7 +490,7 @@ class Index:
         require_same_index(self.folder, self._opened.searcher.snapshot.manifest)
         return read_choices(self.folder)
 
-    def compact(self, *, min_deleted: float = MIN_DELETED, wait_seconds: float = 0.0) -> None:
+    def compact(self, *, min_deleted: float = MIN_DELETED_SHARE, wait_seconds: float = 0.0) -> None:
         """Free the space of deleted items where they are many, in time proportional to their number.
 
         Commands and the service do so after each change.
@@ -491,11 +501,11 @@ class Index:
             The least share of deleted items for which a part of the index is written anew. With 0 all of it
             is, unless nothing is deleted, and becomes a single segment.
         """
-        from genius_search.index.writer import num_compact
+        from genius_search.index.writer import first_to_compact
 
         segments = self.snapshot.segments
-        if min_deleted <= 0 or num_compact(segments, min_deleted) < len(segments):
-            with self._one_writer(wait_seconds) as writer:
+        if min_deleted <= 0 or first_to_compact(segments, min_deleted) < len(segments):
+            with self._open_writer(wait_seconds) as writer:
                 writer.compact(min_deleted)
 
     def refit(
@@ -525,7 +535,7 @@ class Index:
         """
         from genius_search.index.fit import refit_index
 
-        with self._one_writer(wait_seconds) as writer:
+        with self._open_writer(wait_seconds) as writer:
             refit_index(
                 writer,
                 self.model,
@@ -572,7 +582,7 @@ class Index:
         from genius_search.index.fit import fit_index
         from genius_search.recipe import preset
 
-        with self._one_writer(wait_seconds) as writer:
+        with self._open_writer(wait_seconds) as writer:
             return fit_index(
                 writer,
                 self.model,
@@ -721,8 +731,10 @@ class Index:
 
         From then on hits have probabilities, and searches use the weight.
         """
-        with self._one_writer(wait_seconds) as writer:
-            writer.note(calibration=calibration, density_weight=calibration.search.density_weight)
+        with self._open_writer(wait_seconds) as writer:
+            writer.update_manifest(
+                calibration=calibration, density_weight=calibration.search.density_weight
+            )
 
     def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
         """Return whether there is a good match: the most probable hit reaches the calibration's threshold.
@@ -746,12 +758,12 @@ class Index:
         return max(hit.probability or 0.0 for hit in hits) >= calibration.threshold
 
     @contextlib.contextmanager
-    def _one_writer(self, wait_seconds: float) -> Iterator[Writer]:
+    def _open_writer(self, wait_seconds: float) -> Iterator[Writer]:
         """Lock the index and open its state to change it; then open the new one, and close removed files."""
-        from genius_search.index.writer import one_writer
+        from genius_search.index.writer import open_writer
 
         before = self._opened.searcher.snapshot
-        with one_writer(self.folder, wait_seconds=wait_seconds, before=before) as writer:
+        with open_writer(self.folder, wait_seconds=wait_seconds, before=before) as writer:
             self.current()
             yield writer
         self.current()
@@ -796,7 +808,7 @@ class Index:
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         if manifest.model_fingerprint != model.fingerprint:
             raise another_index(self.folder)
-        snapshot.fit(model.codebooks, model.unchecked)
+        snapshot.check_arrays(model.codebooks, model.unchecked)
         choices = self._open_log(heads, model, snapshot)
         return _Opened(heads, SnapshotSearcher(model, snapshot, choices=choices))
 
@@ -823,7 +835,7 @@ class Index:
             return None
 
 
-def _require_one(pool: GivenPool | None, vectors: Vectors | None) -> None:
+def _require_one(pool: PoolSource | None, vectors: Vectors | None) -> None:
     if isinstance(pool, str) and not pool:
         raise UsageError(
             "the pool has an empty name; give a folder or a file, or Path('.') for this folder"

@@ -13,8 +13,8 @@ from jaxtyping import Int64
 from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
 from genius_search.index.learned import has_log, reading_log
-from genius_search.index.roots import MAX_BYTES
-from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.roots import MAX_PICTURE_BYTES
+from genius_search.index.snapshot import Snapshot, check_on_error
 from genius_search.index.store import (
     LEARNED,
     REMEDY,
@@ -24,7 +24,7 @@ from genius_search.index.store import (
     read_manifest,
     read_state,
     refuse_links,
-    with_hint,
+    with_advice,
 )
 from genius_search.index.writer import stored_pictures
 from genius_search.model import MODEL_FILE, read_model_file
@@ -92,7 +92,7 @@ def _check_state(
     """
     try:
         for entry in manifest.segments:
-            with with_hint():
+            with with_advice():
                 check_files(folder / SEGMENTS / entry.name, entry.files, check_contents=True)
         snapshot = Snapshot.load(folder, manifest)
         _check_model(folder, snapshot, model_folder)
@@ -115,7 +115,7 @@ def _check_picture(picture: Path) -> None:
     """Check a stored picture, whose file name is the hash of its contents."""
     if not picture.is_file():
         raise ArtifactMissing(f"{picture} is missing; {REMEDY}")
-    if picture.stat().st_size > MAX_BYTES or file_fingerprint(picture) != picture.name:
+    if picture.stat().st_size > MAX_PICTURE_BYTES or file_fingerprint(picture) != picture.name:
         raise ArtifactMismatch(f"{picture} is damaged; {REMEDY}")
 
 
@@ -142,7 +142,7 @@ def _check_model(index: Path, snapshot: Snapshot, model_folder: Path | None) -> 
     encoder = Path(model.encoder.spec_in(folder).partition(":")[2])
     if (encoder / MANIFEST).is_file():  # an encoder that was trained here
         open_artifact(encoder, kind="encoder", check_contents=True)
-    snapshot.fit(StoredQuantizer(folder / "quantizer").codebooks, {})
+    snapshot.check_arrays(StoredQuantizer(folder / "quantizer").codebooks, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def describe_index(folder: Path, snapshot: Snapshot) -> IndexInfo:
     """
     manifest = snapshot.manifest
     num_items = snapshot.num_alive
-    with diagnose_corruption(snapshot):
+    with check_on_error(snapshot):
         items_per_id = _count_items_per_id(snapshot)
         num_rows = sum(
             len(segment.with_passages(segment.alive_rows())) for segment in snapshot.segments

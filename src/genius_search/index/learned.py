@@ -32,9 +32,9 @@ from genius_search.config import USUAL_SEARCH
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.index.items import Item
 from genius_search.index.match import split_left_out
-from genius_search.index.query import EncodedQuery, Place, SnapshotSearcher
+from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.snapshot import Location, Snapshot, check_on_error
 from genius_search.index.store import (
     CURRENT,
     LEARNED,
@@ -131,7 +131,7 @@ class Choices:
         candidates = max(USUAL_SEARCH.candidates, log.snapshot.num_alive // QUERIES_PER_CANDIDATE)
         config = replace(log.config, density_weight=0.0, candidates=candidates)
         self._searcher = SnapshotSearcher(log.model, log.snapshot, config)
-        self._chosen: dict[Place, Place | None] = {}
+        self._chosen: dict[Location, Location | None] = {}
         """Queries of the log, and the items that were chosen; None for those that were deleted."""
 
     def nearest(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[list[Choice]]:
@@ -148,7 +148,7 @@ class Choices:
             )
         return near or [[] for _ in vectors]
 
-    def shares(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Place, float]]:
+    def shares(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Location, float]]:
         """Return the shares of items for each query by their places; deleted items have none.
 
         There are none from when the log is found to be damaged, which is logged once.
@@ -157,11 +157,10 @@ class Choices:
         for ranking in self._rank(vectors):
             values = shares_from_cosines(ranking.scores)
             large = values > MIN_CHOICE_SHARE
-            logged = list(
-                zip(ranking.segments[large].tolist(), ranking.items[large].tolist(), strict=True)
-            )
+            segments, rows = ranking.segments[large].tolist(), ranking.items[large].tolist()
+            logged = list(map(Location, segments, rows))
             self._look_up([place for place in logged if place not in self._chosen])
-            own: dict[Place, float] = {}
+            own: dict[Location, float] = {}
             for place, share in zip(
                 logged, values[large].tolist(), strict=True
             ):  # in descending order
@@ -180,12 +179,12 @@ class Choices:
         return self._read(lambda: self._searcher.rank(queries, at_least=1))
 
     def _items(self, segments: np.ndarray, rows: np.ndarray) -> list[Item]:
-        return self._read(lambda: self._searcher.snapshot.items(segments, rows))
+        return self._read(lambda: self._searcher.snapshot.items_at(segments, rows))
 
     def _read(self, read: Callable[[], list[T]]) -> list[T]:
         """Return what is read of the log; nothing if it is damaged, which is logged once."""
         try:
-            with reading_log(self._folder), diagnose_corruption(self._searcher.snapshot):
+            with reading_log(self._folder), check_on_error(self._searcher.snapshot):
                 return read()
         except DamagedLog as error:
             if not self._is_damaged:
@@ -193,13 +192,13 @@ class Choices:
             self._is_damaged = True
             return []
 
-    def _look_up(self, logged: Sequence[Place]) -> None:
+    def _look_up(self, logged: Sequence[Location]) -> None:
         """Find the items that were chosen for queries of the log."""
         if not logged:
             return
         segments, rows = np.array(logged).T
         chosen = [str(item.fields.get(CHOSEN_FIELD)) for item in self._items(segments, rows)]
-        there = self._snapshot.known(chosen)
+        there = self._snapshot.item_states(chosen)
         for place, item_id in zip(logged, chosen, strict=bool(chosen)):
             self._chosen[place] = there[item_id].location if item_id in there else None
 
@@ -217,7 +216,7 @@ def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: f
     choices = list(choices)
     searcher = SnapshotSearcher(*index.current())
     requests, kinds, chosen, unknown = [], [], [], []
-    there = searcher.snapshot.known([chosen_id(choice) for choice in choices])
+    there = searcher.snapshot.item_states([chosen_id(choice) for choice in choices])
     for choice in choices:
         item_id = chosen_id(choice)
         if item_id not in there:
@@ -321,7 +320,7 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
 
     All of a damaged log are deleted, too, though their number may be unknown, and 0.
     """
-    from genius_search.index.writer import one_writer  # noqa: PLC0415  not to search
+    from genius_search.index.writer import open_writer  # noqa: PLC0415  not to search
 
     chosen = None if chosen is None else as_id(chosen)
     text = None if text is None else as_text(text, "the text of a query")
@@ -330,8 +329,11 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
     if not has_log(folder):
         return 0
     try:
-        with reading_log(folder), one_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
-            with diagnose_corruption(writer.snapshot):
+        with (
+            reading_log(folder),
+            open_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer,
+        ):
+            with check_on_error(writer.snapshot):
                 ids = [
                     item.id
                     for item, _ in writer.snapshot.alive()
@@ -372,7 +374,7 @@ def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
     with reading_log(folder):
         snapshot = Snapshot.open(folder / LEARNED)
         model = Genius.open(snapshot.manifest.locate_model(folder / LEARNED))
-    with reading_log(folder), diagnose_corruption(snapshot):
+    with reading_log(folder), check_on_error(snapshot):
         vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
         for item, place in snapshot.alive():
             query: dict[str, Any] = {"text": item.text}

@@ -25,7 +25,7 @@ from genius_search.data.mbeir import read_pool
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
-from genius_search.index.roots import id_in, new_root, root_of
+from genius_search.index.roots import id_of_path, innermost_root, new_root
 from genius_search.index.store import Root
 from genius_search.index.writer import Writer
 from genius_search.records import Candidate, Modality, composed
@@ -75,7 +75,7 @@ class Pool:
         return with_file_fields(item, captions=captions) if self.has_files else item
 
 
-GivenPool: TypeAlias = str | Path | Iterable[object] | Pool
+PoolSource: TypeAlias = str | Path | Iterable[object] | Pool
 """A pool on disk, items in memory, or an open pool."""
 
 
@@ -94,7 +94,7 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     return item._replace(modality=modality, text=text, source=source)
 
 
-def is_list(pool: Path) -> bool:
+def is_candidate_list(pool: Path) -> bool:
     """Return whether a pool is a list of candidates, which has their ids, rather than files.
 
     Raises
@@ -120,7 +120,7 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
     """
     if not os.path.exists(pool):  # noqa: PTH110  False whatever the error
         raise BadData(f"{pool}: there is no such file or folder")
-    if not is_list(pool):
+    if not is_candidate_list(pool):
         root = new_root(pool.resolve(), (), (), captions=captions, exclude=exclude)
         opened = open_roots((root,), [0])
     else:
@@ -151,12 +151,15 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
 
         def is_own(file: Path, number: int = number) -> bool:
             is_within = within is None or within in (file, *file.parents)
-            return is_within and root_of(roots, file) in (number, None)
+            return is_within and innermost_root(roots, file) in (number, None)
 
         def is_elsewhere(folder: Path, number: int = number, place: Path = place) -> bool:
             """Return whether a folder, reached by a link, lies in another root."""
             target = folder.resolve()
-            return not target.is_relative_to(place) and root_of(roots, target) not in (None, number)
+            return not target.is_relative_to(place) and innermost_root(roots, target) not in (
+                None,
+                number,
+            )
 
         read = (
             partial(read_folder, exclude=root.exclude, skip=is_elsewhere)
@@ -169,7 +172,7 @@ def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | N
         for candidate in scan.candidates:
             if is_own(scan.root / candidate.did):
                 path = candidate.did if scan.root == place else "."
-                item_id = id_in(root, names, composed(path))
+                item_id = id_of_path(root, names, composed(path))
                 if item_id in seen:
                     why = (
                         "another file has this name in another form of Unicode; rename one of them"
@@ -230,7 +233,9 @@ def check_item(item: Item) -> Item:
     return item._replace(id=composed(item.id), text=text, source=source)
 
 
-def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_ids: bool) -> Pool:
+def pool_from_items(
+    given: Iterable[object], writer: Writer, *, captions: bool, has_ids: bool
+) -> Pool:
     """Return a pool of items in memory and of single files; pictures are stored in the index.
 
     Items without an id are numbered from 0, unless each ``has_ids``. Of several with one, the last counts.
@@ -255,7 +260,7 @@ def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_
             continue
         new = read_new_item(one, number, default_id=None if has_ids else str(number))
         try:
-            item, problems = keep_item(new, writer)
+            item, problems = to_stored_item(new, writer)
             if item.id in items:
                 left_out.append(
                     LeftOut(number, item.id, "a later item of the list has the same id")
@@ -267,7 +272,7 @@ def open_memory(given: Iterable[object], writer: Writer, *, captions: bool, has_
     return Pool(lambda: iter(items.values()), left_out)
 
 
-def keep_item(new: NewItem, writer: Writer) -> tuple[Item, list[str]]:
+def to_stored_item(new: NewItem, writer: Writer) -> tuple[Item, list[str]]:
     """Return an item in its stored form, and what is wrong with fields that are left out; store its picture.
 
     Raises
@@ -378,7 +383,7 @@ def _check_is_text(text: str) -> None:
         )
 
 
-def open_vectors(
+def pool_from_vectors(
     vectors: object,
     ids: Iterable[str | int] | None,
     *,

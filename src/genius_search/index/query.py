@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from operator import itemgetter
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +23,7 @@ from genius_search.encoders.passages import query_passages
 from genius_search.errors import BadData, UsageError
 from genius_search.forks import free_in_children
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
-from genius_search.index.snapshot import Snapshot, diagnose_corruption
+from genius_search.index.snapshot import Location, Snapshot, check_on_error
 from genius_search.index.store import Calibration, Measured, score_settings
 from genius_search.index.words import (
     MAX_NAME_WORDS,
@@ -75,9 +75,6 @@ ABOVE: Final = 8.0
 """How far above the best hit an item may come, in spreads of the query's products."""
 KEY: Final = ItemKey("query", "")
 
-Place: TypeAlias = tuple[int, int]
-"""Segment and row of an item."""
-
 
 class EncodedQuery(NamedTuple):
     """A request, or its part for one modality, ready for beam search."""
@@ -101,7 +98,7 @@ class EncodedQuery(NamedTuple):
     """Items that have words of the query; None if these do not count."""
     score_range: float = 0.0
     """The best score of the vectors less the hundredth, of which words raise items by a share."""
-    shares: Mapping[Place, float] = MappingProxyType({})
+    shares: Mapping[Location, float] = MappingProxyType({})
     """Items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
     has_probability: bool = True
     """Whether a calibration knows such queries."""
@@ -320,7 +317,7 @@ class SnapshotSearcher:
                 EncodedQuery(number, one.k, unknown, unknown) for number, one in enumerate(requests)
             ]
         queries, wanted = [], []
-        with diagnose_corruption(snapshot):
+        with check_on_error(snapshot):
             for number, request in enumerate(requests):
                 modalities = [None if request.modality is None else Modality(request.modality)]
                 if request.modality is None and not request.instruction and self._splits:
@@ -457,7 +454,7 @@ class SnapshotSearcher:
 
     def _item_vectors(self, item_id: str | int) -> Float32[np.ndarray, "3 dim"]:
         """Return the three vectors of an item as a query: its stored embedding, or the vector of its ID."""
-        with diagnose_corruption(self.snapshot):
+        with check_on_error(self.snapshot):
             place = self.snapshot.locate(item_id)
             of_codes = normalize(self.model.ranker.vectors(self.snapshot.id_at(place)[None]))
             if self._evidence.embeddings is None:
@@ -481,7 +478,7 @@ class SnapshotSearcher:
             queries = [
                 query._replace(shares=own) for query, own in zip(queries, shares, strict=True)
             ]
-        with diagnose_corruption(self.snapshot):
+        with check_on_error(self.snapshot):
             found = self.rank(queries, at_least=1 if self._calibration is None else 2)
             if any(query.words is not None or query.shares for query in queries):
                 queries = self._measure_ranges(queries, found)
@@ -572,7 +569,7 @@ class SnapshotSearcher:
         self, queries: Sequence[EncodedQuery], num_hits: Sequence[int], settings: SearchSettings
     ) -> list[Ranking]:
         """Rank so many items for each query, or as many as a search with these settings finds."""
-        max_rows = 1 + self.snapshot.most_passages
+        max_rows = 1 + self.snapshot.max_passages
         rows_each = min(max_rows, ROWS_EACH)
         wanted = [
             Wanted(self._beam(query, settings), count, query.level0, query.restriction)
@@ -616,7 +613,7 @@ class SnapshotSearcher:
     def _places(self, ranking: Ranking) -> Int64[np.ndarray, " hits"]:
         """Return the places of the items of a ranking, which may have the rows of passages."""
         return encode_locations(
-            ranking.segments, self.snapshot.items_of(ranking.segments, ranking.items)
+            ranking.segments, self.snapshot.owner_rows(ranking.segments, ranking.items)
         )
 
     def _keep_best(self, found: Ranking) -> Ranking:
@@ -748,8 +745,8 @@ class SnapshotSearcher:
         """Read the items of hits, and number them."""
         places = [(hit.segment, hit.item) for hit in hits]
         segments, rows = np.array(places, dtype=np.int64).reshape(-1, 2).T
-        owners = self.snapshot.items_of(segments, rows)
-        found = zip(hits, owners.tolist(), self.snapshot.items(segments, owners), strict=True)
+        owners = self.snapshot.owner_rows(segments, rows)
+        found = zip(hits, owners.tolist(), self.snapshot.items_at(segments, owners), strict=True)
         read = []
         for rank, (hit, owner, item) in enumerate(found, start=1):
             segment, passage = self.snapshot.segments[hit.segment], None
@@ -938,13 +935,13 @@ def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
         conditions = dataclasses.replace(conditions, modality=Modality(request.modality))
     if not snapshot.segments:
         return Hits()
-    with diagnose_corruption(snapshot):
+    with check_on_error(snapshot):
         allowed = snapshot.restriction(conditions, deadline=request.deadline)
         page = slice(request.offset, request.offset + request.k)
         pairs = zip(reversed(snapshot.segments), reversed(allowed), strict=True)
         rows = [np.flatnonzero(one.items[: of.num_items]) for of, one in pairs if one is not None]
         segments = np.repeat(np.arange(len(rows))[::-1], [len(one) for one in rows])[page]
-        items = snapshot.items(segments, np.concatenate(rows)[page])
+        items = snapshot.items_at(segments, np.concatenate(rows)[page])
     return Hits(
         SearchHit(rank, item.id, 0.0, item.modality, item.text, item.image, item.fields, (), ())
         for rank, item in enumerate(items, start=request.offset + 1)

@@ -20,13 +20,13 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import MAX_ROOTS, Root
 from genius_search.records import Modality, composed
 
-MAX_BYTES: Final = 1 << 30
+MAX_PICTURE_BYTES: Final = 1 << 30
 """Of a picture. A file that somebody else's index names may be as large as it likes."""
-SAMPLE: Final = 32
+MAX_COMPARED_FILES: Final = 32
 """Files that are compared to see whether a folder is one that was moved."""
 
 
-def id_in(root: Root, names: Collection[str], path: str) -> str:
+def id_of_path(root: Root, names: Collection[str], path: str) -> str:
     """Return the id of what lies at a path below a root; ``.`` is the root itself, a single file.
 
     Parameters
@@ -39,14 +39,14 @@ def id_in(root: Root, names: Collection[str], path: str) -> str:
     return f"./{path}" if path.partition("/")[0] in names else path
 
 
-def file_of(roots: Sequence[Root], item: Item) -> str:
+def file_of_item(roots: Sequence[Root], item: Item) -> str:
     """Return where the file of an item of a root is."""
     root = roots[item.root or 0]
     below = item.id[len(root.name) + 1 :] if root.name else item.id
     return os.path.normpath(Path(root.folder, below))
 
 
-def root_of(roots: Sequence[Root], path: Path) -> int | None:
+def innermost_root(roots: Sequence[Root], path: Path) -> int | None:
     """Return the number of the innermost root that a path is, or lies in."""
     numbers = {root.folder: number for number, root in enumerate(roots)}
     return next((numbers[str(one)] for one in (path, *path.parents) if str(one) in numbers), None)
@@ -119,7 +119,7 @@ def _digest_of_words(modality: Modality, text: str | None) -> str:
 
 def is_gone(roots: Sequence[Root], item: Item) -> bool:
     """Return whether the file of an item of a root is not there, though its root is."""
-    file, root = file_of(roots, item), roots[item.root or 0].folder
+    file, root = file_of_item(roots, item), roots[item.root or 0].folder
     try:
         os.lstat(item.image or file)
     except (FileNotFoundError, NotADirectoryError):
@@ -129,7 +129,7 @@ def is_gone(roots: Sequence[Root], item: Item) -> bool:
     return False
 
 
-def has_picture(item: Item, file: Path) -> bool:
+def is_same_picture(item: Item, file: Path) -> bool:
     """Return whether a file is the picture that an item was made of; one of another size is not read."""
     size, _, rest = (item.content or "").partition("-")
     try:
@@ -141,7 +141,7 @@ def has_picture(item: Item, file: Path) -> bool:
 def digest_of(file: Path) -> str | None:
     """Return a hash of a file; None for what cannot be read, is too large for a picture, or may never end."""
     try:
-        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+        if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
             return None
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
@@ -164,19 +164,19 @@ def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int |
         if item.root is not None:
             of_roots[item.root].append(item)
     for number, (root, items) in enumerate(zip(roots, of_roots, strict=True)):
-        if any(os.path.lexists(item.image or file_of(roots, item)) for item in items):
+        if any(os.path.lexists(item.image or file_of_item(roots, item)) for item in items):
             continue
-        files = (folder / os.path.relpath(file_of(roots, item), root.folder) for item in items)
+        files = (folder / os.path.relpath(file_of_item(roots, item), root.folder) for item in items)
         there = [
             (file, item)
             for file, item in zip(files, items, strict=True)
             if os.path.isfile(file)  # noqa: PTH113
         ]
-        sample = there[:: max(1, len(there) // SAMPLE)]
+        sample = there[:: max(1, len(there) // MAX_COMPARED_FILES)]
         same = [
             item.text in [one.text for one in read_file(file).candidates]
             if item.image is None
-            else has_picture(item, file)
+            else is_same_picture(item, file)
             for file, item in sample
         ]
         if 2 * len(there) > len(items) and 2 * sum(same) > len(same):

@@ -40,11 +40,11 @@ from genius_search.search.vectors import stored_width
 if TYPE_CHECKING:
     from genius_search.index.filters import Filter
 
-MAX_FILTERS: Final = 16
+MAX_CACHED_FILTERS: Final = 16
 """Number of filters whose results are cached, at about 1.2 bytes an item each."""
-MAX_CACHED_PLACES: Final = 1_000_000
+MAX_CACHED_LOCATIONS: Final = 1_000_000
 """Number of places of items with words that are cached, at 8 bytes each, and of such words."""
-CHECKED_FIRST: Final = 2.0**28
+MAX_BYTES_CHECKED_FIRST: Final = 2.0**28
 """Bytes that are compared with their checksums before a state is first read, in about 0.15 seconds. What is
 more a server compares in the background (:meth:`genius_search.Index.watch`), and ``--verify`` does."""
 
@@ -61,7 +61,7 @@ class Location(NamedTuple):
     row: int
 
 
-class Known(NamedTuple):
+class ItemState(NamedTuple):
     """What tells whether an item is as it was; see :class:`Item`."""
 
     stamp: str | None
@@ -80,7 +80,7 @@ class Snapshot:
         self.damage: str | None = None
         """Which file is known to be damaged, and what to do; searches then raise an error."""
         self.needs_check = True
-        """Whether :meth:`check` has something to do or to say."""
+        """Whether :meth:`check_files` has something to do or to say."""
         self.places_of_words: dict[str, Int64[np.ndarray, " items"] | None] = {}
         """Items that contain a word, or None if they are many (:mod:`genius_search.index.words`)."""
         self._num_cached = 0
@@ -124,10 +124,10 @@ class Snapshot:
                 segments.append(segment._replace(dead=entry.dead_rows()))
         return Snapshot(manifest, tuple(segments))
 
-    def fit(self, codebooks: Codebooks, unchecked: dict[Path, FileFact]) -> None:
+    def check_arrays(self, codebooks: Codebooks, unchecked: dict[Path, FileFact]) -> None:
         """Raise :class:`ArtifactMismatch` for codes, levels or dimensions that the model does not have.
 
-        From then on :meth:`check` compares the model's ``unchecked`` files with their checksums, too.
+        From then on :meth:`check_files` compares the model's ``unchecked`` files with their checksums, too.
         """
         sizes = [
             *codebooks.sizes,
@@ -151,7 +151,7 @@ class Snapshot:
                 )
         self._unchecked.append(unchecked)
 
-    def check(self, *, most_bytes: float = math.inf) -> None:
+    def check_files(self, *, max_bytes: float = math.inf) -> None:
         """Compare the files with their checksums, each once, the smallest first, up to so many bytes.
 
         Raises
@@ -165,8 +165,8 @@ class Snapshot:
                 (path, fact, own) for own in self._unchecked for path, fact in list(own.items())
             ]
             for path, fact, own in sorted(files, key=lambda file: file[1].bytes):
-                most_bytes -= fact.bytes
-                if self.damage is not None or most_bytes < 0:
+                max_bytes -= fact.bytes
+                if self.damage is not None or max_bytes < 0:
                     break
                 with contextlib.suppress(
                     FileNotFoundError
@@ -195,18 +195,18 @@ class Snapshot:
         return self.num_alive + sum(len(segment.passages) for segment in self.segments)
 
     @cached_property
-    def most_passages(self) -> int:
+    def max_passages(self) -> int:
         """The largest number of passages that an item has beside its beginning."""
         return max(
             (int(np.bincount(one.passages[:, 0]).max(initial=0)) for one in self.segments),
             default=0,
         )
 
-    def items_of(
+    def owner_rows(
         self, segments: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
     ) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that rows of segments belong to, which may be passages'."""
-        if not self.most_passages:
+        if not self.max_passages:
             return rows
         owners = rows.copy()
         for number, segment in enumerate(self.segments):
@@ -287,18 +287,18 @@ class Snapshot:
             stores = [segment.items for segment in self.segments]
             known = self.restrict(matching_items_of_stores(stores, wanted, deadline=deadline))
             with self._caching:
-                while len(self._restrictions) >= MAX_FILTERS:
+                while len(self._restrictions) >= MAX_CACHED_FILTERS:
                     self._restrictions.pop(next(iter(self._restrictions)))
                 self._restrictions[wanted] = known
         return known
 
-    def known_words(self, words: Sequence[str]) -> dict[str, Int64[np.ndarray, " items"] | None]:
+    def cached_words(self, words: Sequence[str]) -> dict[str, Int64[np.ndarray, " items"] | None]:
         """Return what is remembered of words."""
         with self._caching:
             cache = self.places_of_words
             return {word: cache[word] for word in words if word in cache}
 
-    def remember_words(
+    def cache_words(
         self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]
     ) -> None:
         """Remember the items that contain words; the first words make room for later ones."""
@@ -308,7 +308,7 @@ class Snapshot:
                 if word not in cache:
                     cache[word] = places
                     self._num_cached += 1 if places is None else 1 + len(places)
-            while self._num_cached > MAX_CACHED_PLACES:
+            while self._num_cached > MAX_CACHED_LOCATIONS:
                 places = cache.pop(next(iter(cache)))
                 self._num_cached -= 1 if places is None else 1 + len(places)
 
@@ -320,7 +320,7 @@ class Snapshot:
             segment.allow(mask) for segment, mask in zip(self.segments, masks, strict=True)
         )
 
-    def items(
+    def items_at(
         self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]
     ) -> list[Item]:
         """Return items by segment and row, in this order, with absolute image paths."""
@@ -347,13 +347,13 @@ class Snapshot:
             It is not an id.
         """
         name = as_id(item_id)
-        for found in self.known([name]).values():
+        for found in self.item_states([name]).values():
             return found.location
         raise UnknownItem(f"there is no item {name!r} in this index")
 
     def item_at(self, location: Location) -> Item:
         """Return the item at a location."""
-        return self.items(np.array([location.segment]), np.array([location.row]))[0]
+        return self.items_at(np.array([location.segment]), np.array([location.row]))[0]
 
     def id_at(self, location: Location) -> Integer[np.ndarray, " columns"]:
         """Return the ID of the item at a location: its codes, then its norm and density."""
@@ -361,23 +361,23 @@ class Snapshot:
         (listed,) = np.flatnonzero(table.items == location.row)
         return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
 
-    def known(self, item_ids: Sequence[str]) -> dict[str, Known]:
+    def item_states(self, item_ids: Sequence[str]) -> dict[str, ItemState]:
         """Return what is known of the given items, without those that are not in the index."""
-        known: dict[str, Known] = {}
+        known: dict[str, ItemState] = {}
         for number, segment in enumerate(self.segments):
             found = segment.items.find_ids(item_ids)
             is_dead = np.isin([row for _, row, *_ in found], segment.dead)
             for (name, row, stamp, content, root), dead in zip(found, is_dead, strict=True):
                 if not dead:
-                    known[name] = Known(stamp, content, root, Location(number, row))
+                    known[name] = ItemState(stamp, content, root, Location(number, row))
         return known
 
 
 @contextlib.contextmanager
-def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
+def check_on_error(snapshot: Snapshot) -> Iterator[None]:
     """Read an index only if none of its files is known to be damaged, and look for damage if reading fails.
 
-    When a state is first read, up to :data:`CHECKED_FIRST` bytes of its files are compared with their
+    When a state is first read, up to :data:`MAX_BYTES_CHECKED_FIRST` bytes of its files are compared with their
     checksums. Wrap only code that reads the index, never an encoder or the parsing of a request.
 
     Raises
@@ -386,11 +386,11 @@ def diagnose_corruption(snapshot: Snapshot) -> Iterator[None]:
         A file is damaged; the message names it. Or it is as it was written, and not by GENIUS.
     """
     if snapshot.needs_check:
-        snapshot.check(most_bytes=CHECKED_FIRST)
+        snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
     try:
         yield
     except (ArtifactError, sqlite3.Error, LookupError, ValueError) as error:
         if isinstance(error, GeniusError) and not isinstance(error, ArtifactError):
             raise  # of the request
-        snapshot.check()
+        snapshot.check_files()
         raise ArtifactMismatch(f"{snapshot.folder} cannot be read ({error}); {REMEDY}") from error

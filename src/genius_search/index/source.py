@@ -43,12 +43,12 @@ from genius_search.training.codebooks import MAX_SAMPLE
 from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
 from genius_search.writing import make_folder
 
-FIRST_AT_ONCE: Final = 8
+FIRST_BLOCK_ITEMS: Final = 8
 """Items that are encoded together at first, and twice as many while that takes less than a second: an
 interrupted run loses at most those. Where there are pictures, texts tell nothing of their time."""
-IMAGES_AT_ONCE: Final = 32
-TEXTS_AT_ONCE: Final = 1024
-SAVE_SECONDS: Final = 10.0
+MAX_BLOCK_IMAGES: Final = 32
+MAX_BLOCK_TEXTS: Final = 1024
+SAVE_INTERVAL_SECONDS: Final = 10.0
 """Features are saved so often."""
 
 
@@ -84,7 +84,7 @@ class VectorFeatures(Features):
         )
 
 
-def given_features(
+def vector_features(
     vectors: Shaped[np.ndarray, "items dim"],
     rows: Int64[np.ndarray, " rows"],
     modality: Int8[np.ndarray, " rows"],
@@ -200,8 +200,8 @@ class SavedFeatures:
         progress.begin("encode", expected)
         saved = {one for shard in read_shards(self._place) for one in shard.rows["id"].tolist()}
         has_pixels = self._encoder.needs_pixels and reads_images(self._encoder)
-        most = IMAGES_AT_ONCE if has_pixels else TEXTS_AT_ONCE
-        remaining, size = iter(items), min(FIRST_AT_ONCE, most)
+        most = MAX_BLOCK_IMAGES if has_pixels else MAX_BLOCK_TEXTS
+        remaining, size = iter(items), min(FIRST_BLOCK_ITEMS, most)
         keys = array("q")
         left_out: list[LeftOut] = []
         saved_at = time.monotonic()
@@ -215,7 +215,10 @@ class SavedFeatures:
             is_telling = bool(new) and (not has_pixels or all(item.image for _, item in new))
             if is_telling and time.monotonic() - began < 0.5:  # the next block takes twice as long
                 size = min(2 * size, most)
-            if time.monotonic() - saved_at > SAVE_SECONDS or len(self._contents) >= SHARD_ROWS:
+            if (
+                time.monotonic() - saved_at > SAVE_INTERVAL_SECONDS
+                or len(self._contents) >= SHARD_ROWS
+            ):
                 self.save()
                 saved_at = time.monotonic()
         features = Features([*read_shards(self._place), *self._shards])

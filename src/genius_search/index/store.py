@@ -152,7 +152,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         One of them is missing, cannot be read, or does not fit.
     """
     place = folder / SEGMENTS / entry.name
-    with with_hint():
+    with with_advice():
         check_files(place, entry.files, check_contents=False)
         ids = open_array(place / IDS, Expected("u1 i2", (None, None), 0))
         passages = np.zeros((0, 3), dtype=np.int64)
@@ -200,7 +200,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
 
 
 @contextlib.contextmanager
-def with_hint() -> Iterator[None]:
+def with_advice() -> Iterator[None]:
     """Append advice about the index to errors about single files."""
     try:
         yield
@@ -221,20 +221,20 @@ WORK: Final = ".work"
 LOCK: Final = ".lock"
 TEMPORARY: Final = "tmp"
 """Folder inside the index where a segment is written before it gets its name."""
-FORMAT: Final = 11
+INDEX_FORMAT: Final = 11
 """The only format that is read."""
-HEAD_BYTES: Final = 256
+MANIFEST_HEAD_BYTES: Final = 256
 """Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
 _READ: Final = os.O_RDONLY | getattr(
     os, "O_NONBLOCK", 0
 )  # which does not wait for a pipe to be filled
-NAME: Final = re.compile(r"[0-9]{6,}")
+SEGMENT_NAME: Final = re.compile(r"[0-9]{6,}")
 """Names of segments."""
-MIN_DELETED: Final = 0.2
+MIN_DELETED_SHARE: Final = 0.2
 """Share of a segment's items that are deleted before compaction writes it anew. Since what lies behind it is
 smaller, at most ten items are written for each deleted one."""
 
-NO_PLACE: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+IMPOSSIBLE_PATH_ERRORS: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Error numbers of impossible paths: below a file, too long, or a loop of links."""
 
 
@@ -411,11 +411,13 @@ def read_head(file: str | Path) -> bytes:
     try:
         descriptor = os.open(file, _READ)
         try:
-            return os.read(descriptor, HEAD_BYTES)
+            return os.read(descriptor, MANIFEST_HEAD_BYTES)
         finally:
             os.close(descriptor)
     except OSError as error:
-        return b"" if error.errno in {errno.ENOENT, *NO_PLACE} else str(error).encode()
+        return (
+            b"" if error.errno in {errno.ENOENT, *IMPOSSIBLE_PATH_ERRORS} else str(error).encode()
+        )
 
 
 def is_same_index(folder: Path, manifest: IndexManifest) -> bool:
@@ -494,13 +496,13 @@ def read_manifest(folder: Path) -> IndexManifest:
                 f"{folder} is a cluster: `genius search`, `index add`, `index delete` and `index info "
                 f"--verify` take it, and each of its shards ({folder / 'shards' / '000000'}) is an index"
             )
-        with with_hint():
+        with with_advice():
             body = read_json(path)
         checksum = body.pop("checksum", None)
         is_whole, version = fingerprint_of(body) == checksum, body.pop("format")
-        if version != FORMAT and (is_whole or checksum is None):
+        if version != INDEX_FORMAT and (is_whole or checksum is None):
             raise ArtifactMismatch(
-                f"{folder} has format {version}, this version reads {FORMAT}: create the index again"
+                f"{folder} has format {version}, this version reads {INDEX_FORMAT}: create the index again"
             )
         if not is_whole:
             raise ValueError("its contents do not match its checksum")  # noqa: TRY301  as any other damage
@@ -508,7 +510,7 @@ def read_manifest(folder: Path) -> IndexManifest:
     except ArtifactError:
         raise
     except OSError as error:
-        if error.errno not in {errno.ENOENT, *NO_PLACE}:
+        if error.errno not in {errno.ENOENT, *IMPOSSIBLE_PATH_ERRORS}:
             raise
         raise ArtifactMissing(
             f"no index at {folder}; `genius index create {folder} --pool FOLDER` makes one"
@@ -522,11 +524,11 @@ PICTURES: Final = "pictures"
 """Folder inside the index for pictures that came without a file, named by their SHA-256."""
 PICTURE_NAME: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
 """Paths of such pictures in items; another path may lead out of the index."""
-UNSETTLED: Final = f"{PICTURES}/.unsettled"
+PENDING_PICTURES: Final = f"{PICTURES}/.unsettled"
 """Exists during a change after which pictures may be stored that no item names."""
 
 
-def name_of_segment(generation: int) -> str:
+def segment_name(generation: int) -> str:
     """Return the name of the segment that a change writes."""
     return f"{generation:06d}"
 
@@ -535,13 +537,15 @@ def has_lost_manifest(folder: Path) -> bool:
     """Return whether this is an index without its manifest, rather than an interrupted creation of one."""
     if not folder.is_dir():
         return False
-    names = {path.name for path in (folder / SEGMENTS).glob("*") if NAME.fullmatch(path.name)}
-    has_pictures = any((folder / PICTURES).glob("*/*")) and not (folder / UNSETTLED).exists()
-    has_parts = has_pictures or (folder / LEARNED).exists() or not names <= {name_of_segment(1)}
+    names = {
+        path.name for path in (folder / SEGMENTS).glob("*") if SEGMENT_NAME.fullmatch(path.name)
+    }
+    has_pictures = any((folder / PICTURES).glob("*/*")) and not (folder / PENDING_PICTURES).exists()
+    has_parts = has_pictures or (folder / LEARNED).exists() or not names <= {segment_name(1)}
     return has_parts and not (folder / CURRENT).exists()  # last, since it may be written meanwhile
 
 
-MOST_ATTEMPTS: Final = 10
+MAX_READ_ATTEMPTS: Final = 10
 """Maximum number of attempts to read a whole state while writers replace it."""
 T = TypeVar("T")
 
@@ -555,7 +559,7 @@ def read_state(folder: Path, read: Callable[[IndexManifest], T]) -> T:
         The index changes faster than it can be read.
     """
     manifest = read_manifest(folder)
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_READ_ATTEMPTS):
         try:
             return read(manifest)
         except (ArtifactError, OSError, sqlite3.Error):
@@ -564,6 +568,6 @@ def read_state(folder: Path, read: Callable[[IndexManifest], T]) -> T:
                 raise
             manifest = now
     raise UsageError(
-        f"{folder} changed {MOST_ATTEMPTS} times while it was read; try again when it is quieter, or read a "
+        f"{folder} changed {MAX_READ_ATTEMPTS} times while it was read; try again when it is quieter, or read a "
         "copy"
     )

@@ -15,10 +15,16 @@ from typing import NamedTuple
 
 from genius_search.data.folder import IGNORE_FILE
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.build import Added, Change, Changes, find_changes, write_changes
+from genius_search.index.build import (
+    Changes,
+    ChangeSummary,
+    PlannedChange,
+    find_changes,
+    write_changes,
+)
 from genius_search.index.items import Item
 from genius_search.index.pool import open_roots
-from genius_search.index.roots import file_of, find_moved, is_gone, new_root, root_of
+from genius_search.index.roots import file_of_item, find_moved, innermost_root, is_gone, new_root
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import saved_features
 from genius_search.index.store import Root
@@ -38,7 +44,7 @@ class _Gone(NamedTuple):
     """Items that are not deleted unless the user says so."""
 
 
-def follow(
+def update_from_roots(
     writer: Writer,
     model: Genius,
     given: Path | None,
@@ -49,7 +55,7 @@ def follow(
     delete_missing: int | None = None,
     dry_run: bool = False,
     progress: Progress,
-) -> Added:
+) -> ChangeSummary:
     """Add what is new in the roots, or in one path; with ``deletes``, delete what is not there any more.
 
     See :meth:`genius_search.Index.add` and :meth:`genius_search.Index.sync`.
@@ -78,7 +84,7 @@ def follow(
         listed = [*_list_changes(changes, gone)]
         kinds = Counter(change.kind for change in listed)
         added = kinds["add"] + kinds["update"] + kinds["move"]
-        done = Added(
+        done = ChangeSummary(
             added, kinds["update"], changes.num_unchanged, changes.left_out, changes=listed
         )
     else:
@@ -87,7 +93,7 @@ def follow(
             if not deletes:
                 changes.require_any()
             if roots != snapshot.manifest.roots:
-                writer.note(roots=roots)
+                writer.update_manifest(roots=roots)
             ids = [*gone.moved.values(), *(item.id for item in gone.deleted)]
             done = write_changes(writer, model, changes, progress, delete=ids)
     done.moved, done.deleted, done.missing = len(gone.moved), len(gone.deleted), len(gone.kept)
@@ -111,9 +117,9 @@ def _choose(
             raise UsageError(f"{writer.folder} follows no folder; `genius index add` adds one")
         return roots, [*range(len(roots))], None
     path = Path(os.path.abspath(given))  # noqa: PTH100  links are kept
-    if root_of(roots, path) is None:
+    if innermost_root(roots, path) is None:
         path = given.resolve()
-    number = root_of(roots, path)
+    number = innermost_root(roots, path)
     inside = [one for one, root in enumerate(roots) if path in Path(root.folder).parents]
     if (number is None or may_be_new) and not os.path.exists(path):  # noqa: PTH110  False whatever the error
         raise BadData(f"{given}: there is no such file or folder")
@@ -170,7 +176,7 @@ def _find_gone(
         sizes[item.root] += 1
         if item.id in present:
             continue
-        file = composed(file_of(roots, item))
+        file = composed(file_of_item(roots, item))
         above = {file, *map(str, Path(file).parents)}
         if new.get(item.content) and is_gone(roots, item):
             moved[new[item.content].pop()] = item.id
@@ -186,12 +192,12 @@ def _find_gone(
     return _Gone(moved, deleted, [*kept, *itertools.chain.from_iterable(lost.values())])
 
 
-def _list_changes(changes: Changes, gone: _Gone) -> Iterator[Change]:
+def _list_changes(changes: Changes, gone: _Gone) -> Iterator[PlannedChange]:
     for number, item in changes.changed():
         if item.id in gone.moved:
-            yield Change("move", item.id, gone.moved[item.id])
+            yield PlannedChange("move", item.id, gone.moved[item.id])
         elif number not in changes.known:
-            yield Change("add", item.id)
+            yield PlannedChange("add", item.id)
         elif not changes.is_touched(number):
-            yield Change("update", item.id)
-    yield from (Change("delete", item.id) for item in gone.deleted)
+            yield PlannedChange("update", item.id)
+    yield from (PlannedChange("delete", item.id) for item in gone.deleted)

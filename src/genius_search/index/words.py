@@ -246,14 +246,14 @@ def _look_up(
     The result of each look-up is cached in the snapshot.
     """
     limit = max_items_of_word(snapshot)
-    locations_of_words = snapshot.known_words(words)
+    locations_of_words = snapshot.cached_words(words)
     uncached = [word for word in words if word not in locations_of_words]
     if uncached:
         looked_up = _read_locations(snapshot, uncached, min(limit, max_items))
         locations_of_words |= looked_up
         # The frequent words of a long query are not read up to their limit, so they are not cached.
         if max_items >= limit:
-            snapshot.remember_words(looked_up)
+            snapshot.cache_words(looked_up)
     matches = {}
     for word in words:
         locations = locations_of_words[word]

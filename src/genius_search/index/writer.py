@@ -51,29 +51,29 @@ from genius_search.index.store import (
     CURRENT,
     DENSITIES,
     EMBEDDINGS,
-    FORMAT,
+    IMPOSSIBLE_PATH_ERRORS,
+    INDEX_FORMAT,
     LOCK,
-    MIN_DELETED,
-    NAME,
-    NO_PLACE,
+    MIN_DELETED_SHARE,
     PASSAGES,
+    PENDING_PICTURES,
     PICTURE_NAME,
     PICTURES,
     SCALES,
+    SEGMENT_NAME,
     SEGMENTS,
     TEMPORARY,
-    UNSETTLED,
     WORK,
     IndexManifest,
     Segment,
     SegmentEntry,
     StoredEmbeddings,
     is_same_index,
-    name_of_segment,
     read_manifest,
     refuse_links,
     require_same_index,
-    with_hint,
+    segment_name,
+    with_advice,
 )
 from genius_search.records import Modality, composed
 from genius_search.search.table import IdTable
@@ -87,19 +87,19 @@ from genius_search.writing import (
     write_file,
 )
 
-ROWS_AT_ONCE: Final = 8192
+MAX_COPIED_ROWS: Final = 8192
 """Items that are copied together."""
-SETTINGS: Final = (  # the file is used only when it is complete
+SQLITE_SETTINGS: Final = (  # the file is used only when it is complete
     "page_size = 8192",
     "journal_mode = OFF",
     "synchronous = OFF",
     "locking_mode = EXCLUSIVE",
     "cache_size = -65536",
 )
-READ_ONLY: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+READ_ONLY_ERRORS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
-ASIDE_SECONDS: Final = 10.0
+MAX_RENAME_WAIT_SECONDS: Final = 10.0
 """Longest wait for another process that changes an index which cannot be read."""
 MAX_LOCK_ATTEMPTS: Final = 10
 """Maximum number of attempts to lock a folder that other processes remove, since they failed to fill it."""
@@ -141,7 +141,7 @@ Entry: TypeAlias = Item | Passage
 """Passages follow their item. That itself stands for the beginning of its text."""
 
 
-def read_entries(
+def items_to_encode(
     entries: Iterable[Entry], complete: Callable[[Item], Item] = lambda item: item
 ) -> Iterator[Item]:
     """Yield what is encoded: each item, and each passage as an item of its own.
@@ -280,8 +280,8 @@ def _stored(
     """Yield items and passages with what is stored in some rows of a segment, one for each."""
     table_rows = segment.table.rows_of_items
     values, scales = segment.embeddings or (None, None)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        some = rows[start : start + ROWS_AT_ONCE]
+    for start in range(0, len(rows), MAX_COPIED_ROWS):
+        some = rows[start : start + MAX_COPIED_ROWS]
         arrays = ItemArrays(
             segment.table.ids[table_rows[some]],
             segment.code_cosine[some],
@@ -306,7 +306,7 @@ def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     """Make this the state of the index, in one step."""
-    body = {"format": FORMAT, **manifest.model_dump(mode="json")}
+    body = {"format": INDEX_FORMAT, **manifest.model_dump(mode="json")}
     body = {"checksum": fingerprint_of(body), **body}  # first, where `read_head` reads it
     write_file(folder / CURRENT, to_json(body, indent=2) + b"\n")
 
@@ -327,7 +327,7 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
     try:
         with lock, closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.set_progress_handler(partial(yield_to_fork, lock), STEPS_BETWEEN_CLOCK_CHECKS)
-            for setting in SETTINGS:
+            for setting in SQLITE_SETTINGS:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN")
             database.execute(CREATE_ITEMS)
@@ -409,7 +409,7 @@ class Deleted(NamedTuple):
 
 
 @contextlib.contextmanager
-def one_writer(
+def open_writer(
     folder: Path, *, wait_seconds: float = 0.0, before: Snapshot | None = None
 ) -> Iterator[Writer]:
     """Lock an index for writing, without blocking readers, and remove leftovers of interrupted writers.
@@ -443,18 +443,18 @@ def one_writer(
         if (folder / CURRENT).exists():  # otherwise they may be all that is left of an index
             remove_leftovers(folder, read_manifest(folder))
         writer = Writer(folder, before)
-        if (folder / UNSETTLED).exists():  # of a writer that was killed
-            writer.sweep_pictures()
+        if (folder / PENDING_PICTURES).exists():  # of a writer that was killed
+            writer.remove_unused_pictures()
         try:
             yield writer
         finally:  # if this fails, the next writer repeats it
             with contextlib.suppress(OSError, sqlite3.Error, GeniusError):
-                writer.settle_pictures()
+                writer.remove_pending_pictures()
 
 
 @contextlib.contextmanager
 def writing_lock(folder: Path, *, wait_seconds: float, may_create: bool = True) -> Iterator[None]:
-    """Lock a folder for writing, without links inside; raises like :func:`one_writer`.
+    """Lock a folder for writing, without links inside; raises like :func:`open_writer`.
 
     It is created if it does not exist and ``may_create``.
     """
@@ -526,11 +526,11 @@ def _lock_file(
             raise ArtifactMissing(f"{folder} has been removed") from None
         return _lock_file(folder, wait_seconds, may_create=True, attempts=attempts - 1)
     except OSError as error:
-        if error.errno in READ_ONLY:
+        if error.errno in READ_ONLY_ERRORS:
             raise NotWritable(
                 f"{folder} cannot be changed ({error.strerror}); make it writable, or change a copy"
             ) from None
-        if error.errno not in {errno.EEXIST, errno.EISDIR, *NO_PLACE}:
+        if error.errno not in {errno.EEXIST, errno.EISDIR, *IMPOSSIBLE_PATH_ERRORS}:
             raise
         raise UsageError(
             f"{error.filename or folder} is not what an index has there ({error.strerror}); choose another "
@@ -539,12 +539,12 @@ def _lock_file(
     return lock
 
 
-def set_aside(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
+def rename_damaged_index(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
     """Rename the folder of a damaged index, which may hold what nothing else does; return its new name.
 
     None if it is not damaged when other processes have finished their changes.
     """
-    with writing_lock(folder, wait_seconds=ASIDE_SECONDS):
+    with writing_lock(folder, wait_seconds=MAX_RENAME_WAIT_SECONDS):
         if not is_damaged():
             return None
         names = (
@@ -570,7 +570,7 @@ def remove_leftovers(folder: Path, manifest: IndexManifest | None) -> None:
             place.unlink()
     segments = {entry.name for entry in manifest.segments} if manifest is not None else set()
     for path in (folder / SEGMENTS).glob("*"):
-        if NAME.fullmatch(path.name) and path.name not in segments:
+        if SEGMENT_NAME.fullmatch(path.name) and path.name not in segments:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -592,9 +592,9 @@ def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
 
 
 class Writer:
-    """Changes an index; created by :func:`one_writer`. When a method returns, its change is on disk.
+    """Changes an index; created by :func:`open_writer`. When a method returns, its change is on disk.
 
-    >>> with one_writer(folder) as writer:  # doctest: +SKIP
+    >>> with open_writer(folder) as writer:  # doctest: +SKIP
     ...     writer.delete(["old.jpg"])
     """
 
@@ -662,7 +662,7 @@ class Writer:
             for batch in itertools.chain([first], filled):
                 yield batch
                 ids.extend(entry.id for entry in batch[0] if isinstance(entry, Item))
-            kept = _num_kept(segments, len(ids))
+            kept = first_to_merge(segments, len(ids))
             self._check_contents(snapshot.manifest.segments[kept:])
             gone.update(
                 (segment.name, _alive_rows(segment, [*ids, *delete])[1]) for segment in segments
@@ -701,7 +701,7 @@ class Writer:
         write_manifest(self.folder, manifest)
         remove_leftovers(self.folder, manifest)
 
-    def note(self, **changes: Any) -> None:
+    def update_manifest(self, **changes: Any) -> None:
         """Change entries of the manifest, such as ``calibration``, but not the items."""
         manifest = self.snapshot.manifest
         self.commit(manifest.replace(generation=manifest.generation + 1, **changes))
@@ -718,7 +718,7 @@ class Writer:
             )
         return Deleted(len(there), [name for name in ids if name not in there])
 
-    def compact(self, min_deleted: float = MIN_DELETED) -> None:
+    def compact(self, min_deleted: float = MIN_DELETED_SHARE) -> None:
         """Free the space of deleted items, if there are many, in time proportional to their number.
 
         The first segment with at least this share of deleted items is merged with those behind it. With 0,
@@ -731,10 +731,10 @@ class Writer:
         """
         snapshot = self.snapshot
         segments = snapshot.segments
-        kept = num_compact(segments, min_deleted)
+        kept = first_to_compact(segments, min_deleted)
         if kept == len(segments) and min_deleted > 0:
             return
-        self.sweep_pictures()  # of versions that kept pictures of deleted items until then
+        self.remove_unused_pictures()  # of versions that kept pictures of deleted items until then
         if kept < len(segments):
             self._check_contents(snapshot.manifest.segments[kept:])
             new = None
@@ -758,7 +758,7 @@ class Writer:
             write_file(place, data)
         return name
 
-    def settle_pictures(self) -> None:
+    def remove_pending_pictures(self) -> None:
         """Remove the pictures of this change that no item names any more."""
         if not self._unsettled:
             return
@@ -769,7 +769,7 @@ class Writer:
             named |= {image for image, row in rows if row not in dead}
         self._remove_pictures(self.folder / name for name in self._unsettled - named)
 
-    def sweep_pictures(self) -> None:
+    def remove_unused_pictures(self) -> None:
         """Remove all pictures that no item names, after reading all items."""
         named: set[Path] = set()
         if (self.folder / CURRENT).exists():
@@ -783,7 +783,7 @@ class Writer:
         """Note that no item may name these pictures after this change, also if this process is killed."""
         if names and not self._unsettled:
             make_folder(self.folder / PICTURES)
-            write_file(self.folder / UNSETTLED, b"")
+            write_file(self.folder / PENDING_PICTURES, b"")
         self._unsettled |= names
 
     def _remove_pictures(self, paths: Iterable[Path]) -> None:
@@ -793,7 +793,7 @@ class Writer:
             path.unlink(missing_ok=True)
             parents.add(path.parent)
         sync(*parents)
-        (self.folder / UNSETTLED).unlink(missing_ok=True)
+        (self.folder / PENDING_PICTURES).unlink(missing_ok=True)
         self._unsettled.clear()
         for folder in (*parents, self.folder / PICTURES):
             with contextlib.suppress(OSError):  # it is not empty
@@ -801,7 +801,7 @@ class Writer:
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
         """Verify segments before merging them, because damaged data would get a valid checksum."""
-        with with_hint():
+        with with_advice():
             for entry in entries:
                 check_files(self.folder / SEGMENTS / entry.name, entry.files, check_contents=True)
 
@@ -837,13 +837,13 @@ class Writer:
         with contextlib.suppress(
             OSError, sqlite3.Error, GeniusError
         ):  # the change is made in any case
-            self.settle_pictures()
+            self.remove_pending_pictures()
 
 
 def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batch]) -> SegmentEntry:
     """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
     draft = folder / TEMPORARY
-    place = folder / SEGMENTS / name_of_segment(manifest.generation + 1)
+    place = folder / SEGMENTS / segment_name(manifest.generation + 1)
     if manifest.generation:
         require_same_index(folder, manifest)
     remove_leftovers(folder, manifest)  # of a change before this one that failed
@@ -872,7 +872,7 @@ def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:
     return list(itertools.compress(found, alive)), rows[alive]
 
 
-def _num_kept(segments: Sequence[Segment], count: int) -> int:
+def first_to_merge(segments: Sequence[Segment], count: int) -> int:
     """Return the number of segments to keep when adding ``count`` items; the others are merged."""
     kept = len(segments)
     while kept and (kept >= MAX_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
@@ -881,7 +881,7 @@ def _num_kept(segments: Sequence[Segment], count: int) -> int:
     return kept
 
 
-def num_compact(segments: Sequence[Segment], min_deleted: float) -> int:
+def first_to_compact(segments: Sequence[Segment], min_deleted: float) -> int:
     """Return the number of segments to keep when compacting; the others are merged."""
     if min_deleted <= 0:
         return len(segments) if len(segments) == 1 and not len(segments[0].dead) else 0

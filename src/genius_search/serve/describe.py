@@ -47,7 +47,7 @@ def some_items(snapshot: Snapshot) -> list[Item]:
         [one.num_alive for one in snapshot.segments]
     )
     chosen = np.unique(np.linspace(0, len(rows) - 1, NUM_EXAMPLES, dtype=np.int64))
-    return snapshot.items(segments[chosen], rows[chosen])
+    return snapshot.items_at(segments[chosen], rows[chosen])
 
 
 def written(value: Any) -> bytes:

@@ -21,7 +21,7 @@ from genius_search.errors import GeniusError, UsageError, plural
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
 from genius_search.index.request import SearchHit, SearchPart
-from genius_search.index.roots import has_picture
+from genius_search.index.roots import is_same_picture
 
 SIDE: Final = 768
 """Longer side of an item's picture, in pixels."""
@@ -74,7 +74,7 @@ class Tools:
             name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")
         }
         # Somebody else's index may name a private file, but does not have the hash of its contents.
-        if item.image is None or not has_picture(item, Path(item.image)):
+        if item.image is None or not is_same_picture(item, Path(item.image)):
             return [facts]
         picture = open_image(Path(item.image), shortest_side=SIDE)
         picture.thumbnail((SIDE, SIDE))

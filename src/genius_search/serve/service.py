@@ -26,14 +26,14 @@ from PIL import Image, PngImagePlugin
 from genius_search.config import SearchConfig, SearchSettings
 from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
-from genius_search.index.build import Added
+from genius_search.index.build import ChangeSummary
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.match import split_left_out
 from genius_search.index.pool import NewItem
 from genius_search.index.query import adjust_settings
 from genius_search.index.request import SearchPart, SearchRequest
-from genius_search.index.roots import has_picture
+from genius_search.index.roots import is_same_picture
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
 
@@ -169,7 +169,7 @@ class Service:
         )
         new = {item.id: item for item in checked if isinstance(item, NewItem)}
         left_out = [item for item in checked if isinstance(item, LeftOut)]
-        done = Added()
+        done = ChangeSummary()
         if new:
             done = await self.change(
                 name, lambda index: index.add([*new.values()], wait_seconds=PATIENCE_SECONDS)
@@ -271,7 +271,7 @@ def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
         raise Problem(404, f"item {item.id[:80]!r} has no picture")
     place = Path(item.image).resolve()
     is_below = any(place.is_relative_to(root) for root in (folder.resolve(), *roots))
-    if not place.is_file() or not (is_below or has_picture(item, place)):
+    if not place.is_file() or not (is_below or is_same_picture(item, place)):
         raise Problem(
             404,
             "the picture of this item is gone, or is not the one that the index was made of; bring the index "

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from genius_search.cli import main
-from genius_search.index.writer import one_writer
+from genius_search.index.writer import open_writer
 
 from .conftest import run, run_json
 
@@ -117,7 +117,7 @@ def test_search_can_stop_early_and_takes_other_settings_from_a_file(whole, tmp_p
 
 
 def test_a_change_during_another_waits_or_is_refused(index, capsys):
-    with one_writer(index):
+    with open_writer(index):
         for words in (("delete", index, "1:1"), ("delete", index, "1:1", "--compact")):
             _, err = run(capsys, "index", *words, "--wait", "0.05", status=2)
             assert "being changed by another process" in err

@@ -19,7 +19,7 @@ from genius_search.cli import search as commands
 from genius_search.encoders.static import StaticEncoder
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
-from genius_search.index.writer import one_writer
+from genius_search.index.writer import open_writer
 
 NOTES = {
     "bread": "Knead the dough and bake the bread until it is brown.",
@@ -215,7 +215,7 @@ def test_a_folder_whose_index_another_process_changes_is_searched_as_it_was(
     [index] = (notes.parent / "cache" / "genius-search").iterdir()
     (notes / "boat.txt").write_text("The sailing boat needs a new mast.")
     monkeypatch.setattr(commands, "SYNC_SECONDS", 0.05)
-    with one_writer(index):
+    with open_writer(index):
         found, said = search(capsys, notes, "boat")
     assert (len(found), "another process is updating the index" in said) == (3, True)
     assert len(search(capsys, notes, "boat")[0]) == 4

@@ -18,7 +18,7 @@ from genius_search.index import build
 from genius_search.index import writer as writer_module
 from genius_search.index.index import Index
 from genius_search.index.snapshot import UnknownItem
-from genius_search.index.writer import alive_batches, one_writer
+from genius_search.index.writer import alive_batches, open_writer
 from genius_search.records import Modality
 
 WIDE = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="codes")
@@ -164,7 +164,7 @@ def test_a_path_in_an_item_that_only_begins_like_that_of_a_stored_picture_is_not
     (index.folder / "pictures").mkdir()
     precious = index.folder / "pictures" / "precious"
     precious.write_text("of somebody else")
-    with one_writer(index.folder) as writer:
+    with open_writer(index.folder) as writer:
         ((items, arrays),) = alive_batches(writer.snapshot.segments)
         for image in ("pictures/precious", "pictures/../index.json"):
             writer.add([([items[0]._replace(id="foreign", image=image)], arrays)])
@@ -269,7 +269,7 @@ def contents(index: Index) -> dict[str, tuple[tuple[int, ...], float]]:
 def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     model, files, tmp_path, monkeypatch, embeddings
 ):
-    monkeypatch.setattr(build, "CHUNK", 4)  # so that there are several
+    monkeypatch.setattr(build, "MAX_BATCH_ITEMS", 4)  # so that there are several
     of_files, _ = Index.create(tmp_path / "files", model=model, pool=files, embeddings=embeddings)
     index, _ = Index.create(tmp_path / "memory", model=model, pool=files, embeddings=embeddings)
     expected = contents(of_files)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from genius_search.config import PAPER_SEARCH
 from genius_search.index import build, source
-from genius_search.index.build import Added
+from genius_search.index.build import ChangeSummary
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import Deleted
@@ -42,7 +42,7 @@ ALL = {*(f"{colour}.txt" for colour in COLOURS), "red square.png", "green square
 @pytest.fixture
 def index(model, pool, tmp_path) -> Index:
     made, added = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
-    assert added == Added(8, 0, 0)
+    assert added == ChangeSummary(8, 0, 0)
     return made
 
 
@@ -76,7 +76,7 @@ def test_a_deleted_item_is_not_found_any_more_and_ids_that_are_not_there_are_ret
 
 def test_what_changed_is_indexed_anew_and_what_did_not_is_passed_over(index, pool):
     before = index.info()
-    assert index.add(pool) == Added(0, 0, 8)
+    assert index.add(pool) == ChangeSummary(0, 0, 8)
     assert index.info() == before
     codes = {hit.id: hit.codes for hit in index.search("a kite", k=100, config=WIDE)}
     (pool / "new.txt").write_text("a new kite")
@@ -84,13 +84,15 @@ def test_what_changed_is_indexed_anew_and_what_did_not_is_passed_over(index, poo
     (pool / "green square.json").write_text(json.dumps({"price": 3}))
     Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
     later(pool / "red square.png")
-    assert index.add(pool) == Added(4, 3, 5, reused=1)  # of one picture, only a field changed
+    assert index.add(pool) == ChangeSummary(
+        4, 3, 5, reused=1
+    )  # of one picture, only a field changed
     hits = {hit.id: hit for hit in index.search("a kite", k=100, config=WIDE)}
     assert set(hits) == {*ALL, "new.txt"}
     assert hits["red.txt"].text == "a boat"
     assert hits["red square.png"].codes != codes["red square.png"]
     assert [hit.id for hit in index.search("a kite", where=["price=3"])] == ["green square.png"]
-    assert index.add(pool) == Added(0, 0, 9)
+    assert index.add(pool) == ChangeSummary(0, 0, 9)
 
 
 def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, pool):
@@ -108,7 +110,7 @@ def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, 
         assert opened.verify().items == 0
         opened.compact(min_deleted=0)
         assert "0 items" in repr(opened)
-    assert index.add(pool) == Added(8, 0, 0)
+    assert index.add(pool) == ChangeSummary(8, 0, 0)
     assert everything(index) == ALL
     assert index.verify().items == 8
 
@@ -171,8 +173,8 @@ def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_
     with monkeypatch.context() as patched:
         patched.setattr(source, "encode_shard", encode_and_replace)
         made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
-    assert made.add(pool) == Added(1, 1, 7)
-    assert made.add(pool) == Added(0, 0, 8)
+    assert made.add(pool) == ChangeSummary(1, 1, 7)
+    assert made.add(pool) == ChangeSummary(0, 0, 8)
 
 
 def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(
@@ -187,7 +189,7 @@ def test_the_work_of_a_killed_writer_is_gone_once_there_is_nothing_more_to_do(
         with pytest.raises(KeyboardInterrupt):
             index.add(pool)
     assert (index.folder / ".work").exists()
-    assert index.add(pool) == Added(0, 0, 9)
+    assert index.add(pool) == ChangeSummary(0, 0, 9)
     assert not (index.folder / ".work").exists()
 
 

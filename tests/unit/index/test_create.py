@@ -263,14 +263,14 @@ TEXTS = [NewItem(f"{number}", f"a red kite number {number}") for number in range
 
 def test_an_index_that_another_process_created_meanwhile_is_left_as_it_is(tmp_path, monkeypatch):
     picture = NewItem("mine", "a kite", np.zeros((9, 9, 3), dtype=np.uint8))
-    real = build.check_place
+    real = build.require_free_folder
 
     def check_before(folder):
         real(folder)
-        monkeypatch.setattr(build, "check_place", real)
+        monkeypatch.setattr(build, "require_free_folder", real)
         Index.create(folder, pool=[picture, *TEXTS], encoder="text:wordllama")
 
-    monkeypatch.setattr(build, "check_place", check_before)
+    monkeypatch.setattr(build, "require_free_folder", check_before)
     with pytest.raises(UsageError, match="holds an index already"):
         Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
     index = Index.open(tmp_path / "i")

@@ -297,7 +297,7 @@ def flip_embeddings(folder: Path) -> None:
 def test_an_index_that_is_too_large_to_be_compared_first_is_compared_by_its_watch(
     folder, monkeypatch, caplog
 ):
-    monkeypatch.setattr(snapshot, "CHECKED_FIRST", 0.0)
+    monkeypatch.setattr(snapshot, "MAX_BYTES_CHECKED_FIRST", 0.0)
     monkeypatch.setattr(indexes, "WATCH_SECONDS", 0.02)
     flip_embeddings(folder)
     index = Index.open(folder)
@@ -320,11 +320,11 @@ def test_two_states_that_share_a_segment_are_compared_at_the_same_time(folder, m
 
     def meanwhile(path: Path) -> str:
         monkeypatch.setattr(snapshot, "file_fingerprint", fingerprint)
-        after.check()
+        after.check_files()
         return fingerprint(path)
 
     monkeypatch.setattr(snapshot, "file_fingerprint", meanwhile)
-    before.check()
+    before.check_files()
     assert not before.segments[0].unchecked
 
 

@@ -98,7 +98,7 @@ def test_an_index_that_is_removed_while_it_is_changed_is_not_made_again(index, t
     another = create(tmp_path / "another").folder
     with (  # noqa: PT012
         pytest.raises(ArtifactMismatch, match=ANOTHER),
-        index._one_writer(0) as writer,
+        index._open_writer(0) as writer,
     ):
         assert writer.snapshot.num_alive == 300
         shutil.rmtree(index.folder)
@@ -108,7 +108,7 @@ def test_an_index_that_is_removed_while_it_is_changed_is_not_made_again(index, t
         with pytest.raises(ArtifactMismatch, match=ANOTHER):
             writer.delete(["item-5"])
         with pytest.raises(ArtifactMismatch, match=ANOTHER):
-            writer.note(density_weight=0.0)
+            writer.update_manifest(density_weight=0.0)
     again = Index.open(index.folder)
     assert again.verify().items == 300
     again.delete("item-7")

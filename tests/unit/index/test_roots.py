@@ -55,7 +55,7 @@ def opened(monkeypatch):
     """Names of the pictures that were decoded; the ninth is interrupted."""
     names: Counter[str] = Counter()
     real = embed.open_image
-    monkeypatch.setattr(source, "IMAGES_AT_ONCE", 1)
+    monkeypatch.setattr(source, "MAX_BLOCK_IMAGES", 1)
 
     def open_image(path, **settings):
         if len(names) == 8 and not names["interrupted"]:

@@ -99,7 +99,7 @@ def test_an_item_store_that_is_none_is_refused_by_name(place):
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 1, None])
 def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits, monkeypatch):
-    monkeypatch.setattr(writer, "ROWS_AT_ONCE", 7)  # many blocks
+    monkeypatch.setattr(writer, "MAX_COPIED_ROWS", 7)  # many blocks
     parts, merged = [], tmp_path / "segments" / "000009"
     for seed, (count, dead) in enumerate([(50, [0, 3, 49]), (9, []), (4, [0, 1, 2, 3]), (30, [7])]):
         folder = tmp_path / "segments" / f"{seed:06}"

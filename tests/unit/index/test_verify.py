@@ -11,7 +11,7 @@ from genius_search.index.info import CheckReport, check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import CURRENT, IndexManifest
-from genius_search.index.writer import ItemArrays, one_writer, write_manifest
+from genius_search.index.writer import ItemArrays, open_writer, write_manifest
 from genius_search.records import Modality
 
 FACTS = IndexManifest(
@@ -34,7 +34,7 @@ def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
 
 
 def make(folder: Path, seed: int) -> Path:
-    with one_writer(folder) as writer:
+    with open_writer(folder) as writer:
         writer.begin(FACTS)
         writer.add([given(seed, 60)])
         writer.add([given(seed + 1, 20)])
@@ -115,7 +115,7 @@ def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monk
 
     def meanwhile(*_: object) -> None:
         monkeypatch.setattr(Snapshot, "load", load)
-        with one_writer(index) as writer:
+        with open_writer(index) as writer:
             writer.compact(min_deleted=0)
         raise OSError
 
@@ -148,7 +148,7 @@ def flip(file: Path) -> bytes:
 
 def merge(index: Path, count: int | None) -> None:
     """Compact, or add so many that all are merged."""
-    with one_writer(index) as writer:
+    with open_writer(index) as writer:
         if count is None:
             writer.compact(min_deleted=0)
         else:
@@ -167,7 +167,7 @@ def test_damage_is_not_merged_into_a_new_segment(index):
             assert file.name in str(error.value)
         assert files(index) == before
         file.write_bytes(contents)
-    with one_writer(index) as writer:
+    with open_writer(index) as writer:
         writer.compact(min_deleted=0)
     assert check(index).items == 77
 

@@ -187,7 +187,7 @@ def test_items_with_both_words_of_a_query_come_before_those_with_one(many):
 
 def test_a_word_counts_by_how_rare_it_is(many):
     matches = find_word_matches(many.snapshot, "a scarlet kite number 7 of them")
-    texts = texts_of(many.snapshot.items(*decode_locations(matches.locations)))
+    texts = texts_of(many.snapshot.items_at(*decode_locations(matches.locations)))
     shares = dict(zip(texts, matches.shares.tolist(), strict=True))
     rare, kite, scarlet = (0.3 * math.log(100 / items) / math.log(100) for items in (1, 7, 9))
     assert shares["number 7 is a plain thing"] == pytest.approx(rare)
@@ -202,7 +202,7 @@ def test_of_a_long_query_only_rare_words_count(many, monkeypatch):
     monkeypatch.setattr("genius_search.index.words.MAX_RARE_ITEMS", 5)
     page = " ".join([*(f"word{number}x" for number in range(40)), "kite", "number 7"])
     matches = find_word_matches(many.snapshot, page)
-    (item,) = many.snapshot.items(*decode_locations(matches.locations))
+    (item,) = many.snapshot.items_at(*decode_locations(matches.locations))
     assert item.text == "number 7 is a plain thing"
 
 

@@ -23,8 +23,15 @@ from genius_search.index import writer as live
 from genius_search.index.info import check
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.store import CURRENT, FORMAT, IndexManifest, Root, read_head, read_manifest
-from genius_search.index.writer import ItemArrays, Writer, one_writer, write_manifest
+from genius_search.index.store import (
+    CURRENT,
+    INDEX_FORMAT,
+    IndexManifest,
+    Root,
+    read_head,
+    read_manifest,
+)
+from genius_search.index.writer import ItemArrays, Writer, open_writer, write_manifest
 from genius_search.records import Modality
 from genius_search.writing import NO_LOCKS
 
@@ -67,7 +74,7 @@ def found(folder: Path) -> dict[str, int]:
 
 
 def make(folder: Path, contents: dict[str, int]) -> Path:
-    with one_writer(folder) as writer:
+    with open_writer(folder) as writer:
         writer.begin(FACTS)
         writer.add([given_items(contents)])
     return folder
@@ -96,7 +103,7 @@ COMPACT = st.tuples(st.just("compact"), st.sampled_from([0.0, 0.2, 0.5]))
 def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_factory, first, changes):
     folder = make(tmp_path_factory.mktemp("index"), first[1])
     expected = dict(first[1])
-    with one_writer(folder) as writer:
+    with open_writer(folder) as writer:
         for kind, what in changes:
             if kind == "add":
                 replaced = sum(name in expected for name in what)
@@ -137,7 +144,7 @@ def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
     make(tmp_path, {"a": 1, "b": 2})
     before = present_names(tmp_path)
     items, arrays = given_items({"c": 3, "d": 4})
-    with one_writer(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         with pytest.raises(BadData, match="'c'"):
             writer.add([([items[0], items[0]], arrays)])
         assert present_names(tmp_path) == before
@@ -152,7 +159,7 @@ def test_segments_stay_few_and_the_large_one_is_left_alone(tmp_path, sizes):
     make(tmp_path, {f"old {number}": number for number in range(500)})
     large = Snapshot.open(tmp_path).segments[0].name
     most = 0
-    with one_writer(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         for change, size in enumerate(sizes):
             writer.add([given_items({f"{change}/{number}": number for number in range(size)})])
             most = max(most, len(writer.snapshot.segments))
@@ -165,7 +172,7 @@ def test_segments_stay_few_and_the_large_one_is_left_alone(tmp_path, sizes):
 def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
     make(tmp_path, {f"{number}": number for number in range(50)})
     before = Snapshot.open(tmp_path)
-    with one_writer(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         writer.delete(["3", "4"])
         writer.compact(min_deleted=0)
         writer.add([given_items({"3": 99})])
@@ -192,19 +199,19 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
     tmp_path, work, killed_at
 ):
     template = make(tmp_path / "template", {f"old {number}": number for number in range(10)})
-    with one_writer(template) as writer:
+    with open_writer(template) as writer:
         writer.add([given_items({f"new {number}": number for number in range(3)})])
         writer.delete(["old 5", "new 1"])
     (template / "segments" / "photos").mkdir()
     old = found(template)
     whole = Path(shutil.copytree(template, tmp_path / "whole"))
-    with one_writer(whole) as writer:
+    with open_writer(whole) as writer:
         work(writer)
     new = found(whole)
     seen = []
 
     def change(folder: Path) -> None:
-        with one_writer(folder) as writer:
+        with open_writer(folder) as writer:
             work(writer)
 
     for number in range(1, 1_000):
@@ -216,7 +223,7 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
         if not was_killed:
             break
         seen.append("new" if is_new else "old")
-        with one_writer(folder):  # whoever comes next leaves nothing of the killed one behind
+        with open_writer(folder):  # whoever comes next leaves nothing of the killed one behind
             assert present_names(folder) == {*expected_names(folder), "segments/photos"}
         shutil.rmtree(folder)
     assert seen == sorted(seen, reverse=True)
@@ -241,7 +248,7 @@ def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_who
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '"\\ud800"', "[" * 100_000, json.dumps({"format": FORMAT + 1})]
+    "text", ["", "{}", '"\\ud800"', "[" * 100_000, json.dumps({"format": INDEX_FORMAT + 1})]
 )
 def test_a_file_that_is_no_manifest_of_this_version_is_refused(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
@@ -279,7 +286,7 @@ def test_a_manifest_that_makes_no_sense_is_refused_though_its_checksum_is_right(
     body = {**json.loads((tmp_path / CURRENT).read_text()), **change}
     del body["checksum"]
     (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
-    assert body["format"] == FORMAT
+    assert body["format"] == INDEX_FORMAT
     with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
         read_manifest(tmp_path)
 
@@ -303,11 +310,11 @@ def test_where_no_folder_can_be_there_is_no_index(tmp_path):
     with pytest.raises(ArtifactMissing, match="is a model"):
         read_manifest(tmp_path)
     for place in (*places, tmp_path / "file"):
-        with pytest.raises(UsageError, match="choose another place"), one_writer(place):
+        with pytest.raises(UsageError, match="choose another place"), open_writer(place):
             pass
 
 
-@pytest.mark.parametrize("code", live.READ_ONLY)
+@pytest.mark.parametrize("code", live.READ_ONLY_ERRORS)
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, code):
     make(tmp_path, {"a": 1})
 
@@ -315,7 +322,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch, code
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(live.FileLock, "acquire", refuse)
-    with pytest.raises(live.NotWritable, match=re.escape(str(tmp_path))), one_writer(tmp_path):
+    with pytest.raises(live.NotWritable, match=re.escape(str(tmp_path))), open_writer(tmp_path):
         pass
 
 
@@ -325,7 +332,10 @@ def test_a_disk_without_locks_is_named(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(live.NotWritable, match="does not support file locks"), one_writer(tmp_path):
+    with (
+        pytest.raises(live.NotWritable, match="does not support file locks"),
+        open_writer(tmp_path),
+    ):
         pass
 
 
@@ -333,20 +343,20 @@ def test_threads_wait_for_each_other_and_a_thread_does_not_wait_for_itself(tmp_p
     make(tmp_path, {"a": 1})
 
     def add(name: str) -> None:
-        with one_writer(tmp_path) as writer:
+        with open_writer(tmp_path) as writer:
             time.sleep(0.02)
             writer.add([given_items({name: 2})])
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(add, "bcde"))
     assert set(found(tmp_path)) == set("abcde")
-    with one_writer(tmp_path):
-        with pytest.raises(live.HeldByAnother), one_writer(tmp_path / ".." / tmp_path.name):
+    with open_writer(tmp_path):
+        with pytest.raises(live.HeldByAnother), open_writer(tmp_path / ".." / tmp_path.name):
             pass
         with ThreadPoolExecutor(1) as threads:
 
             def wait() -> None:
-                with one_writer(tmp_path, wait_seconds=0.05):
+                with open_writer(tmp_path, wait_seconds=0.05):
                     pass
 
             with pytest.raises(live.HeldByAnother):
@@ -358,7 +368,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(tmp_p
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with one_writer(tmp_path):
+        with open_writer(tmp_path):
             entered.set()
             leave.wait()
 
@@ -370,7 +380,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(tmp_p
         child = os.fork()
     if child == 0:
         try:
-            with one_writer(tmp_path, wait_seconds=60) as writer:
+            with open_writer(tmp_path, wait_seconds=60) as writer:
                 writer.delete(["a"])
         finally:
             os._exit(0)
@@ -414,7 +424,7 @@ def test_a_change_that_fails_does_not_stand_in_the_way_of_the_next(
             write_manifest(folder, manifest)
         raise OSError("failed")
 
-    with one_writer(tmp_path) as writer:
+    with open_writer(tmp_path) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(live, "write_manifest", fail)
             with pytest.raises(OSError, match="failed"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import read_manifest
-from genius_search.index.writer import one_writer
+from genius_search.index.writer import open_writer
 from genius_search.serve import service
 
 from .test_guard import is_problem
@@ -79,7 +79,7 @@ def test_an_index_that_another_process_changes_is_busy_for_now(writable, monkeyp
     monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.2)
     index = writable.app.state.service.indexes["things"]
     item = {"items": [{"id": "new", "text": "a drum"}]}
-    with one_writer(index.folder):
+    with open_writer(index.folder):
         answer = writable.post("/v1/items", json=item)
         assert is_problem(answer, 429)
         assert answer.headers["retry-after"]
