@@ -227,7 +227,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 
     def run(self) -> int:
         from genius_search.config import SearchConfig
-        from genius_search.index.match import split_left_out
+        from genius_search.index.match import split_excluded
         from genius_search.index.query import adjust_settings
 
         if self.json and self.files_only:
@@ -239,7 +239,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             )
         vectors = read_vectors(self.vector)
         text = " ".join(self.text)
-        is_listing = not split_left_out(text)[0] and self.image is None and vectors is None
+        is_listing = not split_excluded(text)[0] and self.image is None and vectors is None
         where: Any = self.where
         if is_listing:
             from genius_search.index.filters import Filter  # only here

@@ -31,7 +31,7 @@ from genius_search.border import as_id, as_text
 from genius_search.config import USUAL_SEARCH
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.index.items import Item
-from genius_search.index.match import split_left_out
+from genius_search.index.match import split_excluded
 from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Location, Snapshot, check_on_error
@@ -325,7 +325,7 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
     chosen = None if chosen is None else as_id(chosen)
     text = None if text is None else as_text(text, "the text of a query")
     if text is not None:  # the log has it as it is searched for
-        text, _ = split_left_out(text)
+        text, _ = split_excluded(text)
     if not has_log(folder):
         return 0
     try:

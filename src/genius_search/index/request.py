@@ -13,7 +13,7 @@ import numpy as np
 
 from genius_search.border import as_id, as_numbers, as_text
 from genius_search.errors import UsageError
-from genius_search.index.match import split_left_out
+from genius_search.index.match import split_excluded
 from genius_search.records import Modality
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class SearchRequest:
 
     def _leave_out_words(self) -> None:
         """Move the words that the text leaves out to ``match``."""
-        text, left_out = split_left_out(self.text or "")
+        text, left_out = split_excluded(self.text or "")
         if not left_out:
             return
         match = self.match or getattr(self.where, "match", None)

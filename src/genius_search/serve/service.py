@@ -29,7 +29,7 @@ from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.build import ChangeSummary
 from genius_search.index.index import Index
 from genius_search.index.items import Item
-from genius_search.index.match import split_left_out
+from genius_search.index.match import split_excluded
 from genius_search.index.pool import NewItem
 from genius_search.index.query import adjust_settings
 from genius_search.index.request import SearchPart, SearchRequest
@@ -152,7 +152,7 @@ class Service:
             return self._pictures
         texts = [body.text or "", *(part.text or "" for part in body.parts)]
         is_long = sum(map(len, texts)) > LONG_TEXT
-        _, left_out = split_left_out(body.text or "")
+        _, left_out = split_excluded(body.text or "")
         conditions = (body.where, body.match, left_out)
         special = (is_long, *conditions, body.beam, body.rerank, body.router, body.candidates)
         is_plain = (body.text or body.parts) and body.combine == "sum" and not any(special)

@@ -225,14 +225,14 @@ def test_words_are_looked_for_in_the_texts(store, match, rows):
         ("red OR AND bag", "AND has no word before it"),
         ("NOT", "NOT has no word after it"),
         ("NOT -red", "NOT -red negates twice"),
-        ("red OR -bag", "OR has a word to leave out beside it"),
-        ("-red OR bag", "OR has a word to leave out beside it"),
+        ("red OR -bag", "OR cannot combine a word with an excluded word"),
+        ("-red OR bag", "OR cannot combine a word with an excluded word"),
         ("(red OR blue) bag", r"the bracket of '\(red' groups nothing"),
         ('red -"leather strap', '-" begins no phrase'),
     ],
 )
 def test_an_operator_that_means_nothing_is_refused_with_those_that_work(match, said):
-    with pytest.raises(UsageError, match=rf"{said}; give words .* leaves out, OR stands between"):
+    with pytest.raises(UsageError, match=rf"{said}; give words .* excludes it, OR stands between"):
         Filter.parse(match=match)
 
 

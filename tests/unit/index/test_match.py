@@ -6,7 +6,7 @@ import pytest
 
 from genius_search import Filter, Index, NewItem, SearchPart, SearchRequest
 from genius_search.cli import main
-from genius_search.index.match import split_left_out
+from genius_search.index.match import split_excluded
 
 TEXTS = [
     "a beach with people",
@@ -40,7 +40,7 @@ def index(tmp_path_factory):
     ],
 )
 def test_a_minus_before_a_word_of_a_query_leaves_it_out(text, query, match):
-    assert split_left_out(text) == (query, match)
+    assert split_excluded(text) == (query, match)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_minus_before_a_word_of_a_query_leaves_it_out(text, query, match):
     ],
 )
 def test_any_other_hyphen_is_text(text):
-    assert split_left_out(text) == (text, "")
+    assert split_excluded(text) == (text, "")
 
 
 def test_a_search_leaves_out_the_texts_with_a_word(index):
