@@ -20,8 +20,8 @@ from genius_search.errors import UsageError
 
 MATCH_GRAMMAR: Final = (
     "give words that the text must have, for example: leather strap*, or for a phrase "
-    """'"leather strap"'; a - before a word, a phrase or a prefix* excludes it, OR stands between """
-    "two words of which one must occur, and AND, OR and NOT as words are put in quotes"
+    """'"leather strap"'; a - before a word, a phrase or a prefix* excludes it, OR stands """
+    "between two words of which one must occur, and AND, OR and NOT as words are put in quotes"
 )
 """The grammar as error messages state it."""
 
