@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import TerminalProgress, print_table, print_text
-from genius_search.config import USUAL_SEARCH
+from genius_search.config import DEFAULT_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
 from genius_search.evaluate import AVERAGE, Evaluated, evaluate_index
@@ -122,7 +122,7 @@ def demo(
         index.keep_calibration(calibrate(index, data.root, split="test", progress=progress))
     results = evaluate_index(index, data, progress=progress).rows
     search_config = replace(
-        USUAL_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE
+        DEFAULT_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE
     )
     searches = []
     for row in data.rows("test"):

@@ -22,7 +22,7 @@ from genius_search.cli.options import (
     command,
 )
 from genius_search.cli.terminal import TerminalProgress, print_json
-from genius_search.config import PAPER_SEARCH, checked
+from genius_search.config import PAPER_SEARCH, validate_settings
 from genius_search.data.features import Features, look_up
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
 from genius_search.encoders.base import Encoder, absolute_spec
@@ -164,7 +164,7 @@ def evaluate(
 
     Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
     """
-    config = checked(config)
+    config = validate_settings(config)
     if not isinstance(model, Genius):
         config = replace(config, methods=("exact-raw",))
     names = {field.name for field in fields(PAPER_SEARCH)} & {

@@ -235,7 +235,7 @@ def _exact_methods(
     """
     if not isinstance(model, Genius):
         return {"exact-raw": (lambda queries: queries.raw, pool.raw)}
-    among = model.ranker.spread.among()
+    among = model.ranker.spread.target_spread()
     density_cost = settings.density_weight
 
     def with_costs(queries: RowQueries) -> Tensor:
@@ -272,7 +272,7 @@ def _search_less_density(
         raise ValueError("fused embeddings were not kept")
     spread = model.ranker.spread
     products = as_floats(fused) @ model.ranker.tables()[spread.level].T
-    costs = np.float32(settings.density_weight) / spread.among().scale(products)
+    costs = np.float32(settings.density_weight) / spread.target_spread().scale(products)
     best = np.full((len(fused), depth), -np.inf, dtype=np.float32)
     items = np.zeros((len(fused), depth), dtype=np.int64)
     for start in range(0, len(pool), BLOCK):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import PAPER_SEARCH, Count, Natural, Positive, checked
+from genius_search.config import PAPER_SEARCH, Count, Natural, Positive, validate_settings
 from genius_search.data.features import Features, Pairs
 from genius_search.data.mbeir import MBeir, read_pool
 from genius_search.errors import UsageError
@@ -123,7 +123,7 @@ def fit_baseline(
 
     Features of the pools of ``split``, which will be searched, are kept in ``evaluation``.
     """
-    config = checked(config)
+    config = validate_settings(config)
     settings = generator_config(model, config)
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
@@ -247,7 +247,9 @@ def _train(
     size, seed = training.batch_size, training.seed
     torch.manual_seed(seed)
     embeddings = data.items.embeddings
-    generator = Generator(embeddings.shape[1], ids.sizes, settings, shares_codes=ids.shares_codes)
+    generator = Generator(
+        embeddings.shape[1], ids.sizes, settings, common_vocabulary=ids.common_vocabulary
+    )
     if ids.tables is not None:
         generator.start_codes(ids.tables, generator=torch.Generator().manual_seed(seed))
 
@@ -304,7 +306,7 @@ def evaluate_baseline(
 
     Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
     """
-    config = checked(config)
+    config = validate_settings(config)
     baseline = fit_baseline(
         data, model, rival, split=config.split, evaluation=evaluation, progress=progress
     )

@@ -104,14 +104,14 @@ class Ids(NamedTuple):
     codes: Int16[np.ndarray, "items levels"]
     sizes: tuple[int, ...]
     """Number of codes at each level."""
-    shares_codes: bool = False
+    common_vocabulary: bool = False
     """Whether all levels share one vocabulary."""
     tables: list[Float[Tensor, "_ dim"]] | None = None
     """The code vectors of each level, where codes have any."""
 
 
 def spell(
-    rows: Sequence[Sequence[int]], *, end: int, shares_codes: bool = True, levels: int = 0
+    rows: Sequence[Sequence[int]], *, end: int, common_vocabulary: bool = True, levels: int = 0
 ) -> Ids:
     """Return IDs of different lengths, filled up with the end code to the longest, or to a number of levels.
 
@@ -125,7 +125,7 @@ def spell(
     codes = np.full((len(rows), levels or max(1, longest)), end, dtype=np.int16)
     for row, given in zip(codes, rows, strict=True):
         row[: len(given)] = given
-    return Ids(codes, (end + 1,) * codes.shape[1], shares_codes)
+    return Ids(codes, (end + 1,) * codes.shape[1], common_vocabulary)
 
 
 DIGITS: Final = 10
@@ -266,7 +266,7 @@ def grace_structured(data: TrainingSet) -> Ids:
     """Return paths down a tree of clusters; NCI's are the same, for a decoder with a head for each level."""
     generator = torch.Generator().manual_seed(data.training.seed)
     paths = tree_paths(data.candidates.embeddings, branches=30, leaf=30, generator=generator)
-    return spell(paths, end=30, shares_codes=False)
+    return spell(paths, end=30, common_vocabulary=False)
 
 
 def dsi(data: TrainingSet) -> Ids:
@@ -321,7 +321,7 @@ class RetrievalTokenizer(nn.Module):
             size = len(book.embed)
             centroids = _kmeans(residual, size, generator)
             chosen = _assign(residual, centroids)
-            book.start(centroids, torch.bincount(chosen, minlength=size).float())
+            book.initialise(centroids, torch.bincount(chosen, minlength=size).float())
             residual = residual - centroids[chosen]
 
     def prefixes(self, vectors: Float[Tensor, "items dim"]) -> Prefixes:
@@ -372,8 +372,8 @@ class RetrievalTokenizer(nn.Module):
         """Let the codebooks follow a batch of targets, and move dead codes."""
         for level, book in enumerate(self._books()):
             residuals = prefixes.residuals[level]
-            book.follow(residuals, prefixes.codes[:, level], decay=0.98)
-            book.revive(residuals, below=0.25, generator=generator)
+            book.update_averages(residuals, prefixes.codes[:, level], decay=0.98)
+            book.revive_dead_codes(residuals, below=0.25, generator=generator)
 
     @torch.no_grad()
     def encode(self, embeddings: Float[Tensor, "items dim"]) -> Int64[Tensor, "items levels"]:

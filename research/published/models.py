@@ -25,25 +25,25 @@ from torch import Tensor
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.cli.options import DeviceOptions, OptionalFolder, command, read_toml
 from genius_search.cli.terminal import TerminalProgress
-from genius_search.config import FusionConfig, checked, to_json
+from genius_search.config import FusionConfig, to_json, validate_settings
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates
 from genius_search.encoders.base import Encoder, absolute_spec, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
-from genius_search.nn.codebooks import KIND as QUANTIZER
+from genius_search.nn.codebooks import QUANTIZER_KIND as QUANTIZER
 from genius_search.nn.codebooks import Codebooks
 from genius_search.nn.generator import Generator, write_generator
-from genius_search.nn.packed import KIND as GENERATOR
-from genius_search.nn.parallel import usable
+from genius_search.nn.packed import GENERATOR_KIND as GENERATOR
+from genius_search.nn.parallel import check_device
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.records import Candidate, Modality
 from genius_search.training.codebooks import write_quantizer
 from genius_search.training.features import candidate_row, embed
-from genius_search.training.fit import known_instructions
-from genius_search.training.quantizer import LOW_PURITY, Health, settle
+from genius_search.training.fit import model_instructions
+from genius_search.training.quantizer import LOW_PURITY, Health, measure_candidates
 from genius_search.writing import ArtifactWriter, new_folder
 from research.command import run
 from research.published.checkpoint import (
@@ -259,7 +259,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _possible(config: Config, what: str) -> Config:
     """Check that sizes are within the limits of our settings."""
     try:
-        return checked(config)
+        return validate_settings(config)
     except UsageError as error:
         raise ArtifactMismatch(f"{what}: {error}") from None
 
@@ -316,7 +316,7 @@ def import_genius(
         Labelled candidates, a few of which show the meaning of level 0's codes; and instructions, so that a
         search may omit them.
     """
-    usable(device)
+    check_device(device)
     files = {QUANTIZER: open_checkpoint(quantizer), GENERATOR: open_checkpoint(generator)}
     quantizer_part = quantizer_parts(files[QUANTIZER])
     generator_part = generator_parts(files[GENERATOR], files[QUANTIZER])
@@ -337,9 +337,9 @@ def import_genius(
             network = Quantizer(quantizer_part.dim, quantizer_part.config)
             decoder = Generator(generator_part.dim, generator_part.sizes, generator_part.config)
         network.load_state_dict(quantizer_part.state, strict=True, assign=True)
-        codebooks, lines = network.in_numpy(), [UNKNOWN]
+        codebooks, lines = network.to_codebooks(), [UNKNOWN]
         if sample is not None:
-            codebooks, health = settle(network, sample)
+            codebooks, health = measure_candidates(network, sample)
             lines = _describe_level0(codebooks, health, len(sample))
         for line in lines:
             progress.say(line)
@@ -356,7 +356,7 @@ def import_genius(
         writer = ArtifactWriter(work / GENERATOR, kind=GENERATOR, config=config, inputs=inputs)
         trained = write_generator(writer, decoder.to(device), dim=generator_part.dim)
         Genius.finish(
-            work, opened, ours, trained, known_instructions(data.instructions) if data else []
+            work, opened, ours, trained, model_instructions(data.instructions) if data else []
         )
     return Genius.open(folder, device=device, download=download)
 

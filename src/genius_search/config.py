@@ -202,18 +202,20 @@ class SearchSettings(SearchConfig):
             An option is out of range.
         """
         options = {
-            name: value for name, value in to_json(checked(config)).items() if value is not None
+            name: value
+            for name, value in to_json(validate_settings(config)).items()
+            if value is not None
         }
         return dataclasses.replace(self, **options)
 
 
 DENSITY_WEIGHT: Final = 0.25
 """Weight of the density in small pools, until queries with answers choose another."""
-WEIGHT_PER_DECADE: Final = 0.05
+DENSITY_WEIGHT_PER_DECADE: Final = 0.05
 """It grows with the pool, in which there are more hubs: .28 for 32,368 captions, .35 for a million texts."""
-FEW_ITEMS: Final = 8192
+MAX_BASE_WEIGHT_POOL: Final = 8192
 """Pools up to this size have that weight."""
-COMPARED_POOL: Final = 8192
+MAX_COMPARED_POOL: Final = 8192
 """Up to this many items all are compared by their embeddings, since codes may say little of them."""
 PAPER_SEARCH: Final = SearchSettings(
     beam=50,
@@ -225,7 +227,7 @@ PAPER_SEARCH: Final = SearchSettings(
     density_weight=0.0,
 )
 """The search of the paper: the generator decodes every level, and its probabilities order the hits."""
-USUAL_SEARCH: Final = SearchSettings(
+DEFAULT_SEARCH: Final = SearchSettings(
     beam=10,
     rerank="codes",
     scores="level",
@@ -236,14 +238,14 @@ USUAL_SEARCH: Final = SearchSettings(
 )
 """What default settings start from: follow the nearest codes until at most 1000 candidates are left, then
 rank them by codes."""
-SMALL_POOL: Final = 100_000
+MAX_EXHAUSTIVE_POOL: Final = 100_000
 """Up to so many items all are candidates. Queries that are unlike the items, such as words that look for
 pictures, find five to thirteen points of R@5 less if any are left out, for a third to a half less time."""
 ITEMS_PER_CANDIDATE: Final = 4
-LARGE: Final = 500_000
+LARGE_POOL: Final = 500_000
 """Larger indexes have so many items under each of 256 first codes that it pays to decode the next ones."""
 WIDE_BEAM: Final = 128
-CANDIDATES_PER_ROOT: Final = 96
+CANDIDATES_PER_ROOT_ITEM: Final = 96
 """Of a large index."""
 CANDIDATES_PER_SHORTLISTED: Final = 100
 """One in so many candidates of a large index is compared by its embedding: 1,000 of a million items. Codes
@@ -251,7 +253,7 @@ tell more items apart less well, and items that densities raise are further belo
 
 
 @lru_cache
-def usual_search(items: int) -> SearchSettings:
+def default_search(items: int) -> SearchSettings:
     """Return the default settings of an index of so many items.
 
     All items of a small pool are candidates, and are compared if there are few. Otherwise as many are
@@ -262,27 +264,29 @@ def usual_search(items: int) -> SearchSettings:
     root of the number of items are candidates then. What this finds of a million texts, and costs, is in
     ``docs/lab/log.md``.
     """
-    decades = max(0.0, math.log10(max(items, 1) / FEW_ITEMS))
-    weight = round(DENSITY_WEIGHT + WEIGHT_PER_DECADE * decades, 2)
-    usual = dataclasses.replace(USUAL_SEARCH, density_weight=weight)
-    if items > LARGE:
-        candidates = round(CANDIDATES_PER_ROOT * math.sqrt(items))
+    decades = max(0.0, math.log10(max(items, 1) / MAX_BASE_WEIGHT_POOL))
+    weight = round(DENSITY_WEIGHT + DENSITY_WEIGHT_PER_DECADE * decades, 2)
+    usual = dataclasses.replace(DEFAULT_SEARCH, density_weight=weight)
+    if items > LARGE_POOL:
+        candidates = round(CANDIDATES_PER_ROOT_ITEM * math.sqrt(items))
         shortlist = round(candidates / CANDIDATES_PER_SHORTLISTED)
         return dataclasses.replace(
             usual, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist
         )
-    candidates = max(min(items, SMALL_POOL), items // ITEMS_PER_CANDIDATE, USUAL_SEARCH.candidates)
-    shortlist = 0 if items <= COMPARED_POOL else USUAL_SEARCH.shortlist
+    candidates = max(
+        min(items, MAX_EXHAUSTIVE_POOL), items // ITEMS_PER_CANDIDATE, DEFAULT_SEARCH.candidates
+    )
+    shortlist = 0 if items <= MAX_COMPARED_POOL else DEFAULT_SEARCH.shortlist
     return dataclasses.replace(usual, candidates=candidates, shortlist=shortlist)
 
 
-def led_by_generator(usual: SearchSettings) -> SearchSettings:
+def routed_by_generator(usual: SearchSettings) -> SearchSettings:
     """Return settings of an index by which its generator finds the candidates: a tenth of as many."""
-    candidates = max(usual.candidates // 10, USUAL_SEARCH.candidates)
+    candidates = max(usual.candidates // 10, DEFAULT_SEARCH.candidates)
     return dataclasses.replace(usual, router="generator", candidates=candidates)
 
 
-def checked(config: Settings) -> Settings:
+def validate_settings(config: Settings) -> Settings:
     """Return settings whose fields are all within their limits; :class:`UsageError` names one that is not."""
     return from_json(type(config), to_json(config))
 

@@ -44,7 +44,7 @@ MODEL_FILE: Final = "model.json"
 
 
 @dataclass(frozen=True, slots=True)
-class KnownInstruction:
+class ModelInstruction:
     """An instruction the model was trained with, and when it applies."""
 
     query: str
@@ -76,7 +76,7 @@ class ModelFile(BaseModel, frozen=True):
     quantizer: ModelPart
     generator: ModelPart | None = None
     """None if the model is searched by the geometry of its code vectors alone."""
-    instructions: list[KnownInstruction]
+    instructions: list[ModelInstruction]
     fingerprint: str
     checksum: str | None = None
     """Of the instructions; None in older files."""
@@ -153,7 +153,7 @@ class Genius:
         encoder: Encoder,
         quantizer: StoredQuantizer,
         generator: Manifest | None,
-        instructions: Sequence[KnownInstruction],
+        instructions: Sequence[ModelInstruction],
         fingerprint: str,
         *,
         device: str = "cpu",
@@ -205,9 +205,9 @@ class Genius:
             folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
         folder = folder.absolute()  # some parts are opened later, perhaps after `os.chdir`
         if device != "cpu":
-            from genius_search.nn.parallel import usable
+            from genius_search.nn.parallel import check_device
 
-            usable(device)
+            check_device(device)
         file = read_model_file(folder)
         quantizer = StoredQuantizer(folder / "quantizer")
         generator = None
@@ -246,7 +246,7 @@ class Genius:
         encoder: Encoder,
         quantizer: StoredQuantizer,
         generator: Manifest | None,
-        instructions: Sequence[KnownInstruction],
+        instructions: Sequence[ModelInstruction],
     ) -> Genius:
         """Finish a model by writing the ``model.json`` of its parts; the generator may be missing."""
         kind, _, place = encoder.spec.partition(":")
@@ -279,7 +279,7 @@ class Genius:
             sys.modules["torch"].set_num_threads(1)
 
     @cached_property
-    def unchecked(self) -> dict[Path, FileFact]:
+    def unchecked_files(self) -> dict[Path, FileFact]:
         """Files that were not compared with their checksums since the model was opened; not the encoder's."""
         parts = (self.quantizer_manifest, self.generator_manifest)
         return {
@@ -345,7 +345,7 @@ class Genius:
         """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""
         return self.decoder if self.uses_generator(config) else self.router
 
-    def fast_for(self, config: SearchSettings) -> CompiledSearch | None:
+    def compiled_search_for(self, config: SearchSettings) -> CompiledSearch | None:
         """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
         return self._fast_generator if self.uses_generator(config) else self._fast_router
 

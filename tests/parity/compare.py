@@ -231,7 +231,7 @@ def _training(reference: Reference, quantizer: Quantizer) -> dict[str, Tensor]:
     nothing = torch.zeros(len(sides[0]), len(sides[0]), dtype=torch.bool)
     quantized = quantizer.quantize(torch.cat(sides))
     after = copy.deepcopy(quantizer)
-    after.follow(quantized, generator=torch.Generator().manual_seed(0))
+    after.update_averages(quantized, generator=torch.Generator().manual_seed(0))
     first, second, last = (after.codebooks[level] for level in (0, 1, 8))
     return {
         "train_code": quantized.codes,

@@ -32,9 +32,9 @@ PLANS = st.tuples(
 def make(seed, config, sizes):
     """A generator with norms of its own; every other one has levels that share their codes."""
     torch.manual_seed(seed)
-    shares_codes = seed % 2 > 0
-    sizes = sizes[:1] * len(sizes) if shares_codes else sizes
-    generator = Generator(DIM, tuple(sizes), config, shares_codes=shares_codes).eval()
+    common_vocabulary = seed % 2 > 0
+    sizes = sizes[:1] * len(sizes) if common_vocabulary else sizes
+    generator = Generator(DIM, tuple(sizes), config, common_vocabulary=common_vocabulary).eval()
     for name, weight in generator.named_parameters():
         if "norm" in name:
             nn.init.uniform_(weight, 0.3, 3.0)
@@ -107,7 +107,7 @@ def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data
 @torch.no_grad()
 def test_levels_that_share_their_codes_share_their_rows(scores):
     config = GeneratorConfig(layers=1, width=4, feedforward=4, heads=1, head_width=4, prefixes=1)
-    generator = Generator(DIM, (6, 6, 6), config, shares_codes=True).eval()
+    generator = Generator(DIM, (6, 6, 6), config, common_vocabulary=True).eval()
     assert len(generator.embedding.weight) == 3 + 6
     hidden = torch.randn(2, 4)
     first, last = (generator.log_probabilities(hidden, level, scores) for level in (0, 2))

@@ -14,7 +14,7 @@ from genius_search.errors import ArtifactMismatch
 from genius_search.native import build
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
-from genius_search.nn.spread import COLUMNS, Residuals, Spread
+from genius_search.nn.spread import NUM_MODALITY_STATISTICS, Residuals, Spread
 from genius_search.recipe import GeneratorConfig
 from genius_search.search import kernel
 from genius_search.search.beam import GeometricDecoder, GuidedDecoder
@@ -52,7 +52,9 @@ def draw_spread(random, sizes: tuple[int, ...]) -> Spread:
     """Return drawn spreads, with the modality at the first level or without."""
     level = int(random.integers(0, 2)) if len(sizes) > 1 and sizes[0] > 1 else 0
     rows = sizes[0] if level else 1
-    return Spread(random.random((rows, sizes[level])), random.random((rows, COLUMNS)) + 0.1)
+    return Spread(
+        random.random((rows, sizes[level])), random.random((rows, NUM_MODALITY_STATISTICS)) + 0.1
+    )
 
 
 class Drawn:
@@ -85,7 +87,7 @@ class Drawn:
         self.is_exact = seed % 2 == 0 and generator is None
         spread = draw_spread(random, self.sizes)
         if self.is_exact:  # queries are not scaled then, which would round their sums
-            spread = Spread(np.ones((1, self.sizes[0])), np.zeros((1, COLUMNS)))
+            spread = Spread(np.ones((1, self.sizes[0])), np.zeros((1, NUM_MODALITY_STATISTICS)))
         norm_weight = float(random.choice([1, 0.5]))
         self.decoder, self.network = GeometricDecoder(self.tables, spread, norm_weight), None
         if generator is not None:

@@ -103,7 +103,7 @@ def test_densities_fade_near_a_query_in_exact_search_as_in_a_search_by_beams(
     assert scores(exact) == pytest.approx(scores(ours), abs=1e-5)
     vectors = pool.fused(slice(0, 150)).numpy()
     densities = (reliable.densities.astype(float) - 128) / 800
-    among = model.ranker.spread.among()
+    among = model.ranker.spread.target_spread()
     tables = model.ranker.tables()[model.ranker.spread.level]
     for query, hits in zip(items.numpy(), exact.hits, strict=True):
         products = vectors @ query

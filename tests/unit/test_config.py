@@ -16,10 +16,10 @@ from genius_search.config import (
     SearchConfig,
     SearchSettings,
     SmallEncoderConfig,
-    checked,
+    default_search,
     from_json,
     to_json,
-    usual_search,
+    validate_settings,
 )
 from genius_search.errors import UsageError
 from genius_search.recipe import (
@@ -78,7 +78,7 @@ encoders = st.builds(
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_within_its_limits(name):
-    assert checked(preset(name)) == preset(name)
+    assert validate_settings(preset(name)) == preset(name)
 
 
 def test_the_paper_preset_has_the_papers_numbers():
@@ -108,7 +108,9 @@ def test_settings_survive_a_round_trip_through_toml(tmp_path_factory, config):
     file.write_text(to_toml(config))
     assert read_toml(file, preset_name="tiny") == config
     assert (
-        from_json(FitConfig, json.loads(json.dumps(to_json(config)))) == checked(config) == config
+        from_json(FitConfig, json.loads(json.dumps(to_json(config))))
+        == validate_settings(config)
+        == config
     )
 
 
@@ -154,5 +156,5 @@ def test_a_setting_that_cannot_be_is_refused_and_named(kind, value, named):
 def test_candidates_grow_with_the_items_and_then_with_their_root_and_so_does_the_beam(
     items, candidates, beam
 ):
-    usual = usual_search(items)
+    usual = default_search(items)
     assert (usual.candidates, usual.beam) == (candidates, beam)

@@ -42,7 +42,7 @@ from genius_search.index.store import (
 from genius_search.index.writer import open_writer, writing_lock
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
-from genius_search.training.codebooks import MAX_SAMPLE
+from genius_search.training.codebooks import MAX_FIT_ITEMS
 from genius_search.writing import write_file, write_json
 
 MAX_SHARDS: Final = 64
@@ -192,7 +192,7 @@ def _fit_model(
     """Fit codebooks to items from all over the pool."""
     spec = absolute_spec(settings.encoder or "")
     encoder = load_encoder(spec, download=settings.download, device=settings.device)
-    step = max(1, rows // MAX_SAMPLE)
+    step = max(1, rows // MAX_FIT_ITEMS)
     sample = dataclasses.replace(pool, items=lambda: itertools.islice(pool.items(), 0, None, step))
     with saved_features(folder / BUILD, encoder) as work:
         changes = find_changes(folder / BUILD, sample, encoder, None, divides=False)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import CodebookConfig, checked
+from genius_search.config import CodebookConfig, validate_settings
 from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.data.values import fields_to_json
 from genius_search.encoders.base import (
@@ -406,7 +406,7 @@ def create_index(
         raise UsageError(
             "a trained model has its codebooks; give levels or query vectors without one"
         )
-    levels = LEVELS if levels is None else checked(CodebookConfig(levels=levels)).levels
+    levels = LEVELS if levels is None else validate_settings(CodebookConfig(levels=levels)).levels
     trained, reads = _open_model(pool, model, encoder, device=device, download=download)
     require_free_folder(folder)
     is_new = not folder.exists()

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped
 
 from genius_search.border import as_id_list, as_numbers, as_path, as_text
-from genius_search.config import usual_search
+from genius_search.config import default_search
 from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
@@ -206,7 +206,7 @@ def calibrate(
             f"{len(queries)} queries of {name} have a right answer in {index.folder}; "
             f"at least {MIN_CALIBRATION_QUERIES} are needed to fit to one half and measure the other"
         )
-    usual = usual_search(snapshot.num_rows).density_weight
+    usual = default_search(snapshot.num_rows).density_weight
     density_weights = density_weights_around(usual)
     answers: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {
         weight: [] for weight in density_weights

@@ -143,7 +143,7 @@ def score_codes(
     model, config = searcher.model, searcher.config
     if model.uses_generator(config):
         return decoded_scores(model.decoder, embedding, codes, config.scores, level0)
-    residual = embedding * model.ranker.scale(embedding, model.ranker.spread.among(level0))
+    residual = embedding * model.ranker.scale(embedding, model.ranker.spread.target_spread(level0))
     scores = []
     for table, code in zip(model.ranker.tables(), codes, strict=True):
         scores.append(np.vecdot(table, residual) - np.square(table).sum(axis=1) / 2)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
-from genius_search.config import CodebookConfig, SearchSettings, checked
+from genius_search.config import CodebookConfig, SearchSettings, validate_settings
 from genius_search.data.features import Features, Pairs
 from genius_search.encoders.base import Encoder, ItemKey, load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
@@ -51,7 +51,7 @@ from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
-from genius_search.training.codebooks import FITTED, fit_codebooks, query_metric
+from genius_search.training.codebooks import FITTED_ITEMS, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
 from genius_search.writing import new_folder, sync, sync_tree
 
@@ -123,7 +123,7 @@ def fit_index(
     BadData
         there are no pairs, or too few.
     """
-    config = checked(config)
+    config = validate_settings(config)
     if config.quantizer.fusion.kind == "sum":
         raise UsageError(
             "these settings sum features, which is nothing to train; leave quantizer.fusion.kind out, or fit "
@@ -200,7 +200,7 @@ def fit_index(
 
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     """Return whether an index has grown by more than a half since its codebooks were fitted to it."""
-    fitted = model.quantizer_manifest.inputs.get(FITTED)
+    fitted = model.quantizer_manifest.inputs.get(FITTED_ITEMS)
     return fitted is not None and snapshot.num_rows > MIN_REFIT_GROWTH * int(fitted)
 
 
@@ -224,7 +224,7 @@ def refit_index(
     levels = (
         model.codebooks.config.levels
         if levels is None
-        else checked(CodebookConfig(levels=levels)).levels
+        else validate_settings(CodebookConfig(levels=levels)).levels
     )
     snapshot = writer.snapshot
     manifest = snapshot.manifest

@@ -716,7 +716,7 @@ class Index:
     def settings(self) -> SearchSettings:
         """The default search settings, which the ``config`` of a search changes.
 
-        These are :func:`genius_search.config.usual_search`; with a model of its own, or without a generator,
+        These are :func:`genius_search.config.default_search`; with a model of its own, or without a generator,
         hits are ranked by fused embeddings if the index stores them.
         """
         return self._searcher().config
@@ -808,7 +808,7 @@ class Index:
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         if manifest.model_fingerprint != model.fingerprint:
             raise another_index(self.folder)
-        snapshot.check_arrays(model.codebooks, model.unchecked)
+        snapshot.check_arrays(model.codebooks, model.unchecked_files)
         choices = self._open_log(heads, model, snapshot)
         return _Opened(heads, SnapshotSearcher(model, snapshot, choices=choices))
 

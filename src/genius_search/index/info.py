@@ -28,7 +28,7 @@ from genius_search.index.store import (
 )
 from genius_search.index.writer import stored_pictures
 from genius_search.model import MODEL_FILE, read_model_file
-from genius_search.nn.codebooks import KIND, METRIC, StoredQuantizer
+from genius_search.nn.codebooks import METRIC, QUANTIZER_KIND, StoredQuantizer
 
 
 class CheckReport(NamedTuple):
@@ -241,4 +241,6 @@ def _describe_embeddings(manifest: IndexManifest) -> str:
 def _knows_queries(folder: Path, manifest: IndexManifest) -> bool:
     if not manifest.has_own_model:
         return False
-    return METRIC in open_artifact(folder / manifest.model / "quantizer", kind=KIND).inputs
+    return (
+        METRIC in open_artifact(folder / manifest.model / "quantizer", kind=QUANTIZER_KIND).inputs
+    )

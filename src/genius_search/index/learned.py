@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from genius_search.border import as_id, as_text
-from genius_search.config import USUAL_SEARCH
+from genius_search.config import DEFAULT_SEARCH
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
 from genius_search.index.items import Item
 from genius_search.index.match import split_excluded
@@ -128,7 +128,7 @@ class Choices:
         self._snapshot = snapshot
         self._folder = log.snapshot.folder.parent
         self._is_damaged = False
-        candidates = max(USUAL_SEARCH.candidates, log.snapshot.num_alive // QUERIES_PER_CANDIDATE)
+        candidates = max(DEFAULT_SEARCH.candidates, log.snapshot.num_alive // QUERIES_PER_CANDIDATE)
         config = replace(log.config, density_weight=0.0, candidates=candidates)
         self._searcher = SnapshotSearcher(log.model, log.snapshot, config)
         self._chosen: dict[Location, Location | None] = {}
@@ -299,7 +299,7 @@ def _add(
                 raise  # otherwise another process or thread was first
         else:
             return
-    from genius_search.training.codebooks import FITTED  # noqa: PLC0415  with PyTorch, as adding is
+    from genius_search.training.codebooks import FITTED_ITEMS  # noqa: PLC0415  with PyTorch, as adding is
 
     with reading_log(index.folder):
         logged = index.open(folder)
@@ -310,7 +310,7 @@ def _add(
                 wait_seconds=wait_seconds,
             )
             logged.compact(wait_seconds=wait_seconds)
-        fitted = int(logged.model.quantizer_manifest.inputs[FITTED])
+        fitted = int(logged.model.quantizer_manifest.inputs[FITTED_ITEMS])
         if logged.snapshot.num_alive >= REFIT_GROWTH * fitted:
             logged.refit(wait_seconds=wait_seconds)
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float32, Int8
 
-from genius_search.config import SMALL_POOL, SearchSettings
+from genius_search.config import MAX_EXHAUSTIVE_POOL, SearchSettings
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Measured
@@ -28,7 +28,7 @@ QUERY_NOISE: Final = 0.3
 """Length of what is added to an item to make a query of it; an item itself is found too easily."""
 NUM_RECALL_QUERIES: Final = 200
 NUM_RECALL_QUERIES_OF_LARGE: Final = 50
-"""In an index of more than :data:`~genius_search.config.SMALL_POOL` items, in which they take longer."""
+"""In an index of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, in which they take longer."""
 MIN_MEASURED_ITEMS: Final = 50
 """Of fewer items all are compared anyway."""
 MAX_BITS_SAMPLE: Final = 8192
@@ -41,7 +41,7 @@ MIN_KEPT_BY_BITS: Final[dict[EmbeddingBits, float]] = {2: 0.8, 4: 0.96}
 with a million items, keep .89 of real texts and .7 to .8 of random vectors."""
 MIN_KEPT: Final = 0.975
 """Share of the nearest ten of stored embeddings that a search keeps; below it more are compared. The default
-of pools with more than :data:`~genius_search.config.SMALL_POOL` items leaves out candidates, and is
+of pools with more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items leaves out candidates, and is
 :data:`MIN_KEPT_OF_LARGE`."""
 MIN_KEPT_OF_LARGE: Final = 0.9
 TOLERANCE: Final = 1e-6
@@ -109,7 +109,7 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     trial = _Trial(model, snapshot, settings)
     plain = dataclasses.replace(settings, density_weight=0.0)
     kept = trial.share(plain)
-    target = MIN_KEPT if num_rows <= SMALL_POOL else MIN_KEPT_OF_LARGE
+    target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
     while kept < target and settings.shortlist:
         longer = SHORTLIST_GROWTH * settings.shortlist
         settings = dataclasses.replace(settings, shortlist=0 if longer >= num_rows else longer)
@@ -130,7 +130,9 @@ class _Trial:
     def __init__(self, model: Genius, snapshot: Snapshot, settings: SearchSettings) -> None:
         self._model, self._snapshot = model, snapshot
         count = (
-            NUM_RECALL_QUERIES if snapshot.num_rows <= SMALL_POOL else NUM_RECALL_QUERIES_OF_LARGE
+            NUM_RECALL_QUERIES
+            if snapshot.num_rows <= MAX_EXHAUSTIVE_POOL
+            else NUM_RECALL_QUERIES_OF_LARGE
         )
         segment = snapshot.segments[0]
         rows = np.random.default_rng(0).permutation(segment.table.num_items)[:count]

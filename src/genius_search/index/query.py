@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
 from genius_search.border import SHORTEST_VECTOR, as_numbers
-from genius_search.config import SearchConfig, SearchSettings, led_by_generator, usual_search
+from genius_search.config import SearchConfig, SearchSettings, default_search, routed_by_generator
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.passages import query_passages
 from genius_search.errors import BadData, UsageError
@@ -179,7 +179,7 @@ class SearchResult(NamedTuple):
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchSettings:
     """Return the search settings of an index; see :attr:`genius_search.index.index.Index.settings`."""
     manifest = snapshot.manifest
-    usual = usual_search(snapshot.num_rows)
+    usual = default_search(snapshot.num_rows)
     if manifest.measured is not None:
         usual = dataclasses.replace(
             usual, shortlist=grown_shortlist(manifest.measured, snapshot.num_rows)
@@ -205,7 +205,7 @@ def adjust_settings(usual: SearchSettings, model: Genius, config: SearchConfig) 
         An option is out of range, the model has no generator to lead the search or to order its hits, or
         the order of the hits needs the generator while ``router="geometry"`` excludes it.
     """
-    settings = (led_by_generator(usual) if config.router == "generator" else usual).with_options(
+    settings = (routed_by_generator(usual) if config.router == "generator" else usual).with_options(
         config
     )
     for name, value in (("router", "generator"), ("rerank", "none")):
@@ -267,7 +267,7 @@ class SnapshotSearcher:
 
     @cached_property
     def _fast(self) -> CompiledSearch | None:
-        return self.model.fast_for(self.config)
+        return self.model.compiled_search_for(self.config)
 
     @cached_property
     def _instructions(self) -> dict[tuple[Modality, Modality], str | None]:

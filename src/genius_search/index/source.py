@@ -39,7 +39,7 @@ from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
-from genius_search.training.codebooks import MAX_SAMPLE
+from genius_search.training.codebooks import MAX_FIT_ITEMS
 from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
 from genius_search.writing import make_folder
 
@@ -139,8 +139,8 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
 def draw_embeddings(
     features: Features, fuse: Callable[[np.ndarray, np.ndarray], np.ndarray] = sum_features
 ) -> tuple[Float32[np.ndarray, "items dim"], Int8[np.ndarray, " items"]]:
-    """Return the fused features and the modalities of all items, or of :data:`MAX_SAMPLE` drawn ones."""
-    rows = np.sort(np.random.default_rng(0).permutation(len(features))[:MAX_SAMPLE])
+    """Return the fused features and the modalities of all items, or of :data:`MAX_FIT_ITEMS` drawn ones."""
+    rows = np.sort(np.random.default_rng(0).permutation(len(features))[:MAX_FIT_ITEMS])
     sampled = features.gather(rows)
     return fuse(sampled.image, sampled.text), features.modality[rows]
 

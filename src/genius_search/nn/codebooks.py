@@ -12,7 +12,13 @@ from jaxtyping import Float, Float32, Int64, Integer, Shaped
 
 from genius_search.artifact import open_artifact, read_arrays
 from genius_search.config import CodebookConfig, settings_of
-from genius_search.nn.spread import BITS, COLUMNS, MOST_CONSTANT, Residuals, Spread
+from genius_search.nn.spread import (
+    MAX_CONSTANT_DIRECTIONS,
+    NUM_MODALITY_STATISTICS,
+    RESIDUAL_BIT_WIDTHS,
+    Residuals,
+    Spread,
+)
 from genius_search.records import NUM_MODALITIES
 
 if TYPE_CHECKING:
@@ -23,8 +29,8 @@ else:
     AnyArray = Any
 """An array, or a tensor on any device."""
 
-KIND: Final = "quantizer"
-WEIGHTS: Final = "quantizer.safetensors"
+QUANTIZER_KIND: Final = "quantizer"
+QUANTIZER_FILE: Final = "quantizer.safetensors"
 METRIC: Final = "metric"
 """Name of the quantizer's metric, among its weights and in the inputs of its manifest: a symmetric matrix A.
 Codes are chosen by the length of A times what they leave of an item; without it, by that length itself. With
@@ -34,9 +40,9 @@ POOL_SAMPLE: Final = "pool_sample"
 pool have them."""
 FUSION: Final = "fusion."
 """Before the names of the fusion's weights."""
-SUMMED_AT_ONCE: Final = 128
+IDS_PER_BLOCK: Final = 128
 """IDs whose vectors are summed at once: as many as stay in a core's cache."""
-FEW: Final = 8
+MIN_BATCH_FOR_MATMUL: Final = 8
 """Fewer queries are fused one by one."""
 
 
@@ -66,8 +72,8 @@ def sum_codes(
 ) -> Float[np.ndarray, "items dim"]:
     """Return the vectors of IDs: the sums of their code vectors, in the precision of these."""
     vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
-    for start in range(0, len(ids), SUMMED_AT_ONCE):
-        rows = slice(start, start + SUMMED_AT_ONCE)
+    for start in range(0, len(ids), IDS_PER_BLOCK):
+        rows = slice(start, start + IDS_PER_BLOCK)
         for level, table in enumerate(tables):
             vectors[rows] += table[ids[rows, level]]
     return vectors
@@ -87,7 +93,7 @@ class Codebooks:
     ----------
     weights
         those of :class:`genius_search.nn.quantizer.Quantizer` by name, and what was measured of items:
-        at least those of :func:`shapes_of_weights`.
+        at least those of :func:`weight_shapes`.
     """
 
     def __init__(self, dim: int, config: CodebookConfig, weights: Mapping[str, np.ndarray]) -> None:
@@ -111,7 +117,7 @@ class Codebooks:
     def spread(self) -> Spread:
         """By how much products and densities differ; if it was not measured, queries are not scaled."""
         if not self.weights["usage"].any():
-            return Spread.none(self.sizes[0])
+            return Spread.neutral(self.sizes[0])
         constant = self.weights["constant"]
         residuals = Residuals(self.weights["residual_weights"], constant[constant.any(axis=1)])
         return Spread(self.weights["usage"], self.weights["spreads"], residuals)
@@ -128,7 +134,7 @@ class Codebooks:
                 self.weights[f"{FUSION}{name}.weight"],
                 self.weights[f"{FUSION}{name}.bias"],
             )
-            if len(inputs) < FEW:  # without threads, whose waiting costs more
+            if len(inputs) < MIN_BATCH_FOR_MATMUL:  # without threads, whose waiting costs more
                 return np.asarray(np.vecdot(inputs[:, None], weight) + bias)
             return np.asarray(inputs @ weight.T + bias)
 
@@ -145,7 +151,7 @@ def _num_levels(config: CodebookConfig) -> int:
     return config.levels + (config.level0 != "none")
 
 
-def shapes_of_weights(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
+def weight_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the weights that :class:`Codebooks` needs."""
     shapes: dict[str, tuple[int, ...]] = {
         f"codebooks.{level}.embed": (config.codebook_size, dim)
@@ -167,10 +173,10 @@ def shapes_of_weights(dim: int, config: CodebookConfig) -> dict[str, tuple[int, 
         ):
             shapes[f"{FUSION}{name}.weight"] = (outputs, inputs)
             shapes[f"{FUSION}{name}.bias"] = (outputs,)
-    return {**shapes, "level0_modality": (NUM_MODALITIES,), **shapes_of_measures(dim, config)}
+    return {**shapes, "level0_modality": (NUM_MODALITIES,), **statistic_shapes(dim, config)}
 
 
-def shapes_of_measures(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
+def statistic_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of what is measured of items when the code vectors are there.
 
     ``usage`` is the number of items by their first code and that of the first semantic level, ``spreads``
@@ -180,9 +186,9 @@ def shapes_of_measures(dim: int, config: CodebookConfig) -> dict[str, tuple[int,
     modalities = 1 if config.level0 == "none" else NUM_MODALITIES
     return {
         "usage": (modalities, config.codebook_size),
-        "spreads": (modalities, COLUMNS),
-        "residual_weights": (len(BITS), dim),
-        "constant": (MOST_CONSTANT, dim),
+        "spreads": (modalities, NUM_MODALITY_STATISTICS),
+        "residual_weights": (len(RESIDUAL_BIT_WIDTHS), dim),
+        "constant": (MAX_CONSTANT_DIRECTIONS, dim),
     }
 
 
@@ -196,10 +202,10 @@ class StoredQuantizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.manifest = manifest = open_artifact(folder, kind=KIND)
+        self.manifest = manifest = open_artifact(folder, kind=QUANTIZER_KIND)
         dim, config = manifest.facts.get("dim") or 0, settings_of(CodebookConfig, manifest)
         optional = {METRIC: (dim, dim), POOL_SAMPLE: (None, _num_levels(config))}
-        shapes = {**shapes_of_weights(dim, config), **optional}
+        shapes = {**weight_shapes(dim, config), **optional}
         self.codebooks = Codebooks(
-            dim, config, read_arrays(folder / WEIGHTS, shapes, optional=optional)
+            dim, config, read_arrays(folder / QUANTIZER_FILE, shapes, optional=optional)
         )

@@ -12,7 +12,7 @@ parallel data", 2018) subtracts an item's mean similarity r to its nearest neigh
 
     score(q, x) = s(q) q·x − w ρ fade(q·x) (r(x) − mean r)
 
-- r(x) is the mean cosine of an item to the nearest :data:`NEIGHBOURS` vectors of a sample of the pool's
+- r(x) is the mean cosine of an item to the nearest :data:`DENSITY_NEIGHBOURS` vectors of a sample of the pool's
   IDs. A trained model has no sample; the vectors of the first semantic codes replace it, since they are
   spread like the items.
 - ρ is the reliability of r: how two estimates of it agree, by two samples of items (Spearman–Brown). Where
@@ -34,9 +34,9 @@ import numpy as np
 from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import normalize, sum_codes
-from genius_search.nn.spread import HALF_NORM_STEPS, LARGEST, encode_densities
+from genius_search.nn.spread import HALF_NORM_STEPS, MAX_BYTE, encode_densities
 
-NEIGHBOURS: Final = 1
+DENSITY_NEIGHBOURS: Final = 1
 """Number of nearest vectors whose mean cosine is the density."""
 ID_SAMPLE: Final = 512
 """Vectors that IDs are compared with: their densities only matter where nothing but codes is ranked by."""
@@ -93,7 +93,7 @@ class NormAndDensity:
         ``vectors`` are the sums of the IDs' code vectors.
         """
         costs = self._norm_weight * np.square(vectors).sum(axis=1) / 2
-        half_norms = np.rint(costs * HALF_NORM_STEPS).clip(0, LARGEST).astype(np.int16)
+        half_norms = np.rint(costs * HALF_NORM_STEPS).clip(0, MAX_BYTE).astype(np.int16)
         densities = self.densities(vectors, codes, most=ID_SAMPLE)
         densities = encode_densities(self._relative(densities, codes))
         return np.stack([half_norms, densities.astype(np.int16)], axis=1)
@@ -149,7 +149,7 @@ class NormAndDensity:
             sample = self._sample
             if self._has_modality_level:
                 sample = sample[sample[:, 0] == code]
-            if len(sample) > NEIGHBOURS:
+            if len(sample) > DENSITY_NEIGHBOURS:
                 vectors, hashes = sum_codes(self._tables, sample), _hashes(sample)
             elif self._has_modality_level:
                 vectors, hashes = self._tables[0][code] + self._tables[1], None
@@ -175,13 +175,15 @@ def _density(
         rough[_hashes(codes)[:, None] == hashes] = -np.inf
     rows, nearest = np.arange(len(rough)), []
     for _ in range(
-        min(NEIGHBOURS + SPARE, rough.shape[1])
+        min(DENSITY_NEIGHBOURS + SPARE, rough.shape[1])
     ):  # for so few, quicker than a partial sort
         best = rough.argmax(axis=1)
         cosines = np.vecdot(directions[best], units)
         nearest.append(np.where(rough[rows, best] > -np.inf, cosines, -1))
         rough[rows, best] = -np.inf
-    return np.asarray(np.sort(np.stack(nearest, axis=1), axis=1)[:, -NEIGHBOURS:].mean(axis=1))
+    return np.asarray(
+        np.sort(np.stack(nearest, axis=1), axis=1)[:, -DENSITY_NEIGHBOURS:].mean(axis=1)
+    )
 
 
 def _hashes(codes: Integer[np.ndarray, "ids levels"]) -> Int64[np.ndarray, " ids"]:

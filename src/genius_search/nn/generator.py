@@ -21,7 +21,14 @@ from torch.nn import functional as F
 from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import settings_of
 from genius_search.errors import UsageError
-from genius_search.nn.packed import EPSILON, KIND, NUM_BUCKETS, NUM_SPECIAL, WEIGHTS, bucket
+from genius_search.nn.packed import (
+    EPSILON,
+    GENERATOR_FILE,
+    GENERATOR_KIND,
+    NUM_BUCKETS,
+    NUM_SPECIAL,
+    bucket,
+)
 from genius_search.nn.weights import load_weights, write_weights
 from genius_search.recipe import GeneratorConfig
 from genius_search.writing import ArtifactWriter
@@ -77,7 +84,7 @@ class Guide(nn.Module):
         before = self.vectors[self._rows(codes)[:, :-1]]
         return torch.cat([queries[:, None], -before], dim=1).cumsum(dim=1)
 
-    def score_paths(
+    def score_ids(
         self,
         decoder_logits: Float[Tensor, "batch levels"],
         queries: Float[Tensor, "batch dim"],
@@ -233,7 +240,7 @@ class Generator(nn.Module):
     ----------
     sizes
         number of codes at each level.
-    shares_codes
+    common_vocabulary
         whether all levels share one vocabulary, as positions in a text do.
     """
 
@@ -243,12 +250,12 @@ class Generator(nn.Module):
         sizes: tuple[int, ...],
         config: GeneratorConfig,
         *,
-        shares_codes: bool = False,
+        common_vocabulary: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.sizes = sizes
-        before = [0] * len(sizes) if shares_codes else [0, *accumulate(sizes)]
+        before = [0] * len(sizes) if common_vocabulary else [0, *accumulate(sizes)]
         self.offsets = tuple(NUM_SPECIAL + before[level] for level in range(len(sizes)))
         vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
         self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
@@ -351,23 +358,23 @@ class Generator(nn.Module):
                 losses.append(F.nll_loss(scores, codes[:, level]))
         return torch.stack(losses)
 
-    def path_scores(
+    def score_ids(
         self,
         queries: Float[Tensor, "batch dim"],
         codes: Int[Tensor, "batch levels"],
         scaled: Float[Tensor, "batch dim"],
     ) -> Float[Tensor, "batch levels"]:
         """Return the guided logit of each code of IDs, not normalised over the level; see :meth:`loss`."""
-        guide = self.required_guide()
+        guide = self.require_guide()
         rows = codes + torch.tensor(self.offsets, device=codes.device)
         if self.head is not None:
             outputs = F.embedding(rows, self.head.weight)
         else:
             outputs = self.embedding(rows) * self.config.width**-0.5
         logits = (self.forward(queries, codes) * outputs).sum(dim=2)
-        return guide.score_paths(logits, scaled, codes)
+        return guide.score_ids(logits, scaled, codes)
 
-    def required_guide(self) -> Guide:
+    def require_guide(self) -> Guide:
         """Return the guide; raise :class:`UsageError` without one."""
         if self.guide is None:
             raise UsageError(
@@ -444,15 +451,15 @@ class Generator(nn.Module):
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> Manifest:
     """Write weights and manifest of a generator; ``dim`` is the width of the embeddings."""
-    write_weights(writer.path / WEIGHTS, generator.state_dict())
+    write_weights(writer.path / GENERATOR_FILE, generator.state_dict())
     return writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
 
 
 def load_generator(folder: Path, *, device: str = "cpu") -> Generator:
     """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
-    manifest = open_artifact(folder, kind=KIND)
+    manifest = open_artifact(folder, kind=GENERATOR_KIND)
     config, facts = settings_of(GeneratorConfig, manifest), manifest.facts
     generator = load_weights(
-        folder / WEIGHTS, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config)
+        folder / GENERATOR_FILE, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config)
     )
     return generator.to(device).eval()

@@ -16,13 +16,13 @@ from genius_search.native.build import CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, normalize, sum_codes
 from genius_search.nn.density import NormAndDensity
 
-CHUNK: Final = 16_384
+ASSIGN_BLOCK: Final = 16_384
 """Vectors per block when assigning centroids, to bound memory."""
-AT_ONCE: Final = 1024
+VECTORS_PER_BLOCK: Final = 1024
 """Vectors that are handled at once, so that what belongs to them stays in a processor's cache."""
-ERRORS_AT_ONCE: Final = 1 << 20
+ERRORS_PER_BLOCK: Final = 1 << 20
 """Errors of sums in memory at once: 4 MiB, which stay in the cache of a processor."""
-SPREAD: Final = 0.3
+START_SPREAD: Final = 0.3
 """How far k-means starts from the mean, as a share of the distance of drawn samples."""
 
 
@@ -39,10 +39,10 @@ def assign(
     """Return the index of the nearest centroid (squared Euclidean); the lowest index wins a tie."""
     halves = np.square(centroids).sum(axis=1) / 2
     chosen = np.empty(len(samples), dtype=np.int64)
-    for start in range(0, len(samples), CHUNK):
-        products = samples[start : start + CHUNK] @ centroids.T
+    for start in range(0, len(samples), ASSIGN_BLOCK):
+        products = samples[start : start + ASSIGN_BLOCK] @ centroids.T
         products -= halves
-        chosen[start : start + CHUNK] = products.argmax(axis=1)
+        chosen[start : start + ASSIGN_BLOCK] = products.argmax(axis=1)
     return chosen
 
 
@@ -68,8 +68,10 @@ def subtract_vectors(
     codes: Integer[np.ndarray, " items"],
 ) -> None:
     """Subtract from each vector, in place, that of its code."""
-    for start in range(0, len(vectors), AT_ONCE):
-        vectors[start : start + AT_ONCE] -= table[codes[start : start + AT_ONCE]]
+    for start in range(0, len(vectors), VECTORS_PER_BLOCK):
+        vectors[start : start + VECTORS_PER_BLOCK] -= table[
+            codes[start : start + VECTORS_PER_BLOCK]
+        ]
 
 
 def kmeans(
@@ -87,7 +89,7 @@ def kmeans(
     """
     drawn = random.choice(len(samples), size, replace=len(samples) < size)
     mean = samples.mean(axis=0)
-    centroids = mean + np.float32(SPREAD) * (samples[drawn] - mean)
+    centroids = mean + np.float32(START_SPREAD) * (samples[drawn] - mean)
     chosen = assign(samples, centroids)
     for _ in range(iterations):
         counts = np.bincount(chosen, minlength=size)[:, None]
@@ -116,13 +118,15 @@ class NearestSums:
         """Return the codes of vectors."""
         if self._is_compiled:
             return self._compiled(vectors)
-        most = max(1, ERRORS_AT_ONCE // (self._beam * max(map(len, self._tables))))
+        most = max(1, ERRORS_PER_BLOCK // (self._beam * max(map(len, self._tables))))
         codes = np.empty((len(vectors), len(self._tables)), dtype=np.int64)
         for start in range(0, len(vectors), most):
-            codes[start : start + most] = self.plain(vectors[start : start + most])
+            codes[start : start + most] = self.in_numpy(vectors[start : start + most])
         return codes
 
-    def plain(self, vectors: Float32[np.ndarray, "items dim"]) -> Int64[np.ndarray, "items levels"]:
+    def in_numpy(
+        self, vectors: Float32[np.ndarray, "items dim"]
+    ) -> Int64[np.ndarray, "items levels"]:
         """Do so in NumPy, for a few vectors."""
         items, dim = vectors.shape
         every = np.arange(items)[:, None]
@@ -162,17 +166,17 @@ class NearestSums:
     ) -> Int64[np.ndarray, "items levels"]:
         library, (every, halves, crossed) = open_library(), self._packed
         codes = np.empty((len(vectors), len(self._tables)), np.uint8)
-        for start in range(0, len(vectors), AT_ONCE):
-            products = vectors[start : start + AT_ONCE] @ every.T
+        for start in range(0, len(vectors), VECTORS_PER_BLOCK):
+            products = vectors[start : start + VECTORS_PER_BLOCK] @ every.T
             arrays = [array.ctypes.data for array in (products, halves, crossed)]
-            own = codes[start : start + AT_ONCE]
+            own = codes[start : start + VECTORS_PER_BLOCK]
             status = library.nearest_sums(*arrays, *own.shape, self._beam, own.ctypes.data)  # type: ignore[union-attr]
             if status == NO_MEMORY:
                 raise MemoryError
         return codes.astype(np.int64)
 
 
-def start_tables(
+def residual_kmeans(
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Integer[np.ndarray, " items"] | None,
     sizes: Sequence[int],

@@ -18,8 +18,8 @@ from genius_search.artifact import Manifest, mismatch_error, read_arrays
 from genius_search.config import DecoderConfig, settings_of
 from genius_search.native.build import BLOCK, CODES
 
-KIND: Final = "generator"
-WEIGHTS: Final = "generator.safetensors"
+GENERATOR_KIND: Final = "generator"
+GENERATOR_FILE: Final = "generator.safetensors"
 NUM_SPECIAL: Final = 3
 """Rows before the codes: padding (also the decoder's start), end, unknown; T5's convention."""
 NUM_BUCKETS: Final = 32
@@ -53,7 +53,7 @@ def read_packed(manifest: Manifest) -> PackedGenerator | None:
     ArtifactMismatch
         The weights do not fit the settings in the manifest.
     """
-    path, config = manifest.folder / WEIGHTS, settings_of(DecoderConfig, manifest)
+    path, config = manifest.folder / GENERATOR_FILE, settings_of(DecoderConfig, manifest)
     try:
         dim, sizes = manifest.facts["dim"], manifest.facts["sizes"]
         return None if max(sizes) > CODES else pack(config, dim, sizes, read_arrays(path))

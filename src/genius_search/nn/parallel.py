@@ -18,12 +18,12 @@ from genius_search.errors import UsageError
 Rows = TypeVar("Rows", Tensor, np.ndarray)
 Value = TypeVar("Value")
 
-LONGEST_STEP: Final = timedelta(minutes=10)
+MAX_STEP_TIME: Final = timedelta(minutes=10)
 """After which a rank that is lost is noticed."""
-LONGEST_WAIT: Final = timedelta(days=7)
+MAX_WAIT_TIME: Final = timedelta(days=7)
 """For the first rank, which embeds and writes while the others wait."""
 _waiting: dist.ProcessGroup | None = None
-"""The group of all ranks in which :func:`wait` waits so long."""
+"""The group of all ranks in which :func:`wait_for_ranks` waits so long."""
 
 
 @contextmanager
@@ -46,8 +46,8 @@ def join_ranks() -> Iterator[None]:
         # makes torchrun begin a new store.
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
         store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_STEP)
-    _waiting = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MAX_STEP_TIME)
+    _waiting = dist.new_group(backend="gloo", timeout=MAX_WAIT_TIME)
     try:
         yield
     finally:
@@ -65,7 +65,7 @@ def rank() -> int:
     return dist.get_rank() if num_ranks() > 1 else 0
 
 
-def share(value: Value) -> Value:
+def broadcast(value: Value) -> Value:
     """Return the value of the first rank on all ranks."""
     if num_ranks() == 1:
         return value
@@ -74,30 +74,30 @@ def share(value: Value) -> Value:
     return box[0]
 
 
-def wait() -> None:
+def wait_for_ranks() -> None:
     """Wait until all ranks are here."""
     if num_ranks() > 1:
         dist.barrier(_waiting)
 
 
-def in_turn(work: Callable[[], Value]) -> Value:
+def run_in_rank_order(work: Callable[[], Value]) -> Value:
     """Run something on one rank after the other: the first writes a folder, and the others open it."""
     for _ in range(rank()):
-        wait()
+        wait_for_ranks()
     value = work()
     for _ in range(rank(), num_ranks()):
-        wait()
+        wait_for_ranks()
     return value
 
 
-def copy_from_first(module: nn.Module) -> None:
+def copy_from_first_rank(module: nn.Module) -> None:
     """Replace parameters and buffers by those of the first rank."""
     if num_ranks() > 1:
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, 0)
 
 
-def own_rows(batch: Rows) -> Rows:
+def rows_of_rank(batch: Rows) -> Rows:
     """Return this rank's share of a batch that is identical on all ranks and divides evenly."""
     size = len(batch) // num_ranks()
     return batch[rank() * size : (rank() + 1) * size]
@@ -119,7 +119,7 @@ class _Gather(torch.autograd.Function):
     def backward(_: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total)
-        return own_rows(total)
+        return rows_of_rank(total)
 
 
 def gather(rows: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]
     return {name: float(value) for name, value in {**measures, **numbers}.items()}
 
 
-def usable(device: str) -> str:
+def check_device(device: str) -> str:
     """Check that a device can be used, and return its name.
 
     Raises

@@ -21,10 +21,10 @@ from genius_search.nn.codebooks import (
     Codebooks,
     as_array,
     as_floats,
-    shapes_of_measures,
-    shapes_of_weights,
+    statistic_shapes,
+    weight_shapes,
 )
-from genius_search.nn.kmeans import assign, start_tables
+from genius_search.nn.kmeans import assign, residual_kmeans
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 
@@ -99,14 +99,16 @@ class Codebook(nn.Module):
         self.register_buffer("embed_avg", torch.zeros(size, dim))
 
     @torch.no_grad()
-    def start(self, vectors: Float[Tensor, "codes dim"], counts: Float[Tensor, " codes"]) -> None:
+    def initialise(
+        self, vectors: Float[Tensor, "codes dim"], counts: Float[Tensor, " codes"]
+    ) -> None:
         """Initialise code vectors and averages from centroids and their numbers of items."""
         self.embed.copy_(vectors)
         self.cluster_size.copy_(counts)
         self.embed_avg.copy_(vectors * counts[:, None])
 
     @torch.no_grad()
-    def follow(
+    def update_averages(
         self,
         residuals: Float[Tensor, "items dim"],
         codes: Int[Tensor, " items"],
@@ -125,7 +127,7 @@ class Codebook(nn.Module):
         self.embed.copy_(self.embed_avg / smoothed[:, None])
 
     @torch.no_grad()
-    def revive(
+    def revive_dead_codes(
         self, residuals: Float[Tensor, "items dim"], *, below: float, generator: torch.Generator
     ) -> int:
         """Move each code whose average count is below ``below`` to a random residual; return their number."""
@@ -200,23 +202,23 @@ class Quantizer(nn.Module):
             residuals=torch.stack(residuals),
         )
 
-    def in_numpy(self, measured: Mapping[str, np.ndarray] | None = None) -> Codebooks:
+    def to_codebooks(self, measured: Mapping[str, np.ndarray] | None = None) -> Codebooks:
         """Return a copy that encodes items, and holds what was ``measured`` of them."""
         given = {name: as_array(weight).copy() for name, weight in self.state_dict().items()}
         # A learned level 0 is unsupervised, so its modalities are measured on candidates after training.
         is_known = self.config.level0 in ("assigned", "classifier")
         given["level0_modality"] = np.array([0, 1, 2] if is_known else [-1] * NUM_MODALITIES)
-        for name, shape in shapes_of_measures(self.dim, self.config).items():
+        for name, shape in statistic_shapes(self.dim, self.config).items():
             given[name] = np.full(shape, name == "residual_weights", dtype=np.float32)
         given |= measured or {}
         return Codebooks(
             self.dim,
             self.config,
-            {name: given[name] for name in shapes_of_weights(self.dim, self.config)},
+            {name: given[name] for name in weight_shapes(self.dim, self.config)},
         )
 
     @torch.no_grad()
-    def start_codebooks(
+    def initialise_codebooks(
         self,
         embeddings: Float[Tensor, "items dim"],
         modalities: Int[Tensor, " items"],
@@ -227,7 +229,7 @@ class Quantizer(nn.Module):
         """Initialise the codebooks by k-means, level by level; counts are scaled to one batch of pairs."""
         books, is_known = self.books, self.config.level0 in ("assigned", "classifier")
         is_new = [level == 0 or book is not books[level - 1] for level, book in enumerate(books)]
-        started = start_tables(
+        started = residual_kmeans(
             as_floats(embeddings),
             as_array(modalities) if is_known else None,
             [len(book.embed) for book in books],
@@ -241,10 +243,10 @@ class Quantizer(nn.Module):
                 counts = np.bincount(chosen, minlength=len(vectors)) * (
                     2 * batch_size / len(embeddings)
                 )
-                book.start(torch.from_numpy(vectors), torch.from_numpy(counts))
+                book.initialise(torch.from_numpy(vectors), torch.from_numpy(counts))
 
     @torch.no_grad()
-    def follow(self, quantized: Quantized, *, generator: torch.Generator) -> int:
+    def update_averages(self, quantized: Quantized, *, generator: torch.Generator) -> int:
         """Update all codebooks with a batch (queries, then candidates); return the number of revived codes.
 
         All ranks stay identical: sums are taken over ranks, and dead codes are redrawn from the gathered
@@ -253,10 +255,12 @@ class Quantizer(nn.Module):
         config, revived = self.config, 0
         for level, book in enumerate(self.books):
             residuals, codes = quantized.residuals[level], quantized.codes[:, level]
-            book.follow(residuals, codes, decay=config.decay)
+            book.update_averages(residuals, codes, decay=config.decay)
             if config.dead_below > 0 and not (level == 0 and self.has_modality_level):
                 gathered = torch.cat([parallel.gather(half) for half in residuals.chunk(2)])
-                revived += book.revive(gathered, below=config.dead_below, generator=generator)
+                revived += book.revive_dead_codes(
+                    gathered, below=config.dead_below, generator=generator
+                )
         return revived
 
     def classify(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items modalities"]:

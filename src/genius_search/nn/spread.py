@@ -24,15 +24,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Integer, UInt8
 
-BITS: Final = (1, 2, 4, 8)
+RESIDUAL_BIT_WIDTHS: Final = (1, 2, 4, 8)
 """Bits of a number of a stored residual."""
-MOST_CONSTANT: Final = 8
+MAX_CONSTANT_DIRECTIONS: Final = 8
 """Most directions that are found to be constant, besides dimensions."""
-COLUMNS: Final = 3
+NUM_MODALITY_STATISTICS: Final = 3
 """Numbers stored for each modality: the spread, and mean and reliability of densities."""
 NUM_EXTRA_COLUMNS: Final = 2
 """Columns stored after an ID's codes: half norm, density; a byte each."""
-LARGEST: Final = 255
+MAX_BYTE: Final = 255
 """Largest stored value of them."""
 HALF_NORM_STEPS: Final = 160
 """Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
@@ -40,12 +40,12 @@ DENSITY_STEPS: Final = 800
 """Steps from 0 to 1, with an error of at most 1/1600, since densities differ by hundredths."""
 ZERO_DENSITY: Final = 128
 """The byte of a density of 0. Those beyond ±.16 are clipped, for single items far from all others."""
-FADE: Final = 0.25
-"""Densities count less for products above 1 - FADE, and not at all at 1. Without it, items are not the first
+MAX_FADE: Final = 0.25
+"""Densities count less for products above 1 - MAX_FADE, and not at all at 1. Without it, items are not the first
 hit of their own vectors."""
 FADE_PER_DECADE: Final = 0.05
 MIN_FADE: Final = 0.1
-SMALL_POOL: Final = 8192
+MAX_FULL_FADE_POOL: Final = 8192
 
 
 def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
@@ -63,7 +63,7 @@ def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray,
 def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarray, " items"]:
     """Return densities as bytes."""
     steps = np.rint(densities * DENSITY_STEPS) + ZERO_DENSITY
-    return np.asarray(steps.clip(0, LARGEST), dtype=np.uint8)
+    return np.asarray(steps.clip(0, MAX_BYTE), dtype=np.uint8)
 
 
 def fade_width(items: int) -> float:
@@ -71,23 +71,23 @@ def fade_width(items: int) -> float:
 
     In larger pools the nearest items are nearer: a quarter in small ones, .14 in a million.
     """
-    decades = max(0.0, math.log10(max(items, 1) / SMALL_POOL))
-    return max(MIN_FADE, FADE - FADE_PER_DECADE * decades)
+    decades = max(0.0, math.log10(max(items, 1) / MAX_FULL_FADE_POOL))
+    return max(MIN_FADE, MAX_FADE - FADE_PER_DECADE * decades)
 
 
 def fade(
-    products: Float32[np.ndarray, "*shape"], width: float = FADE
+    products: Float32[np.ndarray, "*shape"], width: float = MAX_FADE
 ) -> Float32[np.ndarray, "*shape"]:
     """Return the share of a density that counts, from the product of query and item, both of unit length."""
     return np.asarray(((1 - products) / np.float32(width)).clip(0, 1) ** 3, dtype=np.float32)
 
 
-class SpreadOf(NamedTuple):
+class TargetSpread(NamedTuple):
     """What is known of the items that a query may find."""
 
     usage: Float32[np.ndarray, " codes"]
     """Share of the items with each code of the first semantic level."""
-    first: float
+    deviation: float
     """Standard deviation of the products of an item with the code vectors of that level, by usage."""
 
     def scale(
@@ -96,9 +96,9 @@ class SpreadOf(NamedTuple):
         """Return the factor of each query, from its products with the code vectors of the first level."""
         centred = products - (products @ self.usage)[:, None]
         variances = np.square(centred) @ self.usage
-        known = (variances > 0) & (self.first > 0)
+        known = (variances > 0) & (self.deviation > 0)
         return np.asarray(
-            np.where(known, self.first / np.sqrt(np.where(known, variances, 1)), 1), np.float32
+            np.where(known, self.deviation / np.sqrt(np.where(known, variances, 1)), 1), np.float32
         )
 
 
@@ -120,13 +120,15 @@ class Residuals(NamedTuple):
         self, residuals: Float32[np.ndarray, "rows dim"], bits: int
     ) -> Float32[np.ndarray, "rows dim"]:
         """Return the residuals, weighted, without constant directions."""
-        weighted = residuals * self.weights[BITS.index(bits)]
+        weighted = residuals * self.weights[RESIDUAL_BIT_WIDTHS.index(bits)]
         return np.asarray(weighted - (weighted @ self.constant.T) @ self.constant, np.float32)
 
     @staticmethod
-    def plain(dim: int) -> Residuals:
+    def unweighted(dim: int) -> Residuals:
         """Return weights of 1."""
-        return Residuals(np.ones((len(BITS), dim), np.float32), np.zeros((0, dim), np.float32))
+        return Residuals(
+            np.ones((len(RESIDUAL_BIT_WIDTHS), dim), np.float32), np.zeros((0, dim), np.float32)
+        )
 
 
 class Spread:
@@ -137,7 +139,7 @@ class Spread:
     usage
         number of items, by the first code of their ID and by that of the first semantic level.
     spreads
-        by the first code of their ID, the standard deviation of :class:`SpreadOf`, and mean and reliability
+        by the first code of their ID, the standard deviation of :class:`TargetSpread`, and mean and reliability
         of the items' densities, which are stored relative to these.
     residuals
         None if they were not measured.
@@ -154,9 +156,9 @@ class Spread:
         """The first semantic level."""
         self._usage = np.asarray(usage, dtype=np.float64)
         self._spreads = np.asarray(spreads, dtype=np.float64)
-        self._known: dict[frozenset[int], SpreadOf] = {}
+        self._known: dict[frozenset[int], TargetSpread] = {}
 
-    def among(self, level0: frozenset[int] = frozenset()) -> SpreadOf:
+    def target_spread(self, level0: frozenset[int] = frozenset()) -> TargetSpread:
         """Return the spreads of the items with these first codes; none means any."""
         if level0 not in self._known:
             chosen = (
@@ -170,7 +172,7 @@ class Spread:
             # Of several modalities, the mean variance within each.
             first = math.sqrt(np.square(spreads[:, 0]) @ counts / counts.sum())
             shares = (usage.sum(axis=0) / counts.sum()).astype(np.float32)
-            self._known[level0] = SpreadOf(shares, first)
+            self._known[level0] = TargetSpread(shares, first)
         return self._known[level0]
 
     def scales(
@@ -180,10 +182,10 @@ class Spread:
         scales = np.ones(len(products), dtype=np.float32)
         for allowed in set(level0):
             own = [number for number, one in enumerate(level0) if one == allowed]
-            scales[own] = self.among(allowed).scale(products[own])
+            scales[own] = self.target_spread(allowed).scale(products[own])
         return scales
 
     @staticmethod
-    def none(codes: int) -> Spread:
+    def neutral(codes: int) -> Spread:
         """Return spreads by which no query is scaled, for ``codes`` codes at the first level."""
-        return Spread(np.ones((1, codes)), np.zeros((1, COLUMNS)))
+        return Spread(np.ones((1, codes)), np.zeros((1, NUM_MODALITY_STATISTICS)))

@@ -122,7 +122,7 @@ class GeometricDecoder:
         spread: Spread | None = None,
         norm_weight: float = 1.0,
     ) -> None:
-        self._spread = spread or Spread.none(len(tables[0]))
+        self._spread = spread or Spread.neutral(len(tables[0]))
         self.sizes: tuple[int, ...] = tuple(len(table) for table in tables)
         vectors = torch.cat([table.detach().float() for table in tables])
         self._vectors = norm_weight * vectors
@@ -195,7 +195,7 @@ class GuidedDecoder:
     @torch.no_grad()
     def __init__(self, generator: Generator, spread: Spread | None = None) -> None:
         self._generator = generator
-        self._guide = generator.required_guide()
+        self._guide = generator.require_guide()
         self._geometry = GeometricDecoder(self._guide.tables(), spread)
         self.sizes: tuple[int, ...] = generator.sizes
         self.device: torch.device = generator.device
@@ -523,7 +523,9 @@ def rank_items(
     in_codes = as_floats(embedding if for_codes is None else for_codes)
     scale = np.float32(1)
     if evidence.codes is not None:
-        scale = np.float32(evidence.codes.scale(in_codes, evidence.codes.spread.among(level0)))
+        scale = np.float32(
+            evidence.codes.scale(in_codes, evidence.codes.spread.target_spread(level0))
+        )
     is_shortened = config.rerank == "embeddings" and 0 < config.shortlist < len(ranking.items)
     if config.rerank == "codes" or is_shortened:
         if evidence.codes is None:

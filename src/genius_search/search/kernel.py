@@ -24,8 +24,8 @@ from genius_search.config import SearchSettings
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
-from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, SpreadOf
-from genius_search.search.rank import CodeRanker, Evidence, Ranking, Vectors, Wanted
+from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, TargetSpread
+from genius_search.search.rank import CodeRanker, Evidence, Ranking, VectorReader, Wanted
 from genius_search.search.table import IdTable, Restriction, SearchSegment
 from genius_search.search.vectors import StoredVectors, is_residual
 
@@ -212,7 +212,7 @@ class CompiledSearch:
         self._spread = ranker.spread
         tables = ranker.tables()
         self._num_levels, self._dim = len(tables), tables[0].shape[1]
-        residuals = ranker.spread.residuals or Residuals.plain(self._dim)
+        residuals = ranker.spread.residuals or Residuals.unweighted(self._dim)
         norm_weight = ranker.norm_weight if generator is None else 1.0  # as its guide was trained
         self._arrays = _pack_tables(tables, norm_weight)
         self._arrays |= {
@@ -233,13 +233,13 @@ class CompiledSearch:
             self._generator = _Generator(**generator.sizes, **_pointers(generator.arrays))
             self._model.generator = ctypes.addressof(self._generator)
         self._given_model = ctypes.addressof(self._model)
-        self._among: dict[frozenset[int], tuple[SpreadOf, bytes]] = {}
+        self._among: dict[frozenset[int], tuple[TargetSpread, bytes]] = {}
 
     def covers(
         self,
         segments: Sequence[SearchSegment],
         config: SearchSettings,
-        vectors: Sequence[Vectors] | None = None,
+        vectors: Sequence[VectorReader] | None = None,
     ) -> bool:
         """Return whether this search knows such settings, tables and stored embeddings."""
         if config.rerank == "none" or (config.scores == "vocabulary" and self._packed is not None):
@@ -304,7 +304,7 @@ class CompiledSearch:
                 views[id(restriction)] = (len(views) * len(segments), *last[1:])
             position, _, num_items = views[id(restriction)]
             if level0 not in self._among:
-                among = self._spread.among(level0)
+                among = self._spread.target_spread(level0)
                 self._among[level0] = among, _bits_of(level0)
             among, allowed = self._among[level0]
             density_step = config.density_weight / DENSITY_STEPS
@@ -324,7 +324,7 @@ class CompiledSearch:
                     else 0.0,  # a shortlist is chosen without densities
                     0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
                     among.usage.ctypes.data,
-                    among.first,
+                    among.deviation,
                     evidence.fade_width,
                 )
             )

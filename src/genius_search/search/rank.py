@@ -10,7 +10,13 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import AnyArray, as_floats, sum_codes
-from genius_search.nn.spread import FADE, Spread, SpreadOf, decode_densities, decode_half_norms
+from genius_search.nn.spread import (
+    MAX_FADE,
+    Spread,
+    TargetSpread,
+    decode_densities,
+    decode_half_norms,
+)
 from genius_search.search.table import Restriction
 
 
@@ -37,7 +43,7 @@ class CodeRanker:
     ) -> None:
         self.norm_weight = norm_weight
         self._tables = [as_floats(table) for table in tables]
-        self.spread = spread or Spread.none(len(tables[0]))
+        self.spread = spread or Spread.neutral(len(tables[0]))
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
@@ -47,7 +53,7 @@ class CodeRanker:
         """Return the vectors of IDs: the sums of their code vectors."""
         return sum_codes(self._tables, ids)
 
-    def scale(self, query: Float32[np.ndarray, " dim"], among: SpreadOf) -> float:
+    def scale(self, query: Float32[np.ndarray, " dim"], among: TargetSpread) -> float:
         """Return the factor by which a query is scaled before costs are subtracted from its scores."""
         return float(among.scale(np.vecdot(self._tables[self.spread.level], query)[None])[0])
 
@@ -125,7 +131,7 @@ class Ranking(NamedTuple):
         return Ranking._make([*(column[chosen] for column in self[:-1]), self.touched])
 
 
-Vectors = Callable[[Int64[np.ndarray, " items"]], AnyArray]
+VectorReader = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a segment."""
 
 
@@ -134,13 +140,13 @@ class Evidence:
     """Data available for re-ranking. Re-ranking by something that is None raises an error."""
 
     codes: CodeRanker | None = None
-    embeddings: Sequence[Vectors] | None = None
+    embeddings: Sequence[VectorReader] | None = None
     """Stored embeddings, one function for each segment."""
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
     densities: Sequence[UInt8[np.ndarray, " _"]] | None = None
     """Densities of the items of each segment, which scores by fused embeddings are corrected by."""
-    fade_width: float = FADE
+    fade_width: float = MAX_FADE
     """Over which last part of the cosine densities fade (:func:`genius_search.nn.spread.fade_width`)."""
     last_view: tuple[Sequence[object], bytes, int] | None = None
     """What the compiled search made of these and of segments, for the next query; see there."""

@@ -35,18 +35,18 @@ from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096
 """Validation queries that are ranked, at most."""
-CHECKS: Final = 20
+NUM_CHECKS: Final = 20
 """Times that the validation queries are ranked during a training."""
-PATIENCE: Final = 5
+CHECKS_WITHOUT_GAIN: Final = 5
 """A training stops when so many checks were no better than the best."""
 DROPOUT: Final = 0.3
 """Of hidden layers and of the features of images."""
 TEXT_DROPOUT: Final = 0.1
-NOISE: Final = 1.0
+IMAGE_NOISE: Final = 1.0
 """Random noise that training adds to the features of images, in their standard deviations."""
-TEMPERATURE: Final = 0.06
+ADAPTER_TEMPERATURE: Final = 0.06
 """Divides the cosines in the contrastive loss."""
-_SAMPLE: Final = 16_384
+STATISTICS_SAMPLE: Final = 16_384
 """Features that means and deviations are taken of."""
 
 
@@ -60,7 +60,7 @@ class TrainedAdapter(nn.Module):
     def __init__(self, width: int, config: AdapterConfig, *, part: str) -> None:
         super().__init__()
         is_image = part == "image"
-        self.noise = NOISE if is_image else 0.0
+        self.noise = IMAGE_NOISE if is_image else 0.0
         self.input_dropout = DROPOUT if is_image else TEXT_DROPOUT
         self.register_buffer("is_rooted", torch.tensor(False))
         self.register_buffer("mean", torch.zeros(width))
@@ -146,23 +146,23 @@ class AdapterStep(nn.Module):
     def forward(self, step: Step) -> StepResult:
         """Return the loss of a batch, and whether validation says that it is enough."""
         training = self.config.training
-        if step.number and step.number % max(1, self.total // CHECKS) == 0:
+        if step.number and step.number % max(1, self.total // NUM_CHECKS) == 0:
             self.check()
         batch = self.pairs.draw(step.number, training.batch_size, seed=training.seed)
         queries, candidates = self.embed(self.pairs, batch)
         excluded = self.excluded(self.pairs, batch)
         losses = [
-            contrastive_loss(*member, excluded, temperature=TEMPERATURE, direction="both")
+            contrastive_loss(*member, excluded, temperature=ADAPTER_TEMPERATURE, direction="both")
             for member in zip(queries.unbind(1), candidates.unbind(1), strict=True)
         ]
         measures = {"validation": self.best_score} if self.validation else {}
-        stop = float(self.checks_since) >= PATIENCE
+        stop = float(self.checks_since) >= CHECKS_WITHOUT_GAIN
         return StepResult(torch.stack(losses).sum(), measures, stop)
 
     def embed(self, pairs: Pairs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the vectors of the queries and of the candidates of a batch."""
         queries, candidates = (
-            parallel.gather(self.network(features.gather(parallel.own_rows(rows))))
+            parallel.gather(self.network(features.gather(parallel.rows_of_rank(rows))))
             for features, rows in (
                 (pairs.queries, batch.query_rows),
                 (pairs.candidates, batch.candidate_rows),
@@ -230,16 +230,16 @@ def train_adapters(
     stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)
-        return parallel.in_turn(
+        return parallel.run_in_rank_order(
             lambda: embed_training(records, encoder, features, progress=progress)
         )
-    prepared = parallel.in_turn(
+    prepared = parallel.run_in_rank_order(
         lambda: embed_training(records, pair, prepared_folder, progress=progress)
     )
     if not stage.is_finished:
         held_out, validation = TrainingRecords(records.data, validation=VALIDATION_QUERIES), None
         if held_out.lines:
-            found = parallel.in_turn(
+            found = parallel.run_in_rank_order(
                 lambda: embed_training(held_out, pair, prepared_folder / "val", progress=progress)
             )
             validation = Pairs(held_out.lines, found.queries, found.candidates)
@@ -275,7 +275,7 @@ def train_adapters(
 
         stage.write(write)
     encoder = AdapterEncoder(home, pair)
-    return parallel.in_turn(
+    return parallel.run_in_rank_order(
         lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
     )
 
@@ -285,7 +285,7 @@ def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
     for part in PARTS:
         parts = []
         for source in (pairs.queries, pairs.candidates):
-            sample = np.random.default_rng(0).permutation(len(source))[:_SAMPLE]
+            sample = np.random.default_rng(0).permutation(len(source))[:STATISTICS_SAMPLE]
             batch = source.gather(np.sort(sample))
             parts.append(torch.from_numpy(getattr(batch, part)[getattr(batch, f"has_{part}")]))
         rows = torch.cat([part for part in parts if len(part)])

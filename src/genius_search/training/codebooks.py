@@ -20,25 +20,25 @@ from genius_search.data.features import Features
 from genius_search.errors import UsageError
 from genius_search.nn.codebooks import (
     FUSION,
-    KIND,
     METRIC,
     POOL_SAMPLE,
-    WEIGHTS,
+    QUANTIZER_FILE,
+    QUANTIZER_KIND,
     Codebooks,
     StoredQuantizer,
     normalize,
-    shapes_of_weights,
     sum_codes,
+    weight_shapes,
 )
 from genius_search.nn.kmeans import (
     Coder,
     EncodedItems,
     NearestSums,
-    start_tables,
+    residual_kmeans,
     subtract_vectors,
     sum_by_code,
 )
-from genius_search.nn.spread import COLUMNS, MOST_CONSTANT, Residuals
+from genius_search.nn.spread import MAX_CONSTANT_DIRECTIONS, NUM_MODALITY_STATISTICS, Residuals
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
@@ -52,7 +52,7 @@ MIN_CODES: Final = 4
 ITEMS_PER_CODE: Final = 8
 """Codebooks shrink with the pool so that a code of the first level has at least about this many items.
 With 30, codes alone find much less of a small pool; with 2, less of items that are added later."""
-MAX_SAMPLE: Final = 49_152
+MAX_FIT_ITEMS: Final = 49_152
 """Most items that the codebooks are fitted to."""
 COARSE_LEVELS: Final = 3
 """The first semantic levels, whose k-means takes more iterations."""
@@ -73,24 +73,24 @@ ITEMS_PER_SAMPLED: Final = 128
 """In larger pools one in so many is sampled. Of a million texts, right answers are among the first five for
 .539 of the captions with 8,192, and for .528 with 2,048 (exact search: .523)."""
 MAX_SAMPLED_IDS: Final = 8192
-MEASURED: Final = 8192
+MAX_MEASURED_ITEMS: Final = 8192
 """Most items that spreads are measured of."""
-SPREAD_SAMPLE: Final = 1024
+MAX_SPREAD_IDS: Final = 1024
 """Most IDs of a modality whose products are measured."""
 NEGLIGIBLE: Final = 1e-4
 """Smaller spreads, of densities or relative to the products themselves, are no differences between items."""
-ENOUGH: Final = 2
+MIN_ITEMS_PER_DIMENSION: Final = 2
 """Fewer items for each dimension say too little of how much the dimensions differ."""
 CONSTANT: Final = 1e-6
 """Share of the mean variance below which a direction does not differ between items."""
 TINY: Final = 1e-30
-POWER: Final = 0.5
-EVENLY: Final = 0.3
+METRIC_POWER: Final = 0.5
+METRIC_FLOOR: Final = 0.3
 """Of :func:`query_metric`. Codes alone then find .79 to .82 of exact search's first ten with CLIP, .86 to .88
 with trained adapters; 1 and more powers of the covariance find no more."""
-FEWEST_QUERIES: Final = 100
+MIN_METRIC_QUERIES: Final = 100
 FUSE_BATCH: Final = 4096
-FITTED: Final = "fitted_items"
+FITTED_ITEMS: Final = "fitted_items"
 """Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
 
 
@@ -122,7 +122,7 @@ def fit_codebooks(
     Parameters
     ----------
     embeddings, modalities
-        unit vectors of the pool's items, or of a sample of at most :data:`MAX_SAMPLE`.
+        unit vectors of the pool's items, or of a sample of at most :data:`MAX_FIT_ITEMS`.
     folder
         receives the quantizer.
     items
@@ -146,12 +146,12 @@ def fit_codebooks(
         kmeans_iterations=COARSE_ITERATIONS,
         fusion=fusion,
     )
-    inputs = {**inputs, FITTED: str(items)}
+    inputs = {**inputs, FITTED_ITEMS: str(items)}
     if metric is not None:
         inputs[METRIC] = hashlib.sha256(metric.tobytes()).hexdigest()
     writer = ArtifactWriter(
         folder,
-        kind=KIND,
+        kind=QUANTIZER_KIND,
         config=to_json(config),
         inputs=inputs,
     )
@@ -161,7 +161,7 @@ def fit_codebooks(
     tables = _fit(given, modalities, config, np.random.default_rng(0), progress)
     dim = embeddings.shape[1]
     weights: dict[str, np.ndarray] = {
-        name: np.zeros(shape, np.float32) for name, shape in shapes_of_weights(dim, config).items()
+        name: np.zeros(shape, np.float32) for name, shape in weight_shapes(dim, config).items()
     }
     if metric is not None:  # back to where products with queries are what they were
         tables = [np.linalg.solve(metric, table.T).T for table in tables]
@@ -185,7 +185,7 @@ def fit_codebooks(
     )
     weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
     codebooks = Codebooks(dim, config, weights)
-    measured = drawn[:MEASURED]
+    measured = drawn[:MAX_MEASURED_ITEMS]
     encoded = Coder(codebooks).encode_items(embeddings[measured], modalities[measured])
     weights |= measure_items(codebooks, encoded)
     return write_quantizer(writer, Codebooks(dim, config, weights))
@@ -195,7 +195,7 @@ def query_metric(queries: object, dim: int) -> Float32[np.ndarray, "dim dim"]:
     """Return a matrix that makes errors of codes count by how much queries notice them.
 
     The error of a query's product with an item is q·e, and E[(q·e)²] = eᵀΣe with Σ the covariance of queries.
-    The matrix is (Σ / s + λ)^(a/2) with s the mean variance, λ = :data:`EVENLY` and a = :data:`POWER`, so
+    The matrix is (Σ / s + λ)^(a/2) with s the mean variance, λ = :data:`METRIC_FLOOR` and a = :data:`METRIC_POWER`, so
     that directions that these queries do not know still count. What is the same for all queries, such as the
     cone that a CLIP model's texts lie in, does not.
 
@@ -204,19 +204,21 @@ def query_metric(queries: object, dim: int) -> Float32[np.ndarray, "dim dim"]:
     Raises
     ------
     UsageError
-        There are fewer than :data:`FEWEST_QUERIES` queries, or not ``dim`` numbers in each.
+        There are fewer than :data:`MIN_METRIC_QUERIES` queries, or not ``dim`` numbers in each.
     BadData
         A query has no direction, or a number that is not finite.
     """
     given = as_numbers(queries, "the query vectors")
-    if given.ndim != 2 or given.shape[1] != dim or len(given) < FEWEST_QUERIES:
+    if given.ndim != 2 or given.shape[1] != dim or len(given) < MIN_METRIC_QUERIES:
         raise UsageError(
             f"the query vectors are of shape {given.shape}; expected {dim} numbers in each row, and at "
-            f"least {FEWEST_QUERIES} rows, for fewer say too little of what is asked"
+            f"least {MIN_METRIC_QUERIES} rows, for fewer say too little of what is asked"
         )
     units = normalize(as_matrix(given, "the query vectors").astype(np.float64))
     variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
-    factors = (variances.clip(min=0) / max(variances.mean(), TINY) + EVENLY) ** (POWER / 2)
+    factors = (variances.clip(min=0) / max(variances.mean(), TINY) + METRIC_FLOOR) ** (
+        METRIC_POWER / 2
+    )
     return np.asarray((directions * factors) @ directions.T, dtype=np.float32)
 
 
@@ -230,7 +232,7 @@ def _fit(
     """Return the code vectors of each level."""
     progress.begin("fit codebooks", 2)
     iterations = [COARSE_ITERATIONS] * (1 + COARSE_LEVELS) + [DEEP_ITERATIONS] * config.levels
-    started = start_tables(
+    started = residual_kmeans(
         embeddings,
         modalities,
         [NUM_MODALITIES, *[config.codebook_size] * config.levels],
@@ -263,7 +265,7 @@ def _move_vectors(
 
 def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.ndarray]:
     """Measure by how much a pool's items differ (:mod:`genius_search.nn.spread`), as weights."""
-    drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MEASURED]
+    drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MAX_MEASURED_ITEMS]
     vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
     tables = codebooks.tables()
     embeddings = np.asarray(vectors, np.float32)
@@ -273,7 +275,7 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
         tables, ids, embeddings, densities, has_modality_level=has_modality_level
     )
     residuals = _measure_residuals(vectors - sum_codes(tables, ids))
-    constant = np.zeros((MOST_CONSTANT, codebooks.dim), np.float32)
+    constant = np.zeros((MAX_CONSTANT_DIRECTIONS, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
     return {
         "usage": usage,
@@ -298,7 +300,7 @@ def measure_spread(
     level = int(has_modality_level and len(tables) > 1)
     first = np.asarray(tables[level])
     usage = np.zeros((len(tables[0]) if level else 1, len(first)))
-    spreads = np.zeros((len(usage), COLUMNS))
+    spreads = np.zeros((len(usage), NUM_MODALITY_STATISTICS))
     groups = ids[:, 0] if level else np.zeros(len(ids), dtype=np.int64)
     np.add.at(usage, (groups, ids[:, level]), 1)
     random = np.random.default_rng(0)
@@ -306,7 +308,7 @@ def measure_spread(
         rows = np.flatnonzero(groups == group)
         spreads[group, 1] = densities[rows].mean()
         spreads[group, 2] = measure_reliability(embeddings[rows])
-        vectors = sum_codes(tables, ids[random.permutation(rows)[:SPREAD_SAMPLE]])
+        vectors = sum_codes(tables, ids[random.permutation(rows)[:MAX_SPREAD_IDS]])
         weights = usage[group] / usage[group].sum()
         products = vectors @ first.T
         centred = products - (products @ weights)[:, None]
@@ -323,9 +325,9 @@ def measure_reliability(embeddings: Float32[np.ndarray, "items dim"]) -> float:
     estimates do not differ between items. The vectors of IDs are not used: they are means of few items, and
     nearer to these than to others.
     """
-    items = embeddings[:SPREAD_SAMPLE]
+    items = embeddings[:MAX_SPREAD_IDS]
     nearest = []
-    for others in (embeddings[::2][:SPREAD_SAMPLE], embeddings[1::2][:SPREAD_SAMPLE]):
+    for others in (embeddings[::2][:MAX_SPREAD_IDS], embeddings[1::2][:MAX_SPREAD_IDS]):
         cosines = items @ others.T
         cosines[cosines > 1 - NEGLIGIBLE] = -1  # the item itself, and copies of it
         nearest.append(cosines.max(axis=1, initial=-1))
@@ -341,9 +343,9 @@ def measure_reliability(embeddings: Float32[np.ndarray, "items dim"]) -> float:
 def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals:
     """Find the best weights of rounded residuals, and the directions in which items do not differ."""
     count, dim = residuals.shape
-    found = Residuals.plain(dim)
+    found = Residuals.unweighted(dim)
     energy = np.square(residuals, dtype=np.float64).mean(axis=0)
-    if count < ENOUGH * dim or not energy.any():
+    if count < MIN_ITEMS_PER_DIMENSION * dim or not energy.any():
         return found
     for weights, bits in zip(found.weights, RESIDUAL_BITS, strict=True):
         rounded = dequantize(quantize(residuals, bits), bits, dim)
@@ -355,7 +357,7 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
     differing = energy > CONSTANT * energy.mean()
     inside = residuals[:, differing].astype(np.float64)
     sizes, directions = np.linalg.eigh(inside.T @ inside / count)
-    constant = directions[:, sizes < CONSTANT * energy.mean()].T[:MOST_CONSTANT]
+    constant = directions[:, sizes < CONSTANT * energy.mean()].T[:MAX_CONSTANT_DIRECTIONS]
     spread_out = np.zeros((len(constant), dim), np.float32)
     spread_out[:, differing] = constant
     return found._replace(constant=spread_out)
@@ -364,7 +366,7 @@ def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals
 def write_quantizer(writer: ArtifactWriter, codebooks: Codebooks) -> StoredQuantizer:
     """Write the folder of a quantizer."""
     arrays = {name: np.ascontiguousarray(weight) for name, weight in codebooks.weights.items()}
-    (writer.path / WEIGHTS).write_bytes(save(arrays))
+    (writer.path / QUANTIZER_FILE).write_bytes(save(arrays))
     return StoredQuantizer(writer.finish(facts={"dim": codebooks.dim}).folder)
 
 

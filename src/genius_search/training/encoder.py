@@ -42,11 +42,11 @@ from genius_search.training.features import (
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
-KIND: Final = "encoder"
+ENCODER_KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
 NUM_PHRASES: Final = 512
 """Phrases drawn from a batch, at most."""
-MOST_WORDS: Final = 4
+MAX_PHRASE_WORDS: Final = 4
 """Words of a phrase, at most."""
 PHRASE_SHARE: Final = 0.5
 """Weight of the loss of phrases, as a share of that of words."""
@@ -81,14 +81,14 @@ def train_encoder(
     if stage.is_finished:
         encoder = load_small(home, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            return parallel.in_turn(
+            return parallel.run_in_rank_order(
                 lambda: embed_training(records, encoder, features, progress=progress)
             )
     else:
         progress.say("learning the words of the training texts")
         encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
     frozen = _Preparation(encoder)
-    prepared = parallel.in_turn(
+    prepared = parallel.run_in_rank_order(
         lambda: embed_training(records, frozen, prepared_folder, progress=progress)
     )
     if not stage.is_finished:
@@ -111,7 +111,7 @@ def train_encoder(
         stage.write(write)
         encoder = load_small(home, device=device)
     with torch.no_grad():
-        return parallel.in_turn(
+        return parallel.run_in_rank_order(
             lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
         )
 
@@ -122,7 +122,7 @@ def encoder_stage(
     """Return the stage of an encoder that is trained on these records."""
     pool = fingerprint_of_files(records.data.training_pools())
     inputs |= {"queries": records.fingerprint, "pool": pool}
-    return Stage(home, kind=KIND, config=to_json(config), inputs=inputs)
+    return Stage(home, kind=ENCODER_KIND, config=to_json(config), inputs=inputs)
 
 
 def embed_prepared(
@@ -163,7 +163,7 @@ class EncoderStep:
         candidates = self.pairs.candidates.gather(batch.candidate_rows)
         pictures, views = [], []
         for items in (queries, candidates):
-            image, text = network.towers(FeatureBatch(*map(parallel.own_rows, items)))
+            image, text = network.towers(FeatureBatch(*map(parallel.rows_of_rank, items)))
             pictures.append(
                 parallel.gather(image)[torch.from_numpy(items.has_image).to(network.device)]
             )
@@ -249,7 +249,7 @@ class WordQueries:
 def draw_phrases(
     present: Bool[Tensor, "items words"], generator: torch.Generator
 ) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases items"]]:
-    """Draw up to ``NUM_PHRASES`` items and 1 to ``MOST_WORDS`` words of each, in any order.
+    """Draw up to ``NUM_PHRASES`` items and 1 to ``MAX_PHRASE_WORDS`` words of each, in any order.
 
     A word is drawn in proportion to one over the square root of the number of its items.
 
@@ -264,9 +264,9 @@ def draw_phrases(
     own = present[drawn]
     # Weighted sampling without replacement (Efraimidis and Spirakis, 2006), in logarithms.
     keys = torch.rand(own.shape, generator=generator).log() * present.sum(dim=0).sqrt()
-    most = min(MOST_WORDS, own.shape[1])
+    most = min(MAX_PHRASE_WORDS, own.shape[1])
     words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
-    sizes = torch.randint(1, MOST_WORDS + 1, (len(drawn), 1), generator=generator)
+    sizes = torch.randint(1, MAX_PHRASE_WORDS + 1, (len(drawn), 1), generator=generator)
     unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
     # An item has all words of a phrase if it has as many of them as the phrase has.
     used = torch.zeros(len(drawn), present.shape[1]).scatter_(1, words, (~unused).float())

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.border import as_path
-from genius_search.config import checked
+from genius_search.config import validate_settings
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.adapters import KIND as ADAPTERS
 from genius_search.encoders.adapters import FrozenPair
 from genius_search.encoders.base import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
-from genius_search.model import MODEL_FILE, Genius, KnownInstruction
+from genius_search.model import MODEL_FILE, Genius, ModelInstruction
 from genius_search.nn import parallel
 from genius_search.progress import Progress, Silent
 from genius_search.recipe import FitConfig, preset
@@ -68,13 +68,13 @@ def fit(
     """
     data = data if isinstance(data, MBeir) else MBeir(data)
     folder, progress = as_path(folder), progress or Silent()
-    config = checked(preset("small") if config is None else config)
+    config = validate_settings(preset("small") if config is None else config)
     if config.quantizer.fusion.kind == "sum":
         raise UsageError(
             "quantizer.fusion.kind is sum, which is nothing to train; leave it out, or make an index without "
             "training: `genius index create`"
         )
-    parallel.usable(device)
+    parallel.check_device(device)
     _check_folder(folder)
     if not data.training_queries():
         raise BadData(
@@ -92,7 +92,7 @@ def fit(
     else:
         opened = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)
-        embedded = parallel.in_turn(
+        embedded = parallel.run_in_rank_order(
             lambda: embed_training(records, opened, folder / "features", progress=progress)
         )
     pairs = Pairs(records.lines, embedded.queries, embedded.candidates)
@@ -102,8 +102,8 @@ def fit(
     generator = train_generator(
         pairs, quantizer, folder / "generator", config.generator, progress=progress, device=device
     )
-    instructions = known_instructions(data.instructions)
-    parallel.in_turn(
+    instructions = model_instructions(data.instructions)
+    parallel.run_in_rank_order(
         lambda: Genius.finish(folder, embedded.encoder, quantizer, generator, instructions)
     )
     shutil.rmtree(folder / "prepared", ignore_errors=True)
@@ -145,10 +145,10 @@ def _check_folder(folder: Path) -> None:
             )
 
 
-def known_instructions(instructions: Instructions) -> list[KnownInstruction]:
+def model_instructions(instructions: Instructions) -> list[ModelInstruction]:
     """Return the instructions that a search without one may use."""
     return [
-        KnownInstruction(key.query.mbeir, key.candidate.mbeir, text)
+        ModelInstruction(key.query.mbeir, key.candidate.mbeir, text)
         for key, texts in instructions.rows.items()
         for text in texts
     ]

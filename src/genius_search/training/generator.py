@@ -20,7 +20,7 @@ from genius_search.nn import parallel
 from genius_search.nn.codebooks import StoredQuantizer, as_floats
 from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.losses import prefix_loss
-from genius_search.nn.packed import KIND
+from genius_search.nn.packed import GENERATOR_KIND
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.training.codebooks import encode_features, fuse_features
@@ -43,9 +43,9 @@ def train_generator(
     """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already."""
     config = config if config.guide == "geometry" else replace(config, contrasted=0)
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
-    stage = Stage(folder, kind=KIND, config=to_json(config), inputs=inputs)
+    stage = Stage(folder, kind=GENERATOR_KIND, config=to_json(config), inputs=inputs)
     if stage.is_finished:
-        return open_artifact(folder, kind=KIND)
+        return open_artifact(folder, kind=GENERATOR_KIND)
     training = config.training
     torch.manual_seed(training.seed)
     codebooks = quantizer.codebooks
@@ -63,7 +63,7 @@ def train_generator(
         np.save(fused / "candidates.npy", encoded.embeddings.astype(np.float16))
         np.save(fused / "codes.npy", encoded.codes)
         del encoded
-    parallel.wait()
+    parallel.wait_for_ranks()
     # Mapped: all processes of a machine share the memory.
     queries, candidates, codes = (
         np.load(fused / f"{name}.npy", mmap_mode="r") for name in ("queries", "candidates", "codes")
@@ -95,7 +95,7 @@ def train_generator(
             targets = torch.from_numpy(candidates[batch.candidate_rows]).float()
             mixed = augment(given, targets, config, step.generator)
             rows = (mixed, torch.from_numpy(all_codes), scale(mixed, all_codes))
-            losses = generator.loss(*(parallel.own_rows(part).to(device) for part in rows))
+            losses = generator.loss(*(parallel.rows_of_rank(part).to(device) for part in rows))
             names = [f"level_{level}" for level in range(len(losses))]
         return StepResult(losses.mean(), dict(zip(names, losses.detach(), strict=True)))
 
@@ -114,7 +114,7 @@ def train_generator(
         write_generator(writer, generator, dim=codebooks.dim)
 
     stage.write(write)
-    return open_artifact(folder, kind=KIND)
+    return open_artifact(folder, kind=GENERATOR_KIND)
 
 
 def contrast(
@@ -131,14 +131,14 @@ def contrast(
     scales it.
     """
     every = torch.arange(len(codes), device=codes.device)
-    own = parallel.own_rows(every)[:CONTRASTED_QUERIES]
+    own = parallel.rows_of_rank(every)[:CONTRASTED_QUERIES]
     is_answer = false_negatives[own] | (own[:, None] == every)
-    vectors = generator.required_guide().vectors_of(codes)
+    vectors = generator.require_guide().vectors_of(codes)
     nearness = scaled[own] @ vectors.T - vectors.square().sum(dim=1) / 2
     others = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
     rows = torch.cat([own[:, None], others], dim=1)
     given, compared = (part[own].repeat_interleave(rows.shape[1], 0) for part in (queries, scaled))
-    scores = generator.path_scores(given, codes[rows.ravel()], compared)
+    scores = generator.score_ids(given, codes[rows.ravel()], compared)
     excluded = is_answer.gather(1, rows)
     excluded[:, 0] = False
     return prefix_loss(scores.unflatten(0, rows.shape), codes[rows], excluded)

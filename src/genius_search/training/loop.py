@@ -59,16 +59,16 @@ class Stage:
             ArtifactWriter(folder, kind=kind, config=config, inputs=inputs) if is_first else None
         )
         done = self._writer is not None and self._writer.finished() is not None
-        self.is_finished = parallel.share(done)
+        self.is_finished = parallel.broadcast(done)
         """Whether the folder is complete and was made by this very plan."""
-        self.path = parallel.share(self._writer.path if self._writer else folder)
+        self.path = parallel.broadcast(self._writer.path if self._writer else folder)
         """Folder of what is not finished yet."""
 
     def write(self, write: Callable[[ArtifactWriter], object]) -> None:
         """Let the first rank write the results and finish the folder."""
         if self._writer is not None:
             write(self._writer)
-        parallel.wait()
+        parallel.wait_for_ranks()
 
 
 def random_for(seed: int, step: int) -> torch.Generator:
@@ -121,7 +121,7 @@ def train(
     begun = _resume(module, optimizer, folder)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     device = parameters[0].device
-    parallel.copy_from_first(module)
+    parallel.copy_from_first_rank(module)
     is_first = parallel.rank() == 0
     progress.begin(name, total)
     saved = time.monotonic()

@@ -19,7 +19,7 @@ from genius_search.config import to_json
 from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import KIND, Codebooks, StoredQuantizer
+from genius_search.nn.codebooks import QUANTIZER_KIND, Codebooks, StoredQuantizer
 from genius_search.nn.kmeans import EncodedItems
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
@@ -69,7 +69,7 @@ def train_quantizer(
     TrainingFailed
         the codebooks collapsed.
     """
-    stage = Stage(folder, kind=KIND, config=to_json(config), inputs=pairs.fingerprints)
+    stage = Stage(folder, kind=QUANTIZER_KIND, config=to_json(config), inputs=pairs.fingerprints)
     if stage.is_finished:
         return StoredQuantizer(folder)
     torch.manual_seed(config.training.seed)
@@ -86,7 +86,7 @@ def train_quantizer(
     )
 
     def write(writer: ArtifactWriter) -> None:
-        codebooks, health = settle(quantizer, pairs.candidates)
+        codebooks, health = measure_candidates(quantizer, pairs.candidates)
         progress.say(f"IDs: {'; '.join(health.problems) or 'healthy'}")
         write_quantizer(writer, codebooks)
 
@@ -94,17 +94,17 @@ def train_quantizer(
     return StoredQuantizer(folder)
 
 
-def settle(quantizer: Quantizer, candidates: Features) -> tuple[Codebooks, Health]:
+def measure_candidates(quantizer: Quantizer, candidates: Features) -> tuple[Codebooks, Health]:
     """Measure all candidates: the meaning of level-0 codes, spreads, and the health of their IDs."""
-    codebooks = quantizer.in_numpy()
+    codebooks = quantizer.to_codebooks()
     encoded = encode_features(codebooks, candidates)
     measured = measure_items(codebooks, encoded)
     if quantizer.config.level0 == "learned":
-        measured["level0_modality"] = majority_modality(encoded.codes[:, 0], candidates.modality)
-    return quantizer.in_numpy(measured), examine(codebooks, encoded, candidates.modality)
+        measured["level0_modality"] = majority_modalities(encoded.codes[:, 0], candidates.modality)
+    return quantizer.to_codebooks(measured), measure_health(codebooks, encoded, candidates.modality)
 
 
-def majority_modality(
+def majority_modalities(
     level0: Integer[np.ndarray, " items"], modalities: Integer[np.ndarray, " items"]
 ) -> Integer[np.ndarray, " 3"]:
     """Return the most frequent modality of each level-0 code; −1 for a code that no item has."""
@@ -113,13 +113,13 @@ def majority_modality(
     return np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), -1)
 
 
-def examine(
+def measure_health(
     codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]
 ) -> Health:
     """Measure the health of the IDs of items of these modalities."""
     codes, problems, purity = encoded.codes, [], None
     if codebooks.has_modality_level:
-        majority = majority_modality(codes[:, 0], modalities)
+        majority = majority_modalities(codes[:, 0], modalities)
         purity = float((majority[codes[:, 0]] == modalities).mean())
         if purity < LOW_PURITY:
             problems.append(
@@ -168,8 +168,8 @@ class QuantizerStep:
         if step.number == self.start:
             self._start_codebooks(step.number)
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
-        candidate_rows = parallel.own_rows(batch.candidate_rows)
-        queries = self._fuse(self.pairs.queries, parallel.own_rows(batch.query_rows))
+        candidate_rows = parallel.rows_of_rank(batch.candidate_rows)
+        queries = self._fuse(self.pairs.queries, parallel.rows_of_rank(batch.query_rows))
         candidates = self._fuse(self.pairs.candidates, candidate_rows)
         contrastive = contrastive_loss(
             parallel.gather(queries),
@@ -194,7 +194,7 @@ class QuantizerStep:
         measures |= {
             "quantization": quantized.loss.detach(),
             "alignment": alignment.detach(),
-            "revived": float(quantizer.follow(quantized, generator=step.generator)),
+            "revived": float(quantizer.update_averages(quantized, generator=step.generator)),
         }
         if (step.number - self.start + 1) % self.check_every == 0 and parallel.rank() == 0:
             measures |= self._check(step.number)
@@ -228,19 +228,19 @@ class QuantizerStep:
                 self._fuse(self.pairs.candidates, batch.candidate_rows),
             ]
             modalities += [self._modality(batch.candidate_rows)] * 2
-        self.quantizer.start_codebooks(
+        self.quantizer.initialise_codebooks(
             torch.cat(embeddings),
             torch.cat(modalities),
             batch_size=size,
             random=np.random.default_rng([seed, step]),
         )
-        parallel.copy_from_first(self.quantizer)
+        parallel.copy_from_first_rank(self.quantizer)
 
     def _check(self, step: int) -> dict[str, float]:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
-        candidates, codebooks = self.pairs.candidates, self.quantizer.in_numpy()
+        candidates, codebooks = self.pairs.candidates, self.quantizer.to_codebooks()
         encoded = encode_features(codebooks, candidates, self.sample)
-        health = examine(codebooks, encoded, candidates.modality[self.sample])
+        health = measure_health(codebooks, encoded, candidates.modality[self.sample])
         if (
             health.used[int(self.quantizer.has_modality_level)] == 1
             and len(self.sample) > 1

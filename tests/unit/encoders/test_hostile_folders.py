@@ -45,7 +45,7 @@ def make_small(folder):
 def make_quantizer(folder):
     config = QuantizerConfig(levels=2, codebook_size=4, fusion=FusionConfig(hidden=4))
     writer = ArtifactWriter(folder / "q", kind="quantizer", config=to_json(config), inputs={})
-    write_quantizer(writer, Quantizer(4, config).in_numpy())
+    write_quantizer(writer, Quantizer(4, config).to_codebooks())
     return folder / "q" / "manifest.json", lambda: StoredQuantizer(folder / "q")
 
 

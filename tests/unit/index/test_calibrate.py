@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.cli import main
-from genius_search.config import USUAL_SEARCH, SearchConfig
+from genius_search.config import DEFAULT_SEARCH, SearchConfig
 from genius_search.data.mbeir import MBeir
 from genius_search.errors import BadData, UsageError
 from genius_search.index.calibrate import (
@@ -37,7 +37,7 @@ CALIBRATION = Calibration(
     intercept=-4.0,
     weights=(20.0, 6.0, 12.0),
     threshold=0.5,
-    search=USUAL_SEARCH,
+    search=DEFAULT_SEARCH,
     queries=40,
     promised=0.7,
     right=0.72,

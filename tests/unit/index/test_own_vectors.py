@@ -61,7 +61,7 @@ def test_the_nearest_vectors_are_found(made):
 
 @pytest.mark.parametrize("options", [{}, {"beam": 20}, {"candidates": 20, "rerank": "codes"}])
 def test_options_change_only_the_settings_they_name_and_need_no_torch(index, options, monkeypatch):
-    if index.model.fast_for(index.settings) is not None:  # the compiled library is there
+    if index.model.compiled_search_for(index.settings) is not None:  # the compiled library is there
         monkeypatch.setitem(sys.modules, "torch", None)  # importing it is an error
     asked = {"vector": draw(1, seed=1)[0], "k": 9}
     settings = dataclasses.replace(index.settings, **options)

@@ -11,7 +11,7 @@ from genius_search.nn.density import NormAndDensity
 from genius_search.nn.spread import (
     DENSITY_STEPS,
     HALF_NORM_STEPS,
-    LARGEST,
+    MAX_BYTE,
     decode_densities,
     decode_half_norms,
 )
@@ -67,7 +67,7 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
         np.testing.assert_allclose(found, expected[:, 1], rtol=1e-5, atol=1e-6)
         half_norms = measurer.columns(sum_codes(tables, codes), codes)[:, 0]
         np.testing.assert_allclose(
-            half_norms, (expected[:, 0] * HALF_NORM_STEPS).clip(max=LARGEST), atol=0.51
+            half_norms, (expected[:, 0] * HALF_NORM_STEPS).clip(max=MAX_BYTE), atol=0.51
         )
 
 

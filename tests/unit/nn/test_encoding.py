@@ -62,10 +62,10 @@ def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
     encode = NearestSums(tables, beam=4)
     whole = encode(residuals)
-    monkeypatch.setattr("genius_search.nn.kmeans.ERRORS_AT_ONCE", 7 * 4 * 8)
-    monkeypatch.setattr("genius_search.nn.kmeans.AT_ONCE", 7)
+    monkeypatch.setattr("genius_search.nn.kmeans.ERRORS_PER_BLOCK", 7 * 4 * 8)
+    monkeypatch.setattr("genius_search.nn.kmeans.VECTORS_PER_BLOCK", 7)
     assert np.array_equal(encode(residuals), whole)
-    assert np.array_equal(encode.plain(residuals), whole)
+    assert np.array_equal(encode.in_numpy(residuals), whole)
     assert encode(residuals[:0]).shape == (0, 3)
 
 
@@ -74,7 +74,7 @@ def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_library_finds_what_the_plain_search_finds(sizes: tuple[int, ...], beam: int) -> None:
     residuals, tables = drawn(beam, sizes, items=300, dim=24)
     encode = NearestSums(tables, beam=beam)
-    plain, found = encode.plain(residuals), encode(residuals)
+    plain, found = encode.in_numpy(residuals), encode(residuals)
     assert (plain == found).all(axis=1).mean() > 0.99  # rounding may decide between two sums
     errors = squared_errors(residuals, tables, found)
     np.testing.assert_allclose(

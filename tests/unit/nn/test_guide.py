@@ -122,7 +122,7 @@ def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
     guide, (queries, codes) = guide_of(generator), asked(9)
     with torch.no_grad():
         guide.bias.normal_()
-        scores, hidden = generator.path_scores(queries, codes, queries), generator(queries, codes)
+        scores, hidden = generator.score_ids(queries, codes, queries), generator(queries, codes)
         for level, residuals in enumerate(guide.residuals(queries, codes).unbind(dim=1)):
             decoded = generator.logits(hidden[:, level], level)
             logits = guide.combine(decoded, residuals, level)

@@ -8,7 +8,7 @@ import pytest
 from genius_search.config import CodebookConfig
 from genius_search.nn.codebooks import Codebooks
 from genius_search.nn.kmeans import EncodedItems
-from genius_search.training.quantizer import examine, majority_modality
+from genius_search.training.quantizer import majority_modalities, measure_health
 
 
 def look(codes, *, sizes=(3, 4, 8)):
@@ -17,7 +17,7 @@ def look(codes, *, sizes=(3, 4, 8)):
     weights["level0_modality"] = np.arange(3)
     codebooks = Codebooks(1, CodebookConfig(levels=len(sizes) - 1), weights)
     items = EncodedItems(np.zeros((len(codes), 1)), codes, np.full(len(codes), 0.9), codes)
-    return examine(codebooks, items, codes[:, 0])
+    return measure_health(codebooks, items, codes[:, 0])
 
 
 def all_ids():
@@ -51,5 +51,5 @@ def test_collisions_are_counted_by_candidate_and_named():
 def test_the_majority_decides_what_a_code_stands_for_whatever_the_permutation():
     level0 = np.array([2, 2, 2, 0, 0, 1, 1])
     modalities = np.array([0, 0, 1, 1, 1, 2, 2])
-    assert majority_modality(level0, modalities).tolist() == [1, 2, 0]
-    assert majority_modality(np.array([1]), np.array([1])).tolist() == [-1, 1, -1]
+    assert majority_modalities(level0, modalities).tolist() == [1, 2, 0]
+    assert majority_modalities(np.array([1]), np.array([1])).tolist() == [-1, 1, -1]

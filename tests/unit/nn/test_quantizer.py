@@ -34,7 +34,7 @@ def make(seed=0, **settings):
     books = {id(book): book for book in quantizer.codebooks}
     for level, book in enumerate(books.values()):
         size = len(book.embed)
-        book.start(
+        book.initialise(
             torch.randn(size, DIM, generator=random) * 0.6**level,
             5 * torch.rand(size, generator=random) + 3,
         )
@@ -113,7 +113,7 @@ def test_dead_codes_move_to_current_residuals_and_count_anew():
         book.cluster_size[:2] = 0.1
         book.embed[:2] = 50  # nobody chooses them
     quantized = quantizer.quantize(embeddings(30))
-    revived = quantizer.follow(quantized, generator=seeded(0))
+    revived = quantizer.update_averages(quantized, generator=seeded(0))
     total = 0
     for level, book in enumerate(quantizer.codebooks):
         now = quantized.residuals[level]
@@ -143,13 +143,15 @@ def test_each_kind_of_level_0_says_what_it_knows(level0, sizes, known):
     quantizer = make(level0=level0)
     assert tuple(len(book.embed) for book in quantizer.books) == sizes
     assert quantizer.has_modality_level == (level0 != "none")
-    assert quantizer.in_numpy().level0_modality.tolist() == known
+    assert quantizer.to_codebooks().level0_modality.tolist() == known
 
 
 def test_codebooks_start_by_kmeans_on_the_residuals_of_the_levels_before():
     quantizer = make(level0="assigned", levels=2)
     vectors, modalities = embeddings(60), torch.arange(60) % 3
-    quantizer.start_codebooks(vectors, modalities, batch_size=15, random=np.random.default_rng(0))
+    quantizer.initialise_codebooks(
+        vectors, modalities, batch_size=15, random=np.random.default_rng(0)
+    )
     first, second, third = quantizer.codebooks
     for modality in range(3):
         torch.testing.assert_close(
@@ -175,7 +177,7 @@ def test_an_item_is_its_fused_embedding_its_id_and_how_near_they_are(level0):
     quantizer = make(level0=level0)
     image, text = torch.randn(2, 9, DIM, generator=seeded(1))
     modalities = torch.arange(9) % 3
-    codebooks, fused = quantizer.in_numpy(), quantizer.fusion(image, text).detach()
+    codebooks, fused = quantizer.to_codebooks(), quantizer.fusion(image, text).detach()
     for count in (9, 2):  # many and few are fused in different ways
         found = codebooks.fuse(image[:count].numpy(), text[:count].numpy())
         np.testing.assert_allclose(found, fused[:count], atol=1e-6)

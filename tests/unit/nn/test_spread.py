@@ -32,11 +32,11 @@ def test_a_scale_is_that_of_the_plain_formula():
     tables, ids, embeddings, densities = draw(1)
     among = Spread(
         *measure_spread(tables, ids, embeddings, densities, has_modality_level=True)
-    ).among(frozenset([0]))
+    ).target_spread(frozenset([0]))
     query = np.random.default_rng(2).standard_normal(8).astype(np.float32)
     products = np.array([query @ tables[1][code] for code in ids[ids[:, 0] == 0, 1]])
     assert among.scale((query @ tables[1].T)[None])[0] == pytest.approx(
-        among.first / products.std(), rel=1e-4
+        among.deviation / products.std(), rel=1e-4
     )
 
 
@@ -45,7 +45,10 @@ def test_modalities_have_spreads_of_their_own():
     tables[2][:] *= np.linspace(0.1, 3, 16)[:, None].astype(np.float32)
     ids[:, 2] = np.where(ids[:, 0] == 0, 0, 15)
     spread = Spread(*measure_spread(tables, ids, embeddings, densities, has_modality_level=True))
-    assert spread.among(frozenset([1])).first > 1.5 * spread.among(frozenset([0])).first
+    assert (
+        spread.target_spread(frozenset([1])).deviation
+        > 1.5 * spread.target_spread(frozenset([0])).deviation
+    )
 
 
 def test_what_cannot_differ_is_left_as_it_is():
@@ -55,7 +58,7 @@ def test_what_cannot_differ_is_left_as_it_is():
     )
     [modality] = ids[:1, 0]
     assert spreads[modality] == pytest.approx([0, densities[0], 0])  # of no reliability
-    nothing = Spread(usage, spreads).among()
+    nothing = Spread(usage, spreads).target_spread()
     assert nothing.scale(np.ones((2, 16))).tolist() == [1, 1]
 
 
@@ -97,7 +100,7 @@ def test_a_byte_is_a_density_of_a_step_around_zero():
 
 
 def test_residuals_lose_constant_directions():
-    plain = Residuals.plain(8)
+    plain = Residuals.unweighted(8)
     residuals = np.random.default_rng(7).standard_normal((5, 8)).astype(np.float32)
     np.testing.assert_array_equal(plain.apply(residuals, 1), residuals)
     direction = np.full((1, 8), 8**-0.5, dtype=np.float32)

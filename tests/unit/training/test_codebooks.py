@@ -10,10 +10,10 @@ from genius_search.nn.codebooks import (
     POOL_SAMPLE,
     Codebooks,
     normalize,
-    shapes_of_weights,
     sum_codes,
+    weight_shapes,
 )
-from genius_search.nn.kmeans import Coder, start_tables
+from genius_search.nn.kmeans import Coder, residual_kmeans
 from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig
@@ -57,7 +57,7 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_pat
     assert len(codebooks.weights[POOL_SAMPLE]) > 100
     left = embeddings - sum_codes(codebooks.tables(), codes)
     random, iterations = np.random.default_rng(0), [15] * len(codebooks.sizes)
-    levels = start_tables(
+    levels = residual_kmeans(
         embeddings, MODALITIES, codebooks.sizes, iterations=iterations, random=random
     )
     plain = embeddings - sum(level.centroids[level.chosen] for level in levels)
@@ -83,7 +83,7 @@ def test_ids_store_half_of_their_half_norms_unless_the_embeddings_were_trained(
     vectors = sum_codes(untrained.tables(), codes)
     for kind, weight in (("sum", 0.5), ("network", 1.0)):
         config = QuantizerConfig(fusion=FusionConfig(kind=kind), codebook_size=4)
-        shapes = shapes_of_weights(DIM, config)
+        shapes = weight_shapes(DIM, config)
         fused_by = Codebooks(
             DIM, config, {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
         )

@@ -153,7 +153,7 @@ def test_a_query_is_contrasted_with_the_nearest_ids_that_do_not_answer_it():
         ]
         ids = codes[[query, *left[:2]]]
         repeated = queries[query].repeat(3, 1)
-        scores = generator.path_scores(repeated, ids, repeated)
+        scores = generator.score_ids(repeated, ids, repeated)
         expected += prefix_loss(scores[None], ids[None], torch.zeros(1, 3, dtype=torch.bool)) / 6
     torch.testing.assert_close(contrast(generator, queries, queries, codes, answers, 2), expected)
     assert not contrast(
