@@ -17,7 +17,7 @@ from genius_search.config import DEFAULT_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
 from genius_search.evaluate import AVERAGE, Evaluated, evaluate_index
-from genius_search.index.calibrate import calibrate
+from genius_search.index.calibrate import calibrate, read_pairs
 from genius_search.index.index import Index
 from genius_search.index.request import SearchHit
 from genius_search.progress import Progress
@@ -119,7 +119,10 @@ def demo(
         index, _ = Index.create(
             folder, model=model, pool=pool, embeddings="fused", progress=progress
         )
-        index.keep_calibration(calibrate(index, data.root, split="test", progress=progress))
+        pairs = read_pairs(folder, data.root, split="test")
+        index.keep_calibration(
+            calibrate(*index.current(), index.settings, pairs, progress=progress)
+        )
     results = evaluate_index(index, data, progress=progress).rows
     search_config = replace(
         DEFAULT_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE

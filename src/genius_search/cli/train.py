@@ -181,12 +181,17 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     """Share of good matches that should be right; sets the threshold of a good match."""
 
     def run(self) -> None:
-        from genius_search.index.calibrate import calibrate
+        from genius_search.index.calibrate import calibrate, describe_source, read_pairs
 
         with TerminalProgress() as progress:
             index = self.open_index()
             fitted = calibrate(
-                index, self.data, split=self.split, precision=self.precision, progress=progress
+                *index.current(),
+                index.settings,
+                read_pairs(index.folder, self.data, split=self.split),
+                source=describe_source(self.data, self.split),
+                precision=self.precision,
+                progress=progress,
             )
             index.keep_calibration(fitted, wait_seconds=self.wait)
         if self.json:

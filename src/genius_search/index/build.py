@@ -33,9 +33,12 @@ from genius_search.encoders.base import (
 from genius_search.encoders.passages import divide
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, GeniusError, UsageError
-from genius_search.index.calibrate import measure_least_scores
 from genius_search.index.items import Item
-from genius_search.index.measure import choose_embedding_bits, measure_recall
+from genius_search.index.measure import (
+    choose_embedding_bits,
+    measure_least_scores,
+    measure_recall,
+)
 from genius_search.index.pool import (
     Pool,
     nothing_to_index,
@@ -436,7 +439,7 @@ def create_index(
             fitted_to = count if trained is None else None
             if fitted_to is not None and embedding_bits is None and embeddings in (None, "fused"):
                 embedding_bits = choose_embedding_bits(
-                    opened, *draw_embeddings(changes.features), usual=default_bits(fitted_to)
+                    opened, *draw_embeddings(changes.features), default=default_bits(fitted_to)
                 )
             manifest = new_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
             if trained is None:

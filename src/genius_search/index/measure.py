@@ -1,57 +1,80 @@
-"""What an index keeps of exact search, measured with its items; and settings that follow from it.
+"""Measurements of an index with its items, and settings that follow from them.
 
-Codes and few bits a number say much of the embeddings of texts and pictures, whose numbers depend on each
-other, and little of others: of random vectors of 1,024 numbers the nearest ten are not among the hundred with
-the nearest codes. So an index is tried with queries near some of its items. Where too few of the nearest ten
-are kept, embeddings get more bits, and more of them are compared.
+The first measurement is agreement with exact search. Codes and embeddings of few bits per number
+represent the embeddings of texts and pictures well, because their numbers depend on one another.
+They represent other vectors poorly: the nearest ten of random vectors of 1,024 numbers are
+not among the hundred with the nearest codes. An index is therefore searched for vectors near some
+of its items. If too few of the nearest ten are found, embeddings get more bits, and more of them
+are compared.
+
+The second is the least score that first hits usually have (:func:`measure_least_scores`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float32, Int8
+from jaxtyping import Float32, Int8, Shaped
 
-from genius_search.config import MAX_EXHAUSTIVE_POOL, SearchSettings
+from genius_search.border import as_numbers
+from genius_search.config import SMALL_POOL, SearchSettings
+from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
+from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Measured
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.kmeans import Coder
+from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits, dequantize, quantize
 
 NUM_NEAREST_ITEMS: Final = 10
+"""Agreement is the share of this many nearest items that are found."""
 QUERY_NOISE: Final = 0.3
-"""Length of what is added to an item to make a query of it; an item itself is found too easily."""
+"""Length of the noise that turns an item into a query, which itself would be found too easily."""
 NUM_RECALL_QUERIES: Final = 200
 NUM_RECALL_QUERIES_OF_LARGE: Final = 50
-"""In an index of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, in which they take longer."""
+"""Number of queries in an index of more than :data:`~genius_search.config.SMALL_POOL` items, where
+each takes longer."""
 MIN_MEASURED_ITEMS: Final = 50
-"""Of fewer items all are compared anyway."""
+"""A smaller index is not measured: a search compares all of its items anyway."""
 MAX_BITS_SAMPLE: Final = 8192
-"""Most items that numbers of bits are tried with."""
+"""Maximum number of items that numbers of bits are tried with."""
 MORE_BITS: Final[dict[EmbeddingBits, EmbeddingBits]] = {2: 4, 4: 8}
-SAME_TOLERANCE: Final = 1e-5
-"""Items whose cosine is within this of 1 are the same."""
+MAX_COSINE_GAP: Final = 1e-5
+"""Items whose cosine is within this of 1 are equal."""
 MIN_KEPT_BY_BITS: Final[dict[EmbeddingBits, float]] = {2: 0.8, 4: 0.96}
-"""Share of the nearest ten that stored embeddings keep; below it they get more bits. Two bits, of an index
-with a million items, keep .89 of real texts and .7 to .8 of random vectors."""
+"""Minimum agreement of stored embeddings, by their bits; below it they get more bits. In an index
+of a million items, two bits keep .89 of the nearest ten real texts, and .7 to .8 of random ones."""
 MIN_KEPT: Final = 0.975
-"""Share of the nearest ten of stored embeddings that a search keeps; below it more are compared. The default
-of pools with more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items leaves out candidates, and is
-:data:`MIN_KEPT_OF_LARGE`."""
+"""Minimum agreement of a search with exact search over the stored embeddings; below it the search
+compares more of them."""
 MIN_KEPT_OF_LARGE: Final = 0.9
-TOLERANCE: Final = 1e-6
-"""Products that differ less are equal."""
+"""The same for pools of more than :data:`~genius_search.config.SMALL_POOL` items, where the default
+search leaves out candidates."""
+PRODUCT_TOLERANCE: Final = 1e-6
+"""Inner products that differ by less are equal."""
 SHORTLIST_GROWTH: Final = 4
-"""Each shortlist that is tried is so many times as long as the one before."""
+"""Each shortlist that is tried is this many times as long as the previous one."""
+PHRASE_WORDS: Final = 3
+"""Number of words in a phrase. With two words, fewer queries about other things are refused; with
+five, more queries that have answers are refused."""
+MAX_LEAST_SCORE_QUERIES: Final = 300
+"""Maximum number of items that phrases are drawn from, or of query vectors: a new index waits until
+they are encoded."""
+MIN_LEAST_SCORE_QUERIES: Final = 40
+"""Least scores are not measured with fewer queries."""
+LEAST_SCORE_QUANTILE: Final = 0.03
+"""Share of the searches whose first hits score below the least score."""
 
 
 def blur(items: Float32[np.ndarray, "items dim"]) -> Float32[np.ndarray, "items dim"]:
-    """Return queries near items: unit vectors at a cosine of .96 from them."""
+    """Return queries near items: unit vectors at a cosine of about .96 = 1 / √(1 + .3²)."""
     noise = np.random.default_rng(0).standard_normal(items.shape)
     return np.asarray(normalize(items + QUERY_NOISE * normalize(noise)), dtype=np.float32)
 
@@ -60,110 +83,177 @@ def choose_embedding_bits(
     model: Genius,
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
-    usual: EmbeddingBits,
+    default: EmbeddingBits,
 ) -> EmbeddingBits:
-    """Return the bits of a number of stored embeddings: the usual 2 or 4, or twice as many.
+    """Return the bits of each number of stored embeddings: the default of 2 or 4, or twice that.
 
-    Four keep enough if they keep the nearest ten, and an item is the first hit of its own vector.
+    Two bits are enough if they keep enough of the nearest ten items; with four bits, each item must
+    also be the first hit for its vector.
 
     Parameters
     ----------
     embeddings, modalities
-        unit vectors of the pool's items, or of a sample.
+        Unit vectors of the pool's items, or of a sample.
     """
-    drawn = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
-    if len(drawn) < MIN_MEASURED_ITEMS:
-        return usual
-    items = np.asarray(embeddings[drawn], dtype=np.float32)
-    vectors = model.ranker.vectors(Coder(model.codebooks).assign_ids(items, modalities[drawn]))
-    stored = dequantize(quantize(items - vectors, usual), usual, items.shape[1])
-    measured = model.ranker.spread.residuals
-    rounded = vectors + (stored if measured is None else measured.apply(stored, usual))
+    sample = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
+    if len(sample) < MIN_MEASURED_ITEMS:
+        return default
+    items = np.asarray(embeddings[sample], dtype=np.float32)
+    rounded = _round_embeddings(model, items, modalities[sample], default)
     queries = blur(items[:NUM_RECALL_QUERIES])
     products = queries @ items.T
-    least = np.partition(products, -NUM_NEAREST_ITEMS, axis=1)[:, -NUM_NEAREST_ITEMS, None]
-    nearest = np.argpartition(queries @ rounded.T, -NUM_NEAREST_ITEMS, axis=1)[
-        :, -NUM_NEAREST_ITEMS:
-    ]
-    is_kept = np.take_along_axis(products, nearest, axis=1) >= least - TOLERANCE
-    if is_kept.mean() < MIN_KEPT_BY_BITS[usual]:
-        return MORE_BITS[usual]
-    first = (items[:NUM_RECALL_QUERIES] @ rounded.T).argmax(axis=1)
-    is_itself = np.vecdot(items[:NUM_RECALL_QUERIES], items[first]) > 1 - SAME_TOLERANCE
-    return usual if usual == 2 or is_itself.all() else MORE_BITS[usual]
+    # Of items as near as the tenth, any may be found.
+    tenth = np.partition(products, -NUM_NEAREST_ITEMS, axis=1)[:, -NUM_NEAREST_ITEMS, None]
+    nearest = np.argpartition(queries @ rounded.T, -NUM_NEAREST_ITEMS, axis=1)
+    hits = nearest[:, -NUM_NEAREST_ITEMS:]
+    is_kept = np.take_along_axis(products, hits, axis=1) >= tenth - PRODUCT_TOLERANCE
+    if is_kept.mean() < MIN_KEPT_BY_BITS[default]:
+        return MORE_BITS[default]
+    first_hits = (items[:NUM_RECALL_QUERIES] @ rounded.T).argmax(axis=1)
+    cosines = np.vecdot(items[:NUM_RECALL_QUERIES], items[first_hits])
+    finds_itself = cosines > 1 - MAX_COSINE_GAP
+    return default if default == 2 or finds_itself.all() else MORE_BITS[default]
+
+
+def _round_embeddings(
+    model: Genius,
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    bits: EmbeddingBits,
+) -> Float32[np.ndarray, "items dim"]:
+    """Return embeddings as an index restores them: the ID's vector plus the stored residual."""
+    codes = Coder(model.codebooks).assign_ids(embeddings, modalities)
+    vectors = model.ranker.vectors(codes)
+    residuals = dequantize(quantize(embeddings - vectors, bits), bits, embeddings.shape[1])
+    correction = model.ranker.spread.residuals
+    if correction is not None:
+        residuals = correction.apply(residuals, bits)
+    return np.asarray(vectors + residuals)
 
 
 def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
-    """Choose how many embeddings a search compares, and measure what it keeps of the nearest ten.
+    """Choose how many embeddings a search compares, and measure its agreement with exact search.
 
-    None if the index compares no fused embeddings, or has few items.
+    Return None if the index compares no fused embeddings, or has few items.
     """
     settings = default_settings(model, snapshot)
     num_rows = snapshot.num_rows
-    if (
-        settings.rerank != "embeddings"
-        or snapshot.manifest.embeddings != "fused"
-        or num_rows < MIN_MEASURED_ITEMS
-    ):
+    compares_embeddings = (
+        settings.rerank == "embeddings" and snapshot.manifest.embeddings == "fused"
+    )
+    if not compares_embeddings or num_rows < MIN_MEASURED_ITEMS:
         return None
     trial = _Trial(model, snapshot, settings)
-    plain = dataclasses.replace(settings, density_weight=0.0)
-    kept = trial.share(plain)
-    target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
-    while kept < target and settings.shortlist:
-        longer = SHORTLIST_GROWTH * settings.shortlist
-        settings = dataclasses.replace(settings, shortlist=0 if longer >= num_rows else longer)
-        plain = dataclasses.replace(settings, density_weight=0.0)
-        kept = trial.share(plain)
+    target = MIN_KEPT if num_rows <= SMALL_POOL else MIN_KEPT_OF_LARGE
+    agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
+    while agreement < target and settings.shortlist:  # a shortlist of 0 contains all items
+        shortlist = SHORTLIST_GROWTH * settings.shortlist
+        settings = dataclasses.replace(
+            settings, shortlist=0 if shortlist >= num_rows else shortlist
+        )
+        agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
     return Measured(
         items=num_rows,
         queries=len(trial.queries),
         shortlist=settings.shortlist,
-        kept=kept,
-        kept_with_densities=trial.share(settings),
+        kept=agreement,
+        kept_with_densities=trial.measure(settings),
     )
 
 
 class _Trial:
-    """Queries near items of an index, and the least product of the nearest ten of each."""
+    """Queries near items of an index, with the inner product of the tenth nearest item of each."""
 
     def __init__(self, model: Genius, snapshot: Snapshot, settings: SearchSettings) -> None:
-        self._model, self._snapshot = model, snapshot
-        count = (
-            NUM_RECALL_QUERIES
-            if snapshot.num_rows <= MAX_EXHAUSTIVE_POOL
-            else NUM_RECALL_QUERIES_OF_LARGE
-        )
+        self._model = model
+        self._snapshot = snapshot
+        is_small = snapshot.num_rows <= SMALL_POOL
+        num_queries = NUM_RECALL_QUERIES if is_small else NUM_RECALL_QUERIES_OF_LARGE
         segment = snapshot.segments[0]
-        rows = np.random.default_rng(0).permutation(segment.table.num_items)[:count]
+        rows = np.random.default_rng(0).permutation(segment.table.num_items)[:num_queries]
         self.queries = blur(normalize(segment.vectors(model.ranker)(np.sort(rows))))
-        everything = dataclasses.replace(
+        exact_search = dataclasses.replace(
             settings, candidates=snapshot.num_rows, shortlist=0, density_weight=0.0
         )
-        self._least = [products[-1] - TOLERANCE for products in self._products(everything)]
+        self._tenth_products = [
+            products[-1] - PRODUCT_TOLERANCE for products in self._products(exact_search)
+        ]
 
-    def share(self, settings: SearchSettings) -> float:
-        """Return the share of the nearest ten that a search with these settings finds."""
-        pairs = zip(self._products(settings), self._least, strict=True)
-        return float(np.mean([np.mean(products >= least) for products, least in pairs]))
+    def measure(self, settings: SearchSettings) -> float:
+        """Return the share of the nearest ten items that a search with these settings finds."""
+        pairs = zip(self._products(settings), self._tenth_products, strict=True)
+        return float(np.mean([np.mean(products >= tenth) for products, tenth in pairs]))
 
     def _products(self, settings: SearchSettings) -> list[Float32[np.ndarray, " hits"]]:
-        """Return the products of the queries and their first ten hits, without costs of densities."""
+        """Return the products of each query and its first ten hits, largest first.
+
+        The products do not contain the correction for densities.
+        """
         searcher = SnapshotSearcher(self._model, self._snapshot, settings)
         encoded = [
             EncodedQuery(number, NUM_NEAREST_ITEMS, embedding=query, evidence=query)
             for number, query in enumerate(self.queries)
         ]
-        ranker, segments = self._model.ranker, self._snapshot.segments
+        rankings = searcher.rank(encoded, at_least=NUM_NEAREST_ITEMS)
         products = []
-        for query, ranking in zip(
-            self.queries, searcher.rank(encoded, at_least=NUM_NEAREST_ITEMS), strict=True
-        ):
-            vectors = np.concatenate(
-                [
-                    segment.vectors(ranker)(ranking.items[ranking.segments == number])
-                    for number, segment in enumerate(segments)
-                ]
-            )
-            products.append(np.sort(vectors @ query)[::-1])
+        for query, ranking in zip(self.queries, rankings, strict=True):
+            vectors = []
+            for number, segment in enumerate(self._snapshot.segments):
+                rows = ranking.items[ranking.segments == number]
+                vectors.append(segment.vectors(self._model.ranker)(rows))
+            products.append(np.sort(np.concatenate(vectors) @ query)[::-1])
         return products
+
+
+def measure_least_scores(
+    model: Genius, snapshot: Snapshot, query_vectors: Shaped[np.ndarray, ...] | None
+) -> dict[str, float]:
+    """Return the score that all but a few in a hundred first hits reach, by their modality.
+
+    A search whose first hits score less has no good match. The queries are phrases of the items'
+    texts, each of which must find another item, or ``query_vectors``, which are features of texts.
+    Some of the queries may have no answer in the index: those with an answer score more.
+    """
+    random = np.random.default_rng(0)
+    rows = random.permutation(snapshot.segments[0].num_items)[:MAX_LEAST_SCORE_QUERIES]
+    vectors: Iterable[np.ndarray] = ()
+    items: Sequence[Item] = ()
+    if query_vectors is None:
+        items = snapshot.items_at(np.zeros_like(rows), rows)
+    else:
+        vectors = random.permutation(as_numbers(query_vectors, "the query vectors"))
+        vectors = vectors[:MAX_LEAST_SCORE_QUERIES]
+    least = {}
+    for modality in snapshot.modalities:
+        request = partial(SearchRequest, modality=modality, hybrid=False, k=2)
+        requests = [("", request(vector=vector)) for vector in vectors]
+        for item, phrase in _draw_phrases(items, modality, random):
+            requests.append((item.id, request(text=phrase)))
+        if len(requests) >= MIN_LEAST_SCORE_QUERIES:
+            first_scores = _first_scores(model, snapshot, requests)
+            least[modality.value] = float(np.quantile(first_scores, LEAST_SCORE_QUANTILE))
+    return least
+
+
+def _draw_phrases(
+    items: Iterable[Item], modality: Modality, random: np.random.Generator
+) -> Iterator[tuple[Item, str]]:
+    """Draw a few consecutive words of each item of a modality with enough words."""
+    for item in items:
+        words = (item.text or "").split()
+        if item.modality is modality and len(words) >= PHRASE_WORDS:
+            start = int(random.integers(len(words) - PHRASE_WORDS + 1))
+            yield item, " ".join(words[start : start + PHRASE_WORDS])
+
+
+def _first_scores(
+    model: Genius, snapshot: Snapshot, requests: Sequence[tuple[str, SearchRequest]]
+) -> list[float]:
+    """Return the score of the first hit of each request that is not the item of the given id."""
+    results = SnapshotSearcher(model, snapshot).search([request for _, request in requests])
+    first_scores = []
+    for (item_id, _), hits in zip(requests, results, strict=True):
+        scores = [hit.score for hit in hits if hit.id != item_id]
+        if scores:
+            first_scores.append(scores[0])
+    return first_scores

@@ -369,7 +369,7 @@ class IndexManifest(BaseModel):
     density_weight: FiniteFloat | None = None
     """What queries with answers chose; None if that is the default."""
     least: Annotated[dict[str, float], Field(exclude_if=lambda value: not value)] = {}
-    """:func:`genius_search.index.calibrate.measure_least_scores`"""
+    """:func:`genius_search.index.measure.measure_least_scores`"""
     measured: Annotated[Measured | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from genius_search.index.calibrate import (
     density_weights_around,
     fit_logistic_regression,
     min_words_by_query_kind,
+    read_pairs,
 )
 from genius_search.index.index import Index
 from genius_search.index.query import hit_numbers, probabilities_of
@@ -148,10 +149,17 @@ def index(whole, trained, tmp_path) -> Index:
     return Index.open(shutil.copytree(whole, tmp_path / "index"), model=trained.model)
 
 
+def calibrate_with_test_split(index: Index, data: Path, precision: float = 0.8) -> Calibration:
+    pairs = read_pairs(index.folder, data, split="test")
+    return calibrate(
+        *index.current(), index.settings, pairs, precision=precision, progress=Silent()
+    )
+
+
 def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     (before,) = index.search("a red square", k=1)
     assert (before.probability, index.good_match([before])) == (None, None)
-    found = calibrate(index, trained.data, split="test", precision=0.05, progress=Silent())
+    found = calibrate_with_test_split(index, trained.data, precision=0.05)
     assert index.calibration is None
     assert found.queries == 48
     assert found.promised == pytest.approx(found.right, abs=0.15)
@@ -219,10 +227,10 @@ def test_the_measured_queries_are_known_by_their_kind_and_number_of_words():
 
 def test_what_cannot_be_calibrated_is_refused(index, trained, monkeypatch):
     with pytest.raises(UsageError, match="between 0 and 1"):
-        calibrate(index, trained.data, split="test", precision=1.0, progress=Silent())
+        calibrate_with_test_split(index, trained.data, precision=1.0)
     monkeypatch.setattr("genius_search.index.calibrate.MIN_CALIBRATION_QUERIES", 1000)
     with pytest.raises(BadData, match="at least 1000"):
-        calibrate(index, trained.data, split="test", progress=Silent())
+        calibrate_with_test_split(index, trained.data)
 
 
 def test_what_was_learned_calibrates(index, monkeypatch, capsys):
