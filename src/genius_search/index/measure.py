@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.border import as_numbers
-from genius_search.config import SMALL_POOL, SearchSettings
+from genius_search.config import MAX_EXHAUSTIVE_POOL, SearchSettings
 from genius_search.index.items import Item
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
 from genius_search.index.request import SearchRequest
@@ -39,7 +39,7 @@ QUERY_NOISE: Final = 0.3
 """Length of the noise that turns an item into a query, which itself would be found too easily."""
 NUM_RECALL_QUERIES: Final = 200
 NUM_RECALL_QUERIES_OF_LARGE: Final = 50
-"""Number of queries in an index of more than :data:`~genius_search.config.SMALL_POOL` items, where
+"""Number of queries in an index of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where
 each takes longer."""
 MIN_MEASURED_ITEMS: Final = 50
 """A smaller index is not measured: a search compares all of its items anyway."""
@@ -55,7 +55,7 @@ MIN_KEPT: Final = 0.975
 """Minimum agreement of a search with exact search over the stored embeddings; below it the search
 compares more of them."""
 MIN_KEPT_OF_LARGE: Final = 0.9
-"""The same for pools of more than :data:`~genius_search.config.SMALL_POOL` items, where the default
+"""The same for pools of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where the default
 search leaves out candidates."""
 PRODUCT_TOLERANCE: Final = 1e-6
 """Inner products that differ by less are equal."""
@@ -144,7 +144,7 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     if not compares_embeddings or num_rows < MIN_MEASURED_ITEMS:
         return None
     trial = _Trial(model, snapshot, settings)
-    target = MIN_KEPT if num_rows <= SMALL_POOL else MIN_KEPT_OF_LARGE
+    target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
     agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
     while agreement < target and settings.shortlist:  # a shortlist of 0 contains all items
         shortlist = SHORTLIST_GROWTH * settings.shortlist
@@ -167,7 +167,7 @@ class _Trial:
     def __init__(self, model: Genius, snapshot: Snapshot, settings: SearchSettings) -> None:
         self._model = model
         self._snapshot = snapshot
-        is_small = snapshot.num_rows <= SMALL_POOL
+        is_small = snapshot.num_rows <= MAX_EXHAUSTIVE_POOL
         num_queries = NUM_RECALL_QUERIES if is_small else NUM_RECALL_QUERIES_OF_LARGE
         segment = snapshot.segments[0]
         rows = np.random.default_rng(0).permutation(segment.table.num_items)[:num_queries]
