@@ -25,7 +25,8 @@ class CompileSearch(BuildHookInterface):
             return
         self.app.display_info(f"compiled the search with {' '.join(compiler)}")
         build_data["artifacts"] += [
-            str(build_search.library(variant).relative_to(self.root)) for variant in build_search.VARIANTS
+            str(build_search.library_path(variant).relative_to(self.root))
+            for variant in build_search.VARIANTS
         ]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{build_search.platform_tag(compiler)}"

@@ -1,6 +1,8 @@
-"""Artifacts: the folders of finished stages (features, quantizer, generator, codes) and weights, for reading.
+"""Read artifacts: the folders of finished training stages, and the weights inside them.
 
-The manifest of an artifact records its settings, its inputs and a checksum of every file.
+A stage (features, quantizer, generator, encoder) writes one folder. The folder's ``manifest.json``
+records the settings of the stage, fingerprints of its inputs, and a checksum of every file.
+:mod:`genius_search.writing` is the counterpart that writes these folders.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 MANIFEST: Final = "manifest.json"
-FORMAT: Final = 1
-"""Version of every folder's layout; newer ones are refused."""
+ARTIFACT_FORMAT: Final = 1
+"""Version of an artifact's layout. Other versions are refused."""
 MAX_JSON_BYTES: Final = 1 << 25
-"""Largest manifest or settings file that is read; one of 8 million training rows takes about 1 MB."""
-
-HOLE_BYTES: Final = 1 << 30
-"""Larger files must be on the disk, not holes; others are read in a second."""
+"""Maximum size of a manifest or settings file. The manifest of 8 million training rows takes
+about 1 MB."""
+MAX_UNCHECKED_SPARSE_BYTES: Final = 1 << 30
+"""Files above this size are refused if they are sparse, since a hostile folder could otherwise
+make us read terabytes of zeros. Smaller files are read within a second."""
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return which field of a JSON file is wrong first, and why."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    """Describe the first invalid field of a JSON file, as ``field.path: message``."""
+    first_error = error.errors()[0]
+    field = ".".join(map(str, first_error["loc"]))
+    return f"{field}: {first_error['msg'].lower()}"
 
 
 def fingerprint_of(value: object) -> str:
-    """Return the SHA-256 of a JSON-able value; the order of keys does not matter."""
+    """Return the SHA-256 of a JSON-serialisable value. The order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -50,13 +54,14 @@ def read_json(path: Path) -> Any:
     Raises
     ------
     ArtifactMismatch
-        It is not JSON, not a file, or larger than :data:`MAX_JSON_BYTES`.
+        The path is not a regular file, is larger than :data:`MAX_JSON_BYTES`, or is not JSON.
     """
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise ArtifactMismatch(f"{path} is damaged: it is not a file")
+    # Reading a pipe or a device might never end.
+    if path.exists() and not path.is_file():
+        raise ArtifactMismatch(f"{path} is damaged: it is not a regular file")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ArtifactMismatch(
-            f"{path} has more than {MAX_JSON_BYTES:,} bytes, too many for settings"
+            f"{path} has more than {MAX_JSON_BYTES:,} bytes, which is too large for settings"
         )
     try:
         return json.loads(path.read_bytes())
@@ -65,7 +70,7 @@ def read_json(path: Path) -> Any:
 
 
 class FileFact(BaseModel):
-    """Size and checksum of a file."""
+    """The size and checksum of a file, as its manifest records them."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -74,73 +79,86 @@ class FileFact(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Contents of a finished folder's manifest."""
+    """The contents of an artifact's ``manifest.json``."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
     folder: Path = Path()
-    """The folder; not part of the file."""
+    """The artifact's folder. It is filled in on reading, and not stored in the file."""
     format: int
+    """Version of the layout (:data:`ARTIFACT_FORMAT`)."""
     kind: str
+    """The stage that wrote the folder: ``features``, ``quantizer``, ``generator``, ..."""
     plan: str = ""
-    """Fingerprint of kind, settings and inputs."""
+    """Fingerprint of the kind, settings and inputs: what the stage was asked to do."""
     config: dict[str, Any]
-    """The settings it was made with."""
+    """The settings of the stage."""
     inputs: dict[str, str]
-    """Fingerprints of what it was made from."""
+    """Name of each input -> its fingerprint."""
     facts: dict[str, Any]
-    """Anything a reader needs beside the files: sizes, a permutation, a health report."""
+    """Further data that a reader needs: sizes, a permutation, a health report."""
     files: dict[str, FileFact]
+    """Path within the folder -> size and checksum."""
     fingerprint: str
-    """SHA-256 over settings, inputs, facts and the contents of all files."""
+    """SHA-256 of all other entries of the manifest, hence of the contents of all files."""
 
 
 def open_artifact(folder: Path, *, kind: str, check_contents: bool = False) -> Manifest:
-    """Read a finished folder's manifest and check its files: their sizes, with ``check_contents`` their contents.
+    """Read the manifest of a finished artifact and check the sizes of its files.
+
+    Parameters
+    ----------
+    kind
+        the stage that is expected to have written the folder.
+    check_contents
+        whether to compare the contents of all files with their checksums, too.
 
     Raises
     ------
     ArtifactMissing
-        the folder does not exist or was never finished, or a file is missing.
+        The folder does not exist or was never finished, or a file is missing.
     ArtifactMismatch
-        it is of another kind or version, or a file has changed.
+        The artifact is of another kind or version, or one of its files has changed.
     """
     path = folder / MANIFEST
     if not path.exists():
-        why = f"it has no {MANIFEST}" if folder.exists() else "the folder does not exist"
+        reason = f"it has no {MANIFEST}" if folder.exists() else "the folder does not exist"
         raise ArtifactMissing(
-            f"no finished {kind} at {folder}: {why}. Run the command that makes it"
+            f"no finished {kind} at {folder}: {reason}. Run the command that creates it"
         )
     body = read_json(path)
     try:
-        if body["format"] != FORMAT:
+        if body["format"] != ARTIFACT_FORMAT:
             raise ArtifactMismatch(
-                f"{folder} has format {body['format']}, this version reads {FORMAT}; make the {kind} again"
+                f"{folder} has format {body['format']}, but this version reads {ARTIFACT_FORMAT}; "
+                f"create the {kind} again"
             )
         if body["kind"] != kind:
             raise ArtifactMismatch(f"{folder} holds a {body['kind']!r}, not a {kind!r}")
         manifest = Manifest.model_validate({**body, "folder": folder})
     except (ValidationError, KeyError, TypeError) as error:
         problem = first_problem(error) if isinstance(error, ValidationError) else repr(error)
-        raise ArtifactMismatch(f"{path} is damaged ({problem}); make the {kind} again") from None
+        raise ArtifactMismatch(f"{path} is damaged ({problem}); create the {kind} again") from None
     if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in manifest.files):
         raise ArtifactMismatch(
-            f"{path} names files outside its folder; do not use what came from there"
+            f"{path} names files outside its folder; do not use files from this source"
         )
-    signed = {name: value for name, value in body.items() if name != "fingerprint"}
-    if fingerprint_of(signed) != manifest.fingerprint:
+    fingerprinted = {name: value for name, value in body.items() if name != "fingerprint"}
+    if fingerprint_of(fingerprinted) != manifest.fingerprint:
         raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     check_files(folder, manifest.files, check_contents=check_contents)
     return manifest
 
 
 def check_files(folder: Path, files: Mapping[str, FileFact], *, check_contents: bool) -> None:
-    """Check the sizes of a folder's files, or with ``check_contents`` their checksums, too.
+    """Check the sizes of a folder's files, and with ``check_contents`` also their checksums.
 
     Raises
     ------
-    ArtifactMissing, ArtifactMismatch
-        A file is missing, or is not the one that was written.
+    ArtifactMissing
+        A file is missing.
+    ArtifactMismatch
+        The size or the checksum of a file differs from its manifest's.
     """
     for name, fact in files.items():
         file = folder / name
@@ -151,13 +169,13 @@ def check_files(folder: Path, files: Mapping[str, FileFact], *, check_contents: 
             raise ArtifactMismatch(
                 f"{folder} is damaged: {name} has {size} bytes, expected {fact.bytes}"
             )
-        on_disk = 512 * getattr(
-            status, "st_blocks", 0
-        )  # 0 where the disk, or Windows, does not tell
-        if size > HOLE_BYTES and 0 < 100 * on_disk < size:  # compression reaches a tenth
+        # st_blocks counts 512-byte blocks. It is 0 or absent if the file system does not report
+        # it. A compressing file system stores a tenth of a file; a hundredth means holes.
+        allocated_bytes = 512 * getattr(status, "st_blocks", 0)
+        if size > MAX_UNCHECKED_SPARSE_BYTES and 0 < 100 * allocated_bytes < size:
             raise ArtifactMismatch(
-                f"{file} is nearly all holes: it has {size:,} bytes, {on_disk:,} of them on the disk, and "
-                "reading it would take long"
+                f"{file} is nearly all holes: it has {size:,} bytes, of which {allocated_bytes:,} "
+                "are on the disk, and reading it would take long"
             )
         if check_contents and file_fingerprint(file) != fact.sha256:
             raise ArtifactMismatch(f"{folder} is damaged: the contents of {name} have changed")
@@ -169,52 +187,63 @@ def read_arrays(
     *,
     optional: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Read weights from a file, floating point as 32 bits.
+    """Read weights from a safetensors file, converting floating-point numbers to float32.
 
     Parameters
     ----------
     shapes
-        names and shapes of the weights that are read, None for any length; by default all are read.
+        name -> expected shape of each array to read; None in a shape stands for any length. By
+        default, all arrays of the file are read.
     optional
-        those that may be absent.
+        names of the arrays that the file may lack.
 
     Raises
     ------
     ArtifactMismatch
-        The file is damaged, or lacks weights of these names and shapes.
+        The file is damaged, lacks an array, or has one of another shape.
     """
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  not for manifests
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415  not needed for manifests
 
     arrays: dict[str, np.ndarray] = {}
     try:
-        with safe_open(file, "np") as opened:
-            there = opened.keys()
-            for name in there if shapes is None else shapes:
-                if name in optional and name not in there:
+        with safe_open(file, "np") as weights:
+            stored_names = weights.keys()
+            for name in stored_names if shapes is None else shapes:
+                if name in optional and name not in stored_names:
                     continue
-                array = opened.get_tensor(name)
-                wanted = array.shape if shapes is None else shapes[name]
-                if not shape_matches(array.shape, wanted):
-                    raise ValueError(f"{name} has the shape {array.shape}, not {wanted}")  # noqa: TRY301
+                array = weights.get_tensor(name)
+                expected = array.shape if shapes is None else shapes[name]
+                if not shape_matches(array.shape, expected):
+                    raise ValueError(  # noqa: TRY301
+                        f"{name} has the shape {array.shape}, not {expected}"
+                    )
                 is_float = np.issubdtype(array.dtype, np.floating)
                 arrays[name] = array = array.astype(np.float32, copy=False) if is_float else array
+                # A sum of squares is finite only if every number is; it needs no second array.
                 if is_float and not np.isfinite(np.vdot(array, array)):
-                    raise ValueError(f"{name} has numbers that are infinite, or NaN")  # noqa: TRY301
+                    raise ValueError(f"{name} has infinite numbers or NaN")  # noqa: TRY301
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise mismatch_error(file, error) from None
     return arrays
 
 
-def shape_matches(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    """Return whether a shape is the wanted one, in which None stands for any length."""
-    return len(shape) == len(wanted) and all(
-        map(lambda one, other: other in (None, one), shape, wanted)
+def shape_matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Return whether a shape is the expected one, in which None stands for any length.
+
+    >>> shape_matches((5, 3), (None, 3)), shape_matches((5, 4), (None, 3))
+    (True, False)
+    """
+    if len(shape) != len(expected):
+        return False
+    return all(
+        length == expected_length or expected_length is None
+        for length, expected_length in zip(shape, expected, strict=True)
     )
 
 
 def mismatch_error(file: Path, error: Exception) -> ArtifactMismatch:
-    """Return the error for a file that is damaged or does not fit the settings beside it."""
+    """Return the error for a file that is damaged or contradicts the settings of its folder."""
     reason = " ".join(str(error).split())[:200]
     return ArtifactMismatch(
-        f"{file} does not hold what the settings beside it say ({reason}); make its folder again"
+        f"{file} does not match the settings of its folder ({reason}); create the folder again"
     )

@@ -1,7 +1,8 @@
-"""The border: what ids, texts, vectors and paths become that come from outside.
+"""Convert and check ids, texts, vectors and paths that come from outside the package.
 
-Every public entry passes them through here, so that an item has one id whatever table, file or
-library names it, and nothing that is no id, text or number becomes one in silence.
+Every public function passes its arguments through this module. An item therefore has the same id
+whichever table, file or library names it, and a value that is no id, text or number is an error
+rather than being converted silently.
 """
 
 from __future__ import annotations
@@ -21,39 +22,43 @@ from genius_search.records import check_unicode, composed
 from genius_search.text import clean
 
 SHORTEST_VECTOR: Final = 1e-12
-"""A vector that is not longer has no direction."""
-ROWS_AT_ONCE: Final = 4096
-"""Vectors that are checked together, and so read from a memory-mapped file."""
-SHOWN: Final = 60
-"""Characters of a value that an error shows."""
-NUMBERS: Final = "fiu"
-"""Kinds of NumPy's types whose values are real numbers: floats and integers."""
+"""A vector that is not longer than this has no usable direction."""
+ROWS_PER_CHECK: Final = 4096
+"""Number of vectors to check, and to read from a memory-mapped file, at a time."""
+MAX_SHOWN_CHARACTERS: Final = 60
+"""Maximum number of characters of a value that an error message shows."""
+REAL_DTYPES: Final = "fiu"
+"""``dtype.kind`` of NumPy's real numbers: floats, signed and unsigned integers."""
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path with the home folder in place of a leading ``~`` or ``~user``, as shells do.
+    """Return a path, with a leading ``~`` or ``~user`` expanded to a home folder as in a shell.
 
-    As there, ``~`` before anything that names no user stays as it is.
+    A ``~`` that is not followed by the name of a user is kept, as in a shell.
     """
     try:
-        return Path(os.path.expanduser(path))  # noqa: PTH111  a Path of ./~ would become it, too
-    except ValueError:  # a character that no user's name has
+        return Path(os.path.expanduser(path))  # noqa: PTH111  Path.expanduser expands ./~, too
+    except ValueError:  # a character that no user name contains, such as NUL
         return Path(path)
 
 
 def as_text(text: object, name: str) -> str:
-    """Return a text in Unicode's composed form (NFC), cleaned; ``name`` is what an error calls it.
+    """Return a cleaned text in Unicode's composed form (NFC).
+
+    Parameters
+    ----------
+    name
+        the name of the text in error messages.
 
     Raises
     ------
     UsageError
-        It is not a text, or not valid Unicode.
+        The value is not a text, or not valid Unicode.
     """
     if not isinstance(text, str):
         raise UsageError(f"{name} is {_show(text)}, expected a text")
-    return clean(
-        check_unicode(str.__str__(text))
-    )  # those of NumPy and of enumerations become plain ones
+    # str.__str__ turns subclasses, such as np.str_ and members of enumerations, into plain strings.
+    return clean(check_unicode(str.__str__(text)))
 
 
 def is_missing(value: object) -> bool:
@@ -64,10 +69,10 @@ def is_missing(value: object) -> bool:
 
 
 def as_id(value: Any, name: str = "the id") -> str:
-    """Return an id as a text: a text in composed form (NFC), or a whole number in digits.
+    """Return an id as a text. Texts are composed (NFC), and whole numbers are written in digits.
 
-    Floats that are whole count as whole numbers: a table turns a column of integers into floats
-    as soon as it has a gap.
+    Whole floats count as whole numbers, because a table turns a column of integers into floats as
+    soon as a value is missing.
 
     >>> as_id("7"), as_id(7), as_id(np.float64(7))
     ('7', '7', '7')
@@ -75,31 +80,36 @@ def as_id(value: Any, name: str = "the id") -> str:
     Raises
     ------
     UsageError
-        It is anything else: a missing value, a fraction, bytes, a truth value or a tuple.
+        The value is neither: it is missing, a fraction, bytes, a truth value or a tuple.
     """
-    if type(value) is str:  # as most are
+    if type(value) is str:  # the most frequent case first
         return composed(value)
     if type(value) is int:
         return str(value)
     if not isinstance(value, str | np.generic) and getattr(value, "shape", None) == ():
-        value = value.tolist()  # an array or a tensor without dimensions; None if it is masked
+        # An array or a tensor without dimensions becomes a number; NumPy's masked value, None.
+        value = value.tolist()
     if isinstance(value, str):
         return composed(str.__str__(value))
     number = _whole_number(value)
     if number is not None:
         return str(number)
-    remedy = "make a text of it, as in str(value)"
+    remedy = "convert it to a text, as in str(value)"
     if is_missing(value):
-        remedy = "leave out what has no id, or give it one"
+        remedy = "leave out items without an id, or give them one"
     elif isinstance(value, bytes):
         remedy = "decode it, as in value.decode()"
     elif isinstance(value, float | np.floating) and value.is_integer():
-        remedy = "such a large float may stand for another number, so give integers or texts"
+        remedy = "a float this large may have been rounded, so give integers or texts"
     raise UsageError(f"{name} is {_show(value)}, expected a text or a whole number; {remedy}")
 
 
 def _whole_number(value: Any) -> int | None:
-    """Return a whole number as an integer; None for others, and for floats that may be rounded."""
+    """Return a whole number as an integer, or None for other values.
+
+    None is returned for floats that may have been rounded, too: a float64 has a mantissa of 53
+    bits, so 2**53 + 1 would be stored as 2**53.
+    """
     if isinstance(value, bool | np.bool_):
         return None
     if isinstance(value, int | np.integer):
@@ -119,7 +129,7 @@ def as_ids(values: object, name: str = "ids") -> list[str]:
     Raises
     ------
     UsageError
-        It is not a column.
+        The values are not a column (:func:`as_column`).
     BadData
         A value is not an id. The message names its row.
     """
@@ -132,10 +142,10 @@ def as_ids(values: object, name: str = "ids") -> list[str]:
     return ids
 
 
-def as_id_list(given: object) -> list[str]:
-    """Return one id, or each of several, as texts; raises like :func:`as_ids`."""
-    is_several = isinstance(given, Iterable) and getattr(given, "shape", None) != ()
-    return as_ids(given) if is_several and not isinstance(given, str | bytes) else [as_id(given)]
+def as_id_list(ids: object) -> list[str]:
+    """Return a single id, or a column of ids, as a list of texts; raise like :func:`as_ids`."""
+    is_iterable = isinstance(ids, Iterable) and getattr(ids, "shape", None) != ()
+    return as_ids(ids) if is_iterable and not isinstance(ids, str | bytes) else [as_id(ids)]
 
 
 def as_column(values: Any, name: str) -> list[Any]:
@@ -144,26 +154,29 @@ def as_column(values: Any, name: str) -> list[Any]:
     Raises
     ------
     UsageError
-        It is one text, a mapping, a whole table or nothing to iterate over.
+        The argument is a single text, a mapping, a whole table or not iterable.
     """
     is_single = isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable)
     if is_single or len(getattr(values, "shape", (0,))) != 1:
-        kind = f"{type(values).__module__}.{type(values).__qualname__}".removeprefix("builtins.")
-        raise UsageError(f"{name} are given as a {kind}; expected a list, or one column of a table")
+        type_name = f"{type(values).__module__}.{type(values).__qualname__}"
+        raise UsageError(
+            f"{name} are given as a {type_name.removeprefix('builtins.')}; "
+            "expected a list, or one column of a table"
+        )
     if hasattr(values, "detach"):
         values = _read_tensor(values, name)
     if type(values) is np.ndarray and (values.dtype.kind in "iuU" or values.dtype == np.float64):
-        values = values.tolist()  # the same values, and quicker to read
-    if hasattr(values, "to_pylist"):  # of Arrow
+        values = values.tolist()  # Python's numbers: equal values that are faster to read
+    if hasattr(values, "to_pylist"):  # an array of Arrow
         values = values.to_pylist()
     return list(values)
 
 
 def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
-    """Return an array, a tensor, a table or nested lists of real numbers as an array of NumPy.
+    """Return real numbers in an array, a tensor, a table or nested lists as a NumPy array.
 
-    Tensors are detached and copied from other devices; bfloat16 and smaller types become float32.
-    A memory-mapped array is not read.
+    Tensors are detached and copied to the CPU; bfloat16 and smaller types become float32. An array
+    that is already in this form is returned unchanged, so a memory-mapped array is not read.
 
     Raises
     ------
@@ -172,97 +185,108 @@ def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
     UsageError
         There are other things than real numbers, or rows of different lengths.
     """
-    if type(values) is np.ndarray and values.dtype.kind in NUMBERS:
+    if type(values) is np.ndarray and values.dtype.kind in REAL_DTYPES:
         return values
     if isinstance(values, np.ma.MaskedArray):
         is_masked = np.atleast_1d(np.ma.getmaskarray(values))
         if is_masked.any():
             row = is_masked.reshape(len(is_masked), -1).any(axis=1).argmax()
             part = "row" if values.ndim > 1 else "number"
-            raise BadData(f"{part} {row} of {name} is masked; leave it out, or fill it")
+            raise BadData(f"{part} {row} of {name} is masked; leave it out, or fill in a value")
         values = values.data
     if hasattr(values, "detach"):
         array = _read_tensor(values, name)
     elif isinstance(values, list | tuple):
-        array = _join(values, name)
+        array = _stack_rows(values, name)
     else:
         try:
             array = np.asarray(values)
-        except Exception as error:  # noqa: BLE001  whatever another library raises
+        except Exception as error:  # noqa: BLE001  other libraries raise any class
             raise UsageError(f"{name} cannot be read as an array: {error}") from None
-    if array.dtype.kind == "O" and array.ndim:  # rows are lists or arrays, as in a column of pandas
-        array = _join(array.tolist(), name)
-    if array.dtype.kind == "V" and array.dtype.type is not np.void:  # bfloat16, as of jax
+    if array.dtype.kind == "O" and array.ndim:  # rows are lists or arrays, as in a pandas column
+        array = _stack_rows(array.tolist(), name)
+    if array.dtype.kind == "V" and array.dtype.type is not np.void:  # bfloat16 of ml_dtypes, jax
         array = array.astype(np.float32)
-    if array.dtype.kind not in NUMBERS:
-        kind = str(array.dtype) if array.ndim else type(values).__qualname__
-        kind += " (bytes, as NumPy saves bfloat16)" if kind == "|V2" else ""
+    if array.dtype.kind not in REAL_DTYPES:
         raise UsageError(
-            f"{name} are {kind} of shape {array.shape}; expected real numbers, such as those of "
-            "array.astype('float32')"
+            f"{name} are {_type_name(array, values)} of shape {array.shape}; expected real "
+            "numbers, such as those of array.astype('float32')"
         )
     return array
 
 
+def _type_name(array: np.ndarray, values: Any) -> str:
+    if not array.ndim:
+        return type(values).__qualname__
+    if str(array.dtype) == "|V2":
+        return "|V2 (bytes, as NumPy saves bfloat16)"
+    return str(array.dtype)
+
+
 def as_matrix(values: Any, name: str) -> Shaped[np.ndarray, "rows dim"]:
-    """Return vectors as a matrix with a row for each (:func:`as_numbers`); each has a direction.
+    """Return vectors as a matrix with one row each (:func:`as_numbers`), each with a direction.
 
     Raises
     ------
     BadData
-        A vector has only zeros, or a number that is masked, not finite or too large; the message
-        names its row.
+        A vector contains only zeros, or a number that is masked, not finite or too large. The
+        message names its row.
     UsageError
-        It is not a matrix of real numbers.
+        The argument is not a matrix of real numbers.
     """
     array = as_numbers(values, name)
     if array.ndim != 2 or not array.size:
         raise UsageError(
             f"{name} are {array.dtype} of shape {array.shape}; expected numbers of shape "
-            "(rows, dim), a row for each vector"
+            "(rows, dim), with one row for each vector"
         )
-    for start in range(0, len(array), ROWS_AT_ONCE):
-        with np.errstate(over="ignore"):  # such a length is not finite
-            rows = np.asarray(array[start : start + ROWS_AT_ONCE], dtype=np.float64)
+    for start in range(0, len(array), ROWS_PER_CHECK):
+        with np.errstate(over="ignore"):  # an overflowing length becomes infinite, and is reported
+            rows = np.asarray(array[start : start + ROWS_PER_CHECK], dtype=np.float64)
             lengths = np.linalg.norm(rows, axis=1)
-        bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > SHORTEST_VECTOR)))
-        if len(bad):
-            first, end = rows[bad[0]], start + len(rows) - 1
-            problem = "numbers too small or too large to have a direction"
-            if not first.any():
-                problem = "only zeros"
-            elif not np.isfinite(first).all():
-                problem = "a number that is not finite"
+        invalid = np.flatnonzero(~(np.isfinite(lengths) & (lengths > SHORTEST_VECTOR)))
+        if len(invalid):
+            end = start + len(rows) - 1
             raise BadData(
-                f"row {start + bad[0]} of {name} has {problem}; leave such rows out "
-                f"({len(bad)} of rows {start} to {end})"
+                f"row {start + invalid[0]} of {name} has {_vector_problem(rows[invalid[0]])}; "
+                f"leave such rows out ({len(invalid)} of rows {start} to {end})"
             )
     return array
 
 
-def _join(rows: Sequence[Any], name: str) -> Shaped[np.ndarray, ...]:
-    """Return the array whose rows are these: arrays, lists or numbers."""
+def _vector_problem(vector: np.ndarray) -> str:
+    """Describe why a vector has no direction."""
+    if not vector.any():
+        return "only zeros"
+    if not np.isfinite(vector).all():
+        return "a number that is not finite"
+    return "numbers too small or too large to have a direction"
+
+
+def _stack_rows(rows: Sequence[Any], name: str) -> Shaped[np.ndarray, ...]:
+    """Return an array with the given rows: arrays, lists or numbers."""
     rows = [
         as_numbers(row, f"row {number} of {name}") if hasattr(row, "__array__") else row
         for number, row in enumerate(rows)
     ]
-    array = _plain_array(rows)
-    if array.dtype.kind in NUMBERS:
+    array = _array_or_none(rows)
+    if array.dtype.kind in REAL_DTYPES:
         return array
+    # Find the row to blame.
     for number, row in enumerate(rows):
-        one = _plain_array(row)
-        if one.dtype.kind not in NUMBERS:
+        row_array = _array_or_none(row)
+        if row_array.dtype.kind not in REAL_DTYPES:
             raise UsageError(f"row {number} of {name} is {_show(row)}, expected real numbers")
-        if one.shape != np.shape(rows[0]):
+        if row_array.shape != np.shape(rows[0]):
             raise UsageError(
-                f"row {number} of {name} has the shape {one.shape}, and row 0 has "
-                f"{np.shape(rows[0])}; give rows of one length"
+                f"row {number} of {name} has the shape {row_array.shape}, but row 0 has "
+                f"{np.shape(rows[0])}; all rows must have the same length"
             )
     return array
 
 
-def _plain_array(values: object) -> Shaped[np.ndarray, ...]:
-    """Return numbers or lists as an array; of objects if they have none."""
+def _array_or_none(values: object) -> Shaped[np.ndarray, ...]:
+    """Return numbers or lists as an array, or an array of None if NumPy cannot convert them."""
     try:
         return np.asarray(values)
     except (ValueError, OverflowError):  # different lengths, or a whole number beyond 64 bits
@@ -270,17 +294,19 @@ def _plain_array(values: object) -> Shaped[np.ndarray, ...]:
 
 
 def _read_tensor(tensor: Any, name: str) -> Shaped[np.ndarray, ...]:
-    """Return a tensor of PyTorch as an array."""
+    """Return a PyTorch tensor as a NumPy array."""
     try:
         if tensor.is_floating_point() and tensor.dtype.itemsize <= 2:  # NumPy has no bfloat16
             tensor = tensor.float()
-        array: np.ndarray = tensor.numpy(force=True)  # without its gradient, on the CPU
+        array: np.ndarray = tensor.numpy(force=True)  # detach, and copy to the CPU
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"{name} cannot be read as an array: {error}") from None
     return array
 
 
 def _show(value: object) -> str:
-    shown = repr(value)
-    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-    return f"{shown} ({type(value).__qualname__})"
+    """Return a value with its type for an error message, cut if it is long."""
+    text = repr(value)
+    if len(text) > MAX_SHOWN_CHARACTERS:
+        text = f"{text[:MAX_SHOWN_CHARACTERS]}…"
+    return f"{text} ({type(value).__qualname__})"

@@ -1,6 +1,7 @@
-"""Errors for users. A message names what was given, what was expected and what to do.
+"""Errors that a user can fix. A message says what was given, what was expected and what to do.
 
-The command line prints the message as one line and exits with ``exit_code``; a bug is never one of these.
+The command line prints the message on one line and exits with ``exit_code``. Bugs raise other
+exceptions, and show their traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with a noun.
+    """Return a number and its noun, with an s unless the number is 1.
 
     >>> plural(1, "item"), plural(2000, "item")
     ('1 item', '2,000 items')
@@ -20,19 +21,19 @@ def plural(count: int, noun: str) -> str:
 
 
 class GeniusError(Exception):
-    """Base class of all errors of this package."""
+    """The base class of all errors of this package."""
 
     exit_code = 1
 
 
 class UsageError(GeniusError, ValueError):
-    """An argument or a combination of arguments that cannot work."""
+    """An argument, or a combination of arguments, is invalid."""
 
     exit_code = 2
 
 
 class DeadlinePassed(GeniusError):
-    """There is no answer within the time that was allowed."""
+    """A search or another call did not finish before its deadline."""
 
 
 class MissingExtra(GeniusError, ImportError):
@@ -56,18 +57,18 @@ EXTRAS: Final = {
     }.items()
     for package in packages.split()
 }
-"""Package -> the extra of this distribution that installs it."""
+"""Import name of an optional package -> the extra of this distribution that installs it."""
 
 
 def need_packages(purpose: str, *packages: str) -> None:
-    """Raise :class:`MissingExtra` where one of the packages is not installed.
+    """Raise :class:`MissingExtra` unless all packages are installed.
 
     Parameters
     ----------
     purpose
-        beginning of the message, such as ``serving needs``.
+        the beginning of the message, such as ``serving needs``.
     packages
-        names to import; all are of one extra.
+        import names of packages that belong to the same extra.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -75,7 +76,7 @@ def need_packages(purpose: str, *packages: str) -> None:
 
 
 def missing_extra(need: str, extra: str) -> MissingExtra:
-    """Return the error that says what is needed and which extra brings it."""
+    """Return an error with the command that installs an extra."""
     return MissingExtra(
         f"{need}: pip install 'genius-search[{extra}]', or in a clone pip install -e '.[{extra}]'"
     )
@@ -96,19 +97,19 @@ class ArtifactMismatch(ArtifactError, ValueError):
 
 
 class NetworkNeeded(GeniusError, ConnectionError):
-    """Something is not on this machine, and downloading was not allowed or failed."""
+    """A model or file is not on this machine, and downloading it was not allowed or failed."""
 
     exit_code = 5
 
 
 class BadData(GeniusError, ValueError):
-    """The given data cannot be used."""
+    """Data from the user is invalid."""
 
     exit_code = 6
 
 
 class BadRecord(BadData):
-    """A line of a data file is wrong; the message names the file and the line, counted from 1."""
+    """A line of a data file is invalid. The message names the file and the line, counted from 1."""
 
     def __init__(self, file: Path, line: int, problem: str) -> None:
         super().__init__(f"{file}:{line}: {problem}")
@@ -119,7 +120,7 @@ class BadRecord(BadData):
 
 
 class BadImage(BadData):
-    """An image cannot be read or is refused; the message names the file and the reason."""
+    """An image cannot be read, or is refused. The message names the file and the reason."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
@@ -128,4 +129,4 @@ class BadImage(BadData):
 
 
 class TrainingFailed(GeniusError, RuntimeError):
-    """Training failed: a loss is not finite, or codes collapsed."""
+    """Training cannot continue: a loss is not finite, or the codes have collapsed."""

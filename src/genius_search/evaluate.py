@@ -1,14 +1,15 @@
-"""Evaluate an index, or a model, with the queries of a data set in M-BEIR's layout, beside exact search.
+"""Evaluate an index or a model with the queries of a data set, and compare it with exact search.
 
-Measures are trec_eval's own (ir-measures over pytrec-eval). R@k is M-BEIR's: the share of queries with any
-right answer among the first k.
+The data set has M-BEIR's layout. Measures are computed by trec_eval (ir-measures with
+pytrec-eval). R@k is defined as in M-BEIR: the share of queries with any right answer among the
+first k hits.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
@@ -16,7 +17,7 @@ from genius_search.config import SearchConfig
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, need_packages
 from genius_search.index.index import Index
-from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.query import EncodedQuery, SearchResult, SnapshotSearcher
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
@@ -24,34 +25,41 @@ from genius_search.records import task_name
 from genius_search.training.features import embed_queries
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Query id -> item id -> relevance; above 0 is a right answer."""
+"""Query id -> item id -> relevance; a relevance above 0 marks a right answer."""
 KS: Final = (1, 5, 10)
-"""Depths of R@k."""
+"""The values of k for R@k and recall@k."""
 RECALL_DEPTH: Final = 100
-"""Depth of the recall that is always measured."""
+"""An additional k, for recall@k only."""
 NDCG_DEPTHS: Final = (10, 50)
-DEPTH: Final = 50
-"""Hits of a query."""
-BATCH: Final = 64
-EVERYTHING: Final = 10**9
-"""Candidates that no index has."""
+"""The values of k for nDCG@k."""
+RANKING_DEPTH: Final = 50
+"""Number of hits to retrieve for each query."""
+QUERIES_PER_BATCH: Final = 64
+"""Number of queries to search for in one call."""
+ALL_CANDIDATES: Final = 10**9
+"""A number of candidates that exceeds the size of any index, so that every item is scored."""
 AVERAGE: Final = "average"
-NUM_NAMED: Final = 5
-"""Ids that an error names at most."""
+"""The name of the rows that average over the rows of one method."""
+MAX_SHOWN_IDS: Final = 5
+"""Maximum number of ids that an error message lists."""
 
 
 class Measures(NamedTuple):
-    """Measures of rankings, from 0 to 1."""
+    """Measures of rankings, each between 0 and 1."""
 
     queries: int
     """Number of queries."""
     means: dict[str, float]
-    """Means over all queries. ``R@k``: share of queries with any right answer in the first k (M-BEIR's).
-    ``recall@k``: share of a query's right answers that are in the first k. ``MRR``: one over the rank of the
-    first right answer. ``R-precision``: share of right answers among the first as many as there are right
-    answers. ``nDCG@k``: normalised discounted gain of the first k."""
+    """Name of a measure -> mean over all queries:
+
+    - ``R@k``: share of queries with any right answer among the first k hits (M-BEIR's definition),
+    - ``recall@k``: share of a query's right answers that are among the first k hits,
+    - ``MRR``: reciprocal rank of the first right answer,
+    - ``R-precision``: share of right answers among the first n hits, for n right answers,
+    - ``nDCG@k``: normalised discounted cumulative gain of the first k hits.
+    """
     per_query: dict[str, dict[str, float]]
-    """Query id -> measure -> value; for significance tests."""
+    """Query id -> name of a measure -> value, for significance tests."""
 
 
 def measure(
@@ -59,8 +67,9 @@ def measure(
 ) -> Measures:
     """Measure rankings of items against the right answers (M-BEIR, section 2.9).
 
-    A ranking is measured in its own order: trec_eval would sort by score and break ties by id. An empty
-    ranking counts as 0; a query without a ranking is an error, since a silent 0 hides lost ids.
+    Items are measured in the order of the ranking; trec_eval alone would sort by score and break
+    ties by id. An empty ranking counts as 0. A query without a ranking is an error, since counting
+    it as 0 would hide lost ids.
 
     >>> measure({"9:1": {"9:3": 1}}, {"9:1": ["9:7", "9:3"]}, ks=(1, 5)).means["R@5"]
     1.0
@@ -68,7 +77,8 @@ def measure(
     Raises
     ------
     BadData
-        There is no query, the queries differ, or one has no right answer.
+        There are no queries, the queries of qrels and rankings differ, or a query has no right
+        answer.
     MissingExtra
         ir-measures is not installed (extra ``evaluate``).
     """
@@ -76,16 +86,7 @@ def measure(
     import ir_measures  # noqa: PLC0415  optional
     from ir_measures import RR, R, Rprec, Success, nDCG  # noqa: PLC0415
 
-    if not qrels:
-        raise BadData("there is nothing to measure: the qrels hold no query")
-    unanswerable = [qid for qid, judged in qrels.items() if max(judged.values(), default=0) < 1]
-    for qids, problem in (
-        (qrels.keys() - rankings.keys(), "have no ranking; give an empty one for each"),
-        (rankings.keys() - qrels.keys(), "have a ranking and no qrels; are they of one split?"),
-        (unanswerable, "have no right answer in the qrels; drop them"),
-    ):
-        if qids:
-            raise BadData(f"{len(qids)} queries {problem}: {format_first_ids(sorted(qids))}")
+    _check_queries(qrels, rankings)
     names = {
         **{Success @ k: f"R@{k}" for k in ks},
         **{R @ k: f"recall@{k}" for k in (*ks, RECALL_DEPTH)},
@@ -93,52 +94,69 @@ def measure(
         Rprec: "R-precision",
         **{nDCG @ k: f"nDCG@{k}" for k in NDCG_DEPTHS},
     }
-    by_rank = {
-        qid: {item: float(len(ranking) - place) for place, item in enumerate(ranking)}
+    # Scores that fall with the rank keep trec_eval from breaking ties: of 3 items, 3, 2, 1.
+    scores = {
+        qid: {item: float(len(ranking) - rank) for rank, item in enumerate(ranking)}
         for qid, ranking in rankings.items()
     }
     per_query: dict[str, dict[str, float]] = {qid: {} for qid in qrels}
-    judged = {qid: dict(answers) for qid, answers in qrels.items()}
-    for metric in ir_measures.iter_calc(list(names), judged, by_rank):
+    relevance = {qid: dict(answers) for qid, answers in qrels.items()}
+    for metric in ir_measures.iter_calc(list(names), relevance, scores):
         per_query[metric.query_id][names[metric.measure]] = float(metric.value)
     means = {name: _mean(values[name] for values in per_query.values()) for name in names.values()}
     return Measures(len(per_query), means, per_query)
 
 
+def _check_queries(qrels: Qrels, rankings: Mapping[str, Sequence[str]]) -> None:
+    """Raise :class:`BadData` unless each query has a ranking and a right answer."""
+    if not qrels:
+        raise BadData("there is nothing to measure: the qrels contain no query")
+    unanswerable = [qid for qid, answers in qrels.items() if max(answers.values(), default=0) < 1]
+    for qids, problem in (
+        (qrels.keys() - rankings.keys(), "have no ranking; give each an empty one"),
+        (rankings.keys() - qrels.keys(), "have a ranking but no qrels; are both of one split?"),
+        (unanswerable, "have no right answer in the qrels; leave them out"),
+    ):
+        if qids:
+            raise BadData(f"{len(qids)} queries {problem}: {format_first_ids(sorted(qids))}")
+
+
 def _mean(values: Iterable[float]) -> float:
-    given = list(values)
-    return math.fsum(given) / len(given)
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)
 
 
 def format_first_ids(ids: Sequence[str]) -> str:
-    """Return the first few ids, for an error message."""
-    return ", ".join(ids[:NUM_NAMED]) + (", …" if len(ids) > NUM_NAMED else "")
+    """Return the first few ids as a list for an error message."""
+    return ", ".join(ids[:MAX_SHOWN_IDS]) + (", …" if len(ids) > MAX_SHOWN_IDS else "")
 
 
 class Evaluated(NamedTuple):
-    """What one way of searching finds for the queries of one row."""
+    """The measures of one search method on one row, which has the queries of one task."""
 
     row: str
-    """Its name in files: ``mscoco_task0``; or ``average``."""
+    """The name of the row in files, such as ``mscoco_task0``, or :data:`AVERAGE`."""
     task: str
-    """``text -> image``; empty for the average."""
+    """The task, such as ``text -> image``; empty for the average."""
     method: str
+    """The search method: ``search``, ``exact`` or ``generator``."""
     queries: int
+    """Number of queries."""
     measures: dict[str, float]
-    """As in :class:`Measures`."""
+    """Name of a measure -> mean over the queries, as in :class:`Measures`."""
     touched: float
-    """Items that were scored for a query, on average."""
+    """Mean number of items that were scored for a query."""
 
 
 class Evaluation(NamedTuple):
     """The result of an evaluation."""
 
     rows: list[Evaluated]
-    """Each row by each method, then their average."""
+    """The measures of each row and method, followed by the averages of each method."""
     items: int
-    """Items of the index."""
+    """Number of items in the index."""
     left_out: int
-    """Queries without a right answer in the index."""
+    """Number of queries that were left out, since the index has no right answer."""
 
 
 def evaluate_index(
@@ -148,51 +166,64 @@ def evaluate_index(
     split: str = "test",
     progress: Progress,
 ) -> Evaluation:
-    """Evaluate an index whose items are candidates of a data set, with their ids.
+    """Evaluate an index whose items are candidates of a data set, with the candidates' ids.
 
-    Methods are ``search`` (the index's own settings), ``generator`` where the model has one (the same,
-    with candidates found by it) and ``exact`` (every item is compared, by stored embeddings if there are
-    any, otherwise by codes). Queries without a right answer in the index are left out and counted.
+    Up to three methods are compared:
+
+    - ``search``: the settings of the index,
+    - ``generator``: the same, with the generator as the router, if the model has a generator,
+    - ``exact``: every item is scored, by its stored embedding if there is one, otherwise by codes.
+
+    Queries without a right answer in the index are left out and counted.
 
     >>> evaluate_index(Index.open("i"), MBeir("data"), progress=Silent())  # doctest: +SKIP
 
     Raises
     ------
     BadData
-        The data set lacks something, or no query has a right answer in the index.
+        The data set is incomplete, or no query has a right answer in the index.
     """
     methods = search_methods(index)
     results: list[Evaluated] = []
     left_out = 0
     for row in data.rows(split):
-        qids, queries = _encode(index, data, row, progress)
-        qrels = _known(index, read_judgements(row, qids))
+        qids, encoded = _encode(index, data, row, progress)
+        qrels = _indexed_answers(index, read_judgements(row, qids))
         left_out += len(qids) - len(qrels)
-        kept = [query for qid, query in zip(qids, queries, strict=True) if qid in qrels]
-        if not kept:
+        queries = [query for qid, query in zip(qids, encoded, strict=True) if qid in qrels]
+        if not queries:
             continue
-        progress.begin(f"evaluate {row.name}", len(kept) * len(methods))
+        progress.begin(f"evaluate {row.name}", len(queries) * len(methods))
         for number, (method, config) in enumerate(methods.items()):
-            rankings, touched = [], 0.0
-            for start in range(0, len(kept), BATCH):
-                batch = [
-                    query._replace(number=place)
-                    for place, query in enumerate(kept[start : start + BATCH])
-                ]
-                found = SnapshotSearcher(index.model, index.snapshot, config).search_encoded(batch)
-                rankings += [[hit.id for hit in one.hits] for one in found]
-                touched += sum(one.touched for one in found)
-                progress.advance(number * len(kept) + start + len(batch), {})
+            rankings: list[list[str]] = []
+            touched = 0.0
+            searcher = SnapshotSearcher(index.model, index.snapshot, config)
+            for result in _search_in_batches(searcher, queries):
+                rankings.append([hit.id for hit in result.hits])
+                touched += result.touched
+                progress.advance(number * len(queries) + len(rankings), {})
             means = measure(qrels, dict(zip(qrels, rankings, strict=True))).means
             task = task_name(row.task_id)
-            results.append(Evaluated(row.name, task, method, len(kept), means, touched / len(kept)))
+            mean_touched = touched / len(queries)
+            results.append(Evaluated(row.name, task, method, len(queries), means, mean_touched))
     if not results:
         raise BadData(
             f"none of the {left_out} queries of {data.root} (split {split}) has a right answer in "
-            f"{index.folder}: its items need the ids of the data set's candidates; `genius index create "
-            "INDEX --pool FILE` with a pool's .jsonl file of this data set makes such an index"
+            f"{index.folder}: its items need the ids of the data set's candidates; create such an "
+            "index with `genius index create INDEX --pool FILE`, where FILE is a .jsonl file of a "
+            "pool of this data set"
         )
     return Evaluation([*results, *_averages(results)], index.info().items, left_out)
+
+
+def _search_in_batches(
+    searcher: SnapshotSearcher, queries: Sequence[EncodedQuery]
+) -> Iterator[SearchResult]:
+    for start in range(0, len(queries), QUERIES_PER_BATCH):
+        batch = queries[start : start + QUERIES_PER_BATCH]
+        yield from searcher.search_encoded(
+            [query._replace(number=number) for number, query in enumerate(batch)]
+        )
 
 
 def evaluate_model(
@@ -203,23 +234,24 @@ def evaluate_model(
     split: str = "test",
     progress: Progress,
 ) -> Evaluation:
-    """Evaluate a model on the union of a split's pools: make an index of it in ``folder``, and evaluate that.
+    """Evaluate a model with an index of the union of a split's pools.
 
-    The index stores fused embeddings, for exact search. One that is there already is used if it is the same
-    model's. Parameters as of :func:`evaluate_index`.
+    The index is created in ``folder``, with fused embeddings for exact search, unless the folder
+    already contains an index of the same model. Other parameters are those of
+    :func:`evaluate_index`.
 
     Raises
     ------
     BadData
-        The data set has several files for the union of its pools.
+        The union of the pools consists of several files.
     ArtifactMismatch
-        The index in the folder is another model's.
+        The folder contains an index of another model.
     """
     pools = data.global_pool(split)
     if len(pools) != 1:
         raise BadData(
-            f"{data.root}: the pool of split {split} is {len(pools)} files; make an index of them "
-            "with `genius index create` and `genius index add`, and evaluate that with --index"
+            f"{data.root}: the pool of split {split} consists of {len(pools)} files; create an "
+            "index with `genius index create` and `genius index add`, and evaluate it with --index"
         )
     if (folder / "index.json").exists():
         index = Index.open(folder, model=model)
@@ -231,12 +263,12 @@ def evaluate_model(
 
 
 def search_methods(index: Index) -> dict[str, SearchConfig]:
-    """Return the options of each way of searching an index."""
+    """Return the name and the settings of each method to search an index."""
     has_embeddings = index.snapshot.manifest.embeddings != "none"
     exact = SearchConfig(
         router="geometry",
         rerank="embeddings" if has_embeddings else "codes",
-        candidates=EVERYTHING,
+        candidates=ALL_CANDIDATES,
         shortlist=0,
     )
     methods = {"search": SearchConfig(), "exact": exact}
@@ -248,35 +280,49 @@ def search_methods(index: Index) -> dict[str, SearchConfig]:
 def _encode(
     index: Index, data: MBeir, row: EvaluationRow, progress: Progress
 ) -> tuple[list[str], list[EncodedQuery]]:
-    """Return ids and vectors of a row's queries, each with one of its instructions."""
+    """Return the ids and the encoded queries of a row, each query with one of its instructions."""
     with tempfile.TemporaryDirectory() as folder:
         qids, features = embed_queries(
             data, index.model.encoder, row, Path(folder), progress=progress
         )
     fused = index.model.embed(features)
     is_raw = index.snapshot.manifest.embeddings == "raw"
-    evidence = normalize(features.total()) if is_raw else fused
-    return qids, [EncodedQuery(0, DEPTH, *vectors) for vectors in zip(fused, evidence, strict=True)]
+    compared = normalize(features.total()) if is_raw else fused
+    return qids, [
+        EncodedQuery(0, RANKING_DEPTH, *vectors) for vectors in zip(fused, compared, strict=True)
+    ]
 
 
-def _known(index: Index, judged: Qrels) -> dict[str, dict[str, int]]:
-    """Return the right answers that are in the index, of the queries that have any."""
-    wanted = list({item for answers in judged.values() for item in answers})
-    known = index.snapshot.item_states(wanted)
-    found = {
-        qid: {item: relevance for item, relevance in answers.items() if item in known}
-        for qid, answers in judged.items()
-    }
-    return {qid: answers for qid, answers in found.items() if max(answers.values(), default=0) > 0}
+def _indexed_answers(index: Index, qrels: Qrels) -> dict[str, dict[str, int]]:
+    """Return the judgements of items in the index, for the queries that have a right one."""
+    judged_ids = list({item for answers in qrels.values() for item in answers})
+    indexed_ids = index.snapshot.item_states(judged_ids)
+    indexed_qrels = {}
+    for qid, answers in qrels.items():
+        indexed = {item: relevance for item, relevance in answers.items() if item in indexed_ids}
+        if max(indexed.values(), default=0) > 0:
+            indexed_qrels[qid] = indexed
+    return indexed_qrels
 
 
 def _averages(rows: Sequence[Evaluated]) -> list[Evaluated]:
-    """Return the mean of each method over several rows, every row counting the same."""
+    """Return the mean measures of each method with several rows; every row has the same weight."""
     averages = []
-    for method in dict.fromkeys(one.method for one in rows):
-        same = [one for one in rows if one.method == method]
-        if len(same) > 1:
-            means = {name: _mean(one.measures[name] for one in same) for name in same[0].measures}
-            queries, touched = sum(one.queries for one in same), _mean(one.touched for one in same)
-            averages.append(Evaluated(AVERAGE, "", method, queries, means, touched))
+    for method in dict.fromkeys(row.method for row in rows):
+        rows_of_method = [row for row in rows if row.method == method]
+        if len(rows_of_method) < 2:
+            continue
+        averages.append(
+            Evaluated(
+                row=AVERAGE,
+                task="",
+                method=method,
+                queries=sum(row.queries for row in rows_of_method),
+                measures={
+                    name: _mean(row.measures[name] for row in rows_of_method)
+                    for name in rows_of_method[0].measures
+                },
+                touched=_mean(row.touched for row in rows_of_method),
+            )
+        )
     return averages

@@ -1,8 +1,13 @@
-"""Forks: what a child of the process makes new instead of taking it over.
+"""Fork safety: locks and open resources that a forked child must replace.
 
-A forked child has a single thread, so a lock that another thread of the parent held would never be
-released in it: locks are made free again. Locks inside libraries cannot be. So a fork waits until
-no thread is in SQLite, and a child opens databases and other things of libraries for itself.
+A forked child has only the thread that called ``fork``. If another thread of the parent held a
+lock at that moment, nobody would ever release it in the child. Three measures prevent this:
+
+- Our locks are reset to free in the child (:func:`free_in_children`).
+- Locks inside libraries, such as SQLite's, cannot be reset. A fork therefore waits until no thread
+  is inside such a library (``free_in_children(..., of_library=True)``).
+- The child opens databases and other library resources again (:func:`renew_in_children`), and
+  never closes those of the parent (:func:`abandon`).
 """
 
 from __future__ import annotations
@@ -18,48 +23,53 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
 
-WAIT_SECONDS: Final = 2.0
-"""Longest time that a fork waits for threads in a library. A child may hang if one is still there then."""
+MAX_FORK_WAIT_SECONDS: Final = 2.0
+"""Maximum time that a fork waits for threads to leave a library. If a thread stays longer, the
+child may hang."""
 
 LockT = TypeVar("LockT")
-ThingT = TypeVar("ThingT")
+ItemT = TypeVar("ItemT")
 
 
 class Renewable(Protocol):
-    """An object that opens something anew in a forked child."""
+    """An object with resources that a forked child must not share with its parent."""
 
     def renew(self) -> None:
-        """Put aside what belongs to the parent (:func:`abandon`)."""
+        """Abandon the parent's resources (:func:`abandon`), so that they are opened again."""
 
 
-# By their numbers, since a list of a dictionary's values can be made while other threads add to it.
+# Keyed by id(object): dictionaries can be copied while other threads add to them, sets cannot.
 _locks: Final = weakref.WeakValueDictionary[int, Any]()
 _library_locks: Final = weakref.WeakValueDictionary[int, Any]()
 _objects: Final = weakref.WeakValueDictionary[int, Renewable]()
 _forking: Final = threading.Lock()
 _held: Final[list[Any]] = []
-"""Locks of libraries that the thread that forks has acquired."""
+"""The library locks that the forking thread has acquired."""
 
 
 def free_in_children(lock: LockT, *, of_library: bool = False) -> LockT:
-    """Return a lock that is free in every forked child.
+    """Register a lock to be free in every forked child, and return it.
 
     Parameters
     ----------
     of_library
-        A fork waits until it is free, since who holds it is in a library with locks of its own.
+        whether the holder of the lock is inside a library that has further locks. A fork waits
+        until such a lock is free.
     """
     (_library_locks if of_library else _locks)[id(lock)] = lock
     return lock
 
 
 def renew_in_children(renewable: Renewable) -> None:
-    """Have ``renew()`` called in every forked child, as long as the object exists."""
+    """Register an object whose ``renew()`` is called in every forked child while it exists."""
     _objects[id(renewable)] = renewable
 
 
 def yield_to_fork(lock: threading.RLock) -> None:
-    """Let a thread fork that waits for a library's lock, whose holder is outside of the library."""
+    """Release a library lock while another thread waits to fork, and acquire it again.
+
+    The caller holds the lock but must be outside the library at this moment.
+    """
     if _forking.locked():
         lock.release()
         with _forking:
@@ -67,37 +77,44 @@ def yield_to_fork(lock: threading.RLock) -> None:
         lock.acquire()
 
 
-def iterate_unlocked(lock: threading.RLock, things: Iterable[ThingT]) -> Iterator[ThingT]:
-    """Yield things to a library from outside of it: they may need a lock that a fork holds by then."""
-    iterator = iter(things)
+def iterate_unlocked(lock: threading.RLock, items: Iterable[ItemT]) -> Iterator[ItemT]:
+    """Yield items to a library, without its lock while the next item is computed.
+
+    The computation may need another lock, which a forking thread may hold.
+    """
+    iterator = iter(items)
     with contextlib.suppress(StopIteration):
         while True:
             lock.release()
             try:
-                thing = next(iterator)
+                item = next(iterator)
             finally:
                 lock.acquire()
-            yield thing
+            yield item
 
 
-def abandon(thing: object) -> None:
-    """Keep a parent's object for good: closing it would use its locks, or wait for its threads."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+def abandon(resource: object) -> None:
+    """Keep the parent's object alive for ever in the child.
+
+    Closing it would use the parent's locks, or wait for threads that the child does not have.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
 
 
-def _before() -> None:
+def _before_fork() -> None:
+    """Wait until the library locks are free, and until no thread imports a module."""
     _forking.acquire()
-    until = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + MAX_FORK_WAIT_SECONDS
     for reference in _library_locks.valuerefs():
         lock = reference()
-        if lock is not None and lock.acquire(timeout=max(0.0, until - time.monotonic())):
+        if lock is not None and lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             _held.append(lock)
-    while _is_importing() and time.monotonic() < until:
+    while _is_importing() and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
 def _is_importing() -> bool:
-    """Return whether a thread imports a module of this package, whose lock it holds meanwhile."""
+    """Return whether a thread is importing a module of this package, which holds a lock."""
     return any(
         getattr(getattr(module, "__spec__", None), "_initializing", False)
         for name, module in list(sys.modules.items())
@@ -108,7 +125,7 @@ def _is_importing() -> bool:
 def _after_in_parent() -> None:
     while _held:
         _held.pop().release()
-    with contextlib.suppress(RuntimeError):  # waiting was interrupted
+    with contextlib.suppress(RuntimeError):  # not locked: _before_fork was interrupted
         _forking.release()
 
 
@@ -121,19 +138,19 @@ def _after_in_child() -> None:
 
 
 def _property_locks() -> list[Any]:
-    """Return the locks of this package's cached properties, which Python has until 3.11."""
-    return [
-        member.lock
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] == __package__
-        for kind in list(vars(module).values())
-        if isinstance(kind, type)
-        for member in vars(kind).values()
-        if isinstance(member, cached_property) and hasattr(member, "lock")
-    ]
+    """Return the locks of this package's cached properties. Python has them up to version 3.11."""
+    members: list[object] = []
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != __package__:
+            continue
+        for value in list(vars(module).values()):
+            if isinstance(value, type):
+                members.extend(vars(value).values())
+    properties = [member for member in members if isinstance(member, cached_property)]
+    return [member.lock for member in properties if hasattr(member, "lock")]
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )

@@ -1,4 +1,4 @@
-"""Models, indexes and encoders from the Hugging Face hub; the library ``huggingface_hub`` does the work."""
+"""Download models, indexes and encoders from the Hugging Face hub, with ``huggingface_hub``."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from genius_search.border import as_path
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, NetworkNeeded, UsageError
 
 DATASETS: Final = "datasets/"
-"""Prefix of the name of an index, which is a data set on the hub, as in the hub's own addresses."""
+"""Prefix of an index's name. An index is a data set on the hub; the hub's URLs have this prefix."""
 ENCODER_FILES: Final = (
     *("*.json", "*.txt", "*.model", "*.safetensors"),
-    *(
-        "*text_model.onnx*",
-        "*vision_model.onnx*",
-    ),  # repositories have each graph in several precisions
+    # Full precision only: repositories also have each graph in 16, 8 and 4 bits.
+    *("*text_model.onnx*", "*vision_model.onnx*"),
 )
-"""Files of a pretrained encoder: settings, tokenizers, weights."""
+"""Patterns of the files of a pretrained encoder: settings, tokenizers, weights."""
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
-"""Files that are fetched: never pickles, never programs."""
-_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+"""Patterns of the files to download. Pickles and programs are never downloaded."""
+_REPOSITORY_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_CONTENT: Final = re.compile(r"\w[\w.=+-]*", re.ASCII)
-"""What may stand for the contents of a file: a hash, or another text that is one file's name."""
+_CONTENT_TAG: Final = re.compile(r"\w[\w.=+-]*", re.ASCII)
+"""An identifier of a file's contents: a hash, or another text that is safe as a file name."""
 
 
 def is_name(text: str) -> bool:
     """Return whether a text has the form owner/name."""
-    return _NAME.fullmatch(text) is not None and ".." not in text
+    return _REPOSITORY_NAME.fullmatch(text) is not None and ".." not in text
 
 
 def weights_fingerprint(file: Path) -> str:
-    """Return the SHA-256 of a file; in the cache, large files lie under names that are just that."""
+    """Return the SHA-256 of a file, from its name if it is in the hub's cache.
+
+    The cache stores large files as ``blobs/SHA256`` and links to them, so that they need not be
+    read.
+    """
     blob = file.resolve()
-    return (
-        blob.name
-        if blob.parent.name == "blobs" and len(blob.name) == 64
-        else file_fingerprint(file)
-    )
+    if blob.parent.name == "blobs" and len(blob.name) == 64:
+        return blob.name
+    return file_fingerprint(file)
 
 
 def contents_fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of a model's settings, tokenizer and weights."""
+    """Return a SHA-256 over the names and contents of a model's settings, tokenizer and weights."""
     total = hashlib.sha256()
     for file in sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern)}):
         total.update(f"{file.name}\0{weights_fingerprint(file)}\n".encode())
@@ -59,41 +59,40 @@ def contents_fingerprint(folder: Path) -> str:
 
 
 def copy_checkpoint(folder: Path, target: Path) -> None:
-    """Copy a model's settings, tokenizer and weights, also those in folders inside."""
+    """Copy a model's settings, tokenizer and weights, including files in subfolders."""
     for file in sorted({file for pattern in ENCODER_FILES for file in folder.rglob(pattern)}):
-        copied = target / file.relative_to(folder)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copied)
+        copy = target / file.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def pull(name: str, *, out: Path | None = None) -> Path:
-    """Fetch a repository's files that are not here yet, and return their folder.
+    """Download the missing files of a repository, and return their folder.
 
     Parameters
     ----------
     name
-        ``owner/name``, or ``datasets/owner/name``.
+        ``owner/name``, or ``datasets/owner/name`` for an index.
     out
-        A plain folder; by default the library's cache, where the name finds it again.
+        the folder to download to; by default the cache of ``huggingface_hub``, in which
+        :func:`find_cached` looks the name up.
 
     Raises
     ------
     UsageError
-        The name is no repository's, or something else is at ``out``.
+        The name is not the name of a repository, or ``out`` contains other files.
     ArtifactMissing
-        There is no such repository, or it needs a token.
+        The repository does not exist, or needs a token.
     NetworkNeeded
-        The hub cannot be reached, or the connection broke.
+        The hub cannot be reached, or the connection failed.
     BadData
-        The hub names a commit or a file so that something else would be written to.
+        The hub names a commit or a file in a way that would write outside of the folder.
     """
     from huggingface_hub import snapshot_download
 
     out = None if out is None else as_path(out)
     if out is not None and out.exists() and not (out / ".cache").exists() and any(out.iterdir()):
-        raise UsageError(
-            f"{out} is there already; move it away, or choose another place with --out"
-        )
+        raise UsageError(f"{out} already exists; move it away, or choose another folder with --out")
     with translate_errors(name), _checked_answers():
         return Path(
             snapshot_download(
@@ -107,10 +106,10 @@ def pull(name: str, *, out: Path | None = None) -> Path:
 
 @contextmanager
 def _checked_answers() -> Iterator[None]:
-    """Refuse answers of the hub that name a commit or contents by anything but a hash.
+    """Refuse responses of the hub that identify a commit or a file by anything but a hash.
 
-    huggingface_hub makes paths of these names. A hub that calls a commit ``/folder/index`` would
-    have ``/folder/index.json`` written over.
+    huggingface_hub uses these identifiers as paths. A hostile hub that calls a commit
+    ``/folder/index`` could otherwise overwrite ``/folder/index.json``.
     """
     from huggingface_hub import get_session
 
@@ -123,69 +122,78 @@ def _checked_answers() -> Iterator[None]:
 
 
 def _check_answer(response: Any) -> None:
-    """Raise :class:`BadData` if an answer has a name that is none."""
-    commits, contents = [response.headers.get("x-repo-commit")], list[object]()
+    """Raise :class:`BadData` if a response contains an identifier that is not a hash.
+
+    Identifiers of commits are in the header ``X-Repo-Commit`` and in ``{"sha": ...}``; identifiers
+    of files are in the ETag headers and in ``[{"oid": ..., "lfs": {"oid": ...}}, ...]``.
+    """
+    commits: list[object] = [response.headers.get("x-repo-commit")]
+    content_tags: list[object] = []
     if response.request.method == "HEAD":
-        tags = (response.headers.get(name) for name in ("x-linked-etag", "etag"))
-        contents = [tag.removeprefix("W/").strip('"') for tag in tags if tag]
+        etags = (response.headers.get(header) for header in ("x-linked-etag", "etag"))
+        content_tags += [etag.removeprefix("W/").strip('"') for etag in etags if etag]
     elif response.request.url.path.startswith("/api/") and response.is_success:
-        answer = json.loads(response.read())
-        if isinstance(answer, dict):
-            commits.append(answer.get("sha"))
-        for entry in answer if isinstance(answer, list) else ():
-            large = entry.get("lfs") if isinstance(entry, dict) else None
-            contents += [one.get("oid") for one in (entry, large) if isinstance(one, dict)]
-    for pattern, names in ((_COMMIT, commits), (_CONTENT, contents)):
-        for name in names:
-            if name is not None and pattern.fullmatch(str(name)) is None:
+        body = json.loads(response.read())
+        if isinstance(body, dict):
+            commits.append(body.get("sha"))
+        for entry in body if isinstance(body, list) else ():
+            lfs = entry.get("lfs") if isinstance(entry, dict) else None
+            content_tags += [part.get("oid") for part in (entry, lfs) if isinstance(part, dict)]
+    for pattern, identifiers in ((_COMMIT, commits), (_CONTENT_TAG, content_tags)):
+        for identifier in identifiers:
+            if identifier is not None and pattern.fullmatch(str(identifier)) is None:
                 raise BadData(
-                    f"{response.request.url.host} calls a commit or a file {str(name)[:80]!r}, "
-                    "expected a hash; nothing is written there. Check the address of the hub "
-                    "(HF_ENDPOINT)"
+                    f"{response.request.url.host} identifies a commit or a file by "
+                    f"{str(identifier)[:80]!r}, expected a hash; nothing was written. Check the "
+                    "address of the hub (HF_ENDPOINT)"
                 )
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the folder of what was pulled to the cache by this name, or None; never uses the network."""
-    from huggingface_hub import constants  # importing what downloads takes as long as a search
+    """Return the cached folder of a repository, or None; the network is never used."""
+    from huggingface_hub import constants  # only this: the rest takes as long to import as a search
 
     repository = name.removeprefix(DATASETS).replace("/", "--")
     cached = Path(constants.HF_HUB_CACHE, f"{_type_of(name)}s--{repository}")
     if not (branch := cached / "refs" / "main").is_file():
         return None
     commit = branch.read_text(encoding="utf-8")
-    if _CONTENT.fullmatch(commit) is None:
+    if _CONTENT_TAG.fullmatch(commit) is None:
         return None
-    folder, listing = cached / "snapshots" / commit, cached / "trees" / f"{commit}.json"
+    folder = cached / "snapshots" / commit
+    listing = cached / "trees" / f"{commit}.json"
     names = read_json(listing)["files"] if listing.is_file() else {}
-    wanted = {file for pattern in FILES for file in fnmatch.filter(names, pattern)}
-    return folder if folder.is_dir() and all((folder / file).exists() for file in wanted) else None
+    # An interrupted download has only some of the files that the listing names.
+    expected = {file for pattern in FILES for file in fnmatch.filter(names, pattern)}
+    is_complete = folder.is_dir() and all((folder / file).exists() for file in expected)
+    return folder if is_complete else None
 
 
 def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
-    """Return a folder by its path, or by its name on the hub; it is pulled if it is not in the cache.
+    """Return the folder with a path, or the cached or downloaded folder with a name on the hub.
 
     Raises
     ------
     ArtifactMissing
-        It can only be a folder, and there is none.
+        The name is not a name on the hub, and there is no such folder.
     NetworkNeeded
-        It is not on this machine, and downloading is not allowed or not possible.
+        The repository is not in the cache, and downloading is not allowed or failed.
     """
-    name, given = str(name), str(name).removeprefix(DATASETS)
+    name = str(name)
+    repository = name.removeprefix(DATASETS)
     folder = as_path(name)
     if name and folder.is_dir():
         return folder
-    if not is_name(given):
+    if not is_name(repository):
         raise ArtifactMissing(
-            f"there is no folder {given!r}; give one, or a name on the hub as owner/name"
+            f"there is no folder {repository!r}; give a folder, or a name on the hub as owner/name"
         )
     if (cached := find_cached(name)) is not None:
         return cached
     if not download:
         raise NetworkNeeded(
-            f"there is no folder {given}, and {name} was not pulled from the hub; give a folder, or "
-            f"fetch it with `genius pull {name}` or `download=True`"
+            f"there is no folder {repository}, and {name} was not downloaded from the hub; give a "
+            f"folder, or download it with `genius pull {name}` or `download=True`"
         )
     return pull(name)
 
@@ -196,18 +204,18 @@ def _type_of(name: str) -> str:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Turn the errors of huggingface_hub about a repository into ours."""
+    """Turn the errors of huggingface_hub about a repository into errors of this package."""
     from huggingface_hub import constants, errors
 
     refused = ArtifactMissing(
-        f"the hub has no repository {name} that you may use: check the spelling; if it is private or has "
-        "terms to accept, `hf auth login`, or set HF_TOKEN"
+        f"the hub has no repository {name} that you may use; check the spelling, and if it is "
+        "private or has terms to accept, run `hf auth login` or set HF_TOKEN"
     )
     try:
         yield
     except errors.HFValidationError as error:
         raise UsageError(
-            f"{name!r} is not a repository's name; give owner/name ({error})"
+            f"{name!r} is not the name of a repository; give owner/name ({error})"
         ) from None
     except (errors.RepositoryNotFoundError, errors.LocalTokenNotFoundError):
         raise refused from None
@@ -221,11 +229,14 @@ def translate_errors(name: str) -> Iterator[None]:
             raise refused from None
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise NetworkNeeded(
-            f"{name} is not on this machine, and {constants.ENDPOINT}/{name} cannot be used ({reason}). "
-            f"Connect and run the same again: what was fetched stays in {constants.HF_HUB_CACHE}. "
-            f"Or give the folder of a copy, with its files called {', '.join(ENCODER_FILES)}"
+            f"{name} is not on this machine, and {constants.ENDPOINT}/{name} cannot be used "
+            f"({reason}). Connect to the network and run the same command again; finished files "
+            f"are kept in {constants.HF_HUB_CACHE}. Or give the folder of a copy, with files named "
+            f"{', '.join(ENCODER_FILES)}"
         ) from error
     except ValueError as error:
         if isinstance(error, GeniusError):
             raise
-        raise BadData(f"{name} cannot be fetched; the hub's answer is wrong: {error}") from error
+        raise BadData(
+            f"{name} cannot be downloaded; the response of the hub is invalid: {error}"
+        ) from error

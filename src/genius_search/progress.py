@@ -1,4 +1,4 @@
-"""Progress of long tasks: how far they are, and what they measured."""
+"""Progress of long tasks: the number of finished steps and the latest measures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Progress(Protocol):
-    """Receiver of progress: the command line draws it, tests record it, :class:`Silent` ignores it."""
+    """A receiver of progress reports.
+
+    The command line draws a bar, tests record the calls, and :class:`Silent` ignores them.
+    """
 
     def begin(self, stage: str, total: int) -> None:
         """Start a stage of ``total`` steps."""
@@ -17,17 +20,17 @@ class Progress(Protocol):
         """Report the number of finished steps and the latest measures."""
 
     def say(self, message: str) -> None:
-        """Show a message of one line."""
+        """Show a one-line message."""
 
 
 class Silent:
-    """Ignores all progress."""
+    """A receiver that ignores all reports."""
 
     def begin(self, stage: str, total: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def say(self, message: str) -> None:
-        """Ignore it."""
+        """Do nothing."""

@@ -12,7 +12,7 @@ from genius_search.errors import BadData, UsageError
 
 
 class Modality(StrEnum):
-    """Modality of a query or candidate. Members are strings: ``Modality.TEXT == "text"``."""
+    """The modality of a query or candidate. Members are strings: ``Modality.TEXT == "text"``."""
 
     IMAGE = "image"
     TEXT = "text"
@@ -20,17 +20,17 @@ class Modality(StrEnum):
 
     @property
     def code(self) -> int:
-        """The assigned level-0 code: image 0, text 1, image-text 2."""
+        """The code at level 0: image 0, text 1, image-text 2."""
         return list(Modality).index(self)
 
     @property
     def mbeir(self) -> str:
-        """M-BEIR's spelling, ``image,text``, used in its files and in this package's older formats."""
+        """M-BEIR's spelling: ``image,text`` instead of ``image-text``."""
         return self.value.replace("-", ",")
 
     @staticmethod
     def parse(value: str) -> Modality:
-        """Parse this package's spelling or M-BEIR's (``image,text`` or ``text,image``)."""
+        """Parse our spelling or M-BEIR's (``image,text`` or ``text,image``)."""
         match value.replace(" ", "") if isinstance(value, str) else value:
             case "image" | "text" | "image-text" as name:
                 return Modality(name)
@@ -61,26 +61,26 @@ TASKS: Final[dict[int, tuple[Modality, Modality]]] = {
     7: (Modality.IMAGE_TEXT, Modality.IMAGE),
     8: (Modality.IMAGE_TEXT, Modality.IMAGE_TEXT),
 }
-"""M-BEIR's tasks: number -> (query modality, candidate modality). 5 is unused."""
+"""M-BEIR's tasks: number -> (modality of queries, modality of candidates). Number 5 is unused."""
 
 
 def task_name(task_id: int) -> str:
-    """Name a task by its modalities: ``0`` -> ``text -> image``."""
+    """Return the name of a task, for example ``text -> image`` for task 0."""
     query, candidate = TASKS[task_id]
     return f"{query} -> {candidate}"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and, for training and evaluation, its relevant candidates."""
+    """A query and, for training and evaluation, the ids of its relevant candidates."""
 
     qid: str
     modality: Modality
     text: str | None = None
     image: str | None = None
-    """Path relative to the data set's root."""
+    """Path relative to the root of the data set."""
     positives: tuple[str, ...] = ()
-    """Ids of relevant candidates, those of the query's own data set first."""
+    """Ids of relevant candidates. Candidates of the query's data set come first."""
     task_id: int | None = None
     source: str | None = None
     """M-BEIR's ``query_src_content``, verbatim."""
@@ -94,64 +94,65 @@ class Candidate:
     modality: Modality
     text: str | None = None
     image: str | None = None
-    """Path relative to the data set's root."""
+    """Path relative to the root of the data set."""
     source: str | None = None
     """M-BEIR's ``src_content``, verbatim."""
 
 
 QUERY_CAP: Final = 500_000
-"""Query numbers within a data set are below this (UniIR's hash)."""
+"""Query numbers within a data set are below this limit (UniIR's hash)."""
 CANDIDATE_CAP: Final = 10_000_000
-"""Candidate numbers within a data set are below this (UniIR's hash)."""
+"""Candidate numbers within a data set are below this limit (UniIR's hash)."""
 _ID: Final = re.compile(r"(0|[1-9][0-9]{0,15}):(0|[1-9][0-9]{0,15})")
 
 
 def parse_id(text: str) -> tuple[int, int]:
-    """Split ``"9:12"`` into data set 9 and number 12.
+    """Split ``"9:12"`` into the number of the data set, 9, and the number within it, 12.
 
-    Leading zeros are refused: ``9:012`` would be a second spelling of the same id.
+    Leading zeros are refused, since ``9:012`` would be a second spelling of the same id.
     """
-    found = _ID.fullmatch(text)
-    if found is None:
+    match = _ID.fullmatch(text)
+    if match is None:
         raise BadData(
-            f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits without leading "
-            "zeros, for example 9:12"
+            f"id {text[:80]!r} is not of the form <data set number>:<number> in plain digits "
+            "without leading zeros, for example 9:12"
         )
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def query_number(qid: str) -> int:
     """Return UniIR's integer for a query id: ``data set * 500,000 + number``."""
-    return _number(qid, "query", QUERY_CAP)
+    return _uniir_number(qid, "query", QUERY_CAP)
 
 
 def candidate_number(did: str) -> int:
     """Return UniIR's integer for a candidate id: ``data set * 10,000,000 + number``."""
-    return _number(did, "candidate", CANDIDATE_CAP)
+    return _uniir_number(did, "candidate", CANDIDATE_CAP)
 
 
-def _number(id_: str, kind: str, cap: int) -> int:
-    dataset, number = parse_id(id_)
+def _uniir_number(text: str, role: str, cap: int) -> int:
+    # For queries, "9:12" becomes 9 * 500,000 + 12 = 4,500,012.
+    dataset, number = parse_id(text)
     if number >= cap:
-        raise BadData(f"{kind} id {id_!r}: the number must be below {cap:,}")
+        raise BadData(f"{role} id {text!r}: the number must be below {cap:,}")
     return dataset * cap + number
 
 
 def qid_of(number: int) -> str:
-    """Invert :func:`query_number`."""
+    """Return the id of a query number, the inverse of :func:`query_number`."""
     return f"{number // QUERY_CAP}:{number % QUERY_CAP}"
 
 
 def did_of(number: int) -> str:
-    """Invert :func:`candidate_number`."""
+    """Return the id of a candidate number, the inverse of :func:`candidate_number`."""
     return f"{number // CANDIDATE_CAP}:{number % CANDIDATE_CAP}"
 
 
 def format_text(text: str | None) -> str:
     """Trim, unquote and capitalise a text and end it with a full stop (UniIR's ``format_string``).
 
-    Not idempotent, so apply it exactly as UniIR does: once to the instruction, then once to the instruction
-    and text together.
+    The function is not idempotent. Apply it exactly as UniIR does: once to the instruction, and
+    then once to the instruction and text together (:func:`instructed`).
     """
     text = (text or "").replace("\r", "").strip().strip('"')
     if not text:
@@ -161,23 +162,28 @@ def format_text(text: str | None) -> str:
 
 
 def instructed(instruction: str | None, text: str | None) -> str:
-    """Join an instruction and a query's text with a space, as UniIR does; the encoder reads the result."""
+    """Join an instruction and a query's text with a space, as UniIR does, for the encoder."""
     if not instruction:
         return format_text(text)
     return format_text(f"{format_text(instruction)} {text or ''}")
 
 
 def composed(text: str) -> str:
-    """Return a text in Unicode's composed form (NFC), in which names and words from all systems meet."""
+    """Return a text in Unicode's composed form (NFC).
+
+    Systems spell accented letters differently: macOS decomposes them in names of files. In the
+    composed form, equal words are equal strings.
+    """
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def check_unicode(text: str) -> str:
-    """Return a text composed; raise UsageError if it has a lone surrogate, which UTF-8 cannot write."""
+    """Return a text in composed form; raise :class:`UsageError` if UTF-8 cannot encode it."""
     try:
         text.encode()
         return composed(text)
     except UnicodeEncodeError:
         raise UsageError(
-            f"{text!r} is not valid Unicode (it has half a character); type it in UTF-8"
+            f"{text!r} is not valid Unicode (it contains half a character, a lone surrogate); "
+            "encode it as UTF-8"
         ) from None

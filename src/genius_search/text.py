@@ -1,4 +1,4 @@
-r"""Cleaning of texts, of items and of queries alike, so that words are found in any spelling.
+r"""Cleaning of texts. Items and queries are cleaned alike, so that words match in any spelling.
 
 >>> clean("an o\N{LATIN SMALL LIGATURE FFI}ce in the har\N{SOFT HYPHEN}bour")
 'an office in the harbour'
@@ -12,27 +12,32 @@ import re
 from typing import Final
 from unicodedata import normalize
 
-# Soft hyphens, with the end of the line at which they divide a word; word joiners and byte order
-# marks; and spaces of zero width, unless they separate words: in Thai, Lao, Burmese and Khmer.
+# Characters without a shape:
+# - soft hyphens, with the line break that follows where they divide a word ("har\u00ad\nbour"),
+# - word joiners and byte order marks,
+# - zero-width spaces, except after Thai, Lao, Burmese and Khmer letters, where they separate words.
 _INVISIBLE: Final = re.compile(
     r"\u00ad(?:[ \t]*\r?\n[ \t]*)?|[\u2060\ufeff]"
     r"|(?<![\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff])\u200b"
 )
-# Shapes of letters, which no keyboard has: Latin ligatures (U+FB00 to U+FB06), Hebrew and Arabic
-# presentation forms, and Kangxi radicals. NFKC of the whole text would change powers and fractions.
+# Presentation forms, which no keyboard types: Latin ligatures (U+FB00 to U+FB06), Hebrew and Arabic
+# presentation forms, and Kangxi radicals. Only these are normalised to NFKC: applied to the whole
+# text, NFKC would turn the square in "5 m²" into a plain 2.
 _SHAPES: Final = re.compile(r"[\u2f00-\u2fdf\ufb00-\ufdff\ufe70-\ufefc]")
+# A hyphen at the end of a line, up to the letter (group 1) that starts the next line. The line may
+# be followed by one empty line, as between the columns of a PDF file.
 _DIVIDED: Final = re.compile(r"[-\u2010][ \t]*\n{1,2}[ \t]*(?=([^\W\d_]))")
 
 
 def clean(text: str) -> str:
-    """Return a text without invisible characters, and with the letters of ligatures."""
+    """Remove invisible characters, and replace ligatures and similar forms by letters."""
     if text.isascii():
         return text
     return _SHAPES.sub(lambda shape: normalize("NFKC", shape[0]), _INVISIBLE.sub("", text))
 
 
 def join_divided_words(text: str) -> str:
-    """Join words that are divided between lower-case letters by a hyphen at a line end."""
+    """Join words that a hyphen at a line end divides between two lower-case letters."""
 
     def join(line_end: re.Match[str]) -> str:
         before = text[max(0, line_end.start() - 1) : line_end.start()]

@@ -1,7 +1,13 @@
-"""Durable writing: files and folders appear complete or not at all, also after a power failure.
+"""Durable writing: files and folders appear complete or not at all, even after a power failure.
 
-:func:`write_atomically` replaces a file, :func:`new_folder` makes a folder, and :class:`ArtifactWriter` fills
-or replaces the folder of a stage. Each fsyncs the files first, then what names them, then the parent folder.
+:func:`write_atomically` replaces a file, :func:`new_folder` creates a folder, and
+:class:`ArtifactWriter` fills or replaces the folder of a training stage. All three follow the same
+order, so that a name never reaches the disk before the data it stands for:
+
+1. write to a temporary path and fsync the files,
+2. fsync the folders that list the files,
+3. rename the temporary path to its final name,
+4. fsync the parent folder, which makes the rename durable.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from genius_search.artifact import (
-    FORMAT,
+    ARTIFACT_FORMAT,
     MANIFEST,
     Manifest,
     file_fingerprint,
@@ -34,20 +40,22 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 CHECKPOINT: Final = "checkpoint.pt"
-"""Training state in an unfinished folder; removed when it is finished."""
+"""Training state in an unfinished folder. It is removed once the stage is finished."""
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-FULL_BYTES: Final = 1 << 20
-"""A disk with less room than this is full."""
+"""Error numbers of a full disk and of an exceeded quota."""
+MIN_FREE_BYTES: Final = 1 << 20
+"""A disk with less free space than this counts as full."""
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of ``flock`` on file systems without locks, such as some network disks."""
-LOCK_SECONDS: Final = 1.0
-"""How long to wait for another writer: one that finds its folder finished holds it for a moment only."""
+"""Errors of ``flock`` on file systems without locks, such as some network file systems."""
+MAX_LOCK_SECONDS: Final = 1.0
+"""Maximum wait for another writer. A writer that finds its folder finished holds the lock only
+for a moment, which this wait bridges."""
 
 
 def sync(*paths: Path) -> None:
-    """Wait until files, or the names that folders list, have reached the disk; skip missing ones."""
+    """Flush files, or the directory entries of folders, to the disk; skip missing paths."""
     for path in paths:
-        # A folder may be writable without being readable.
+        # A folder can be writable without being readable.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -57,22 +65,22 @@ def sync(*paths: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until a folder and everything in it have reached the disk."""
+    """Flush a folder and everything in it to the disk."""
     sync(*(path for path in folder.rglob("*") if path.is_file() or path.is_dir()), folder)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents if they do not exist; their names have reached the disk on return."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    """Create a folder and its missing parents, and flush their names to the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    sync(*(path.parent for path in new))
+    sync(*(path.parent for path in missing))
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; the file written there replaces it when the block ends.
+    """Yield a temporary path in the same folder; its file replaces ``path`` when the block ends.
 
-    A reader sees the old file or the new one. If the block raises, the old file stays.
+    A reader sees either the old file or the new one. If the block raises, the old file stays.
 
     >>> with write_atomically(Path("notes.txt")) as temporary:  # doctest: +SKIP
     ...     temporary.write_text("complete or not at all")
@@ -91,21 +99,22 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace a file's contents in one step."""
+    """Replace the contents of a file atomically."""
     with write_atomically(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a JSON file in one step."""
+    """Replace a JSON file atomically."""
     write_file(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``folder`` that takes its place when the block ends.
+    """Yield an empty temporary folder that is renamed to ``folder`` when the block ends.
 
-    The place must be free or an empty folder by then. If the block raises, nothing is left.
+    At that time, ``folder`` must not exist or must be empty. If the block raises, the temporary
+    folder is removed.
     """
     partial = folder.parent / f".{folder.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -125,28 +134,39 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def translate_full_disk(folder: Path) -> Iterator[None]:
-    """Raise :class:`OSError` (ENOSPC) that names the folder, whatever a library raises on a full disk."""
+    """Turn any exception of a library on a full disk into an :class:`OSError` (ENOSPC).
+
+    SQLite, NumPy and safetensors each report a full disk differently, some without an ``errno``.
+    The new error names the folder.
+    """
     try:
         yield
     except Exception as error:
         number = getattr(error, "errno", None)
-        is_full = "disk is full" in str(error) or shutil.disk_usage(folder).free < FULL_BYTES
+        is_full = "disk is full" in str(error) or shutil.disk_usage(folder).free < MIN_FREE_BYTES
         if number in DISK_FULL or (number is None and is_full):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         raise
 
 
 class ArtifactWriter:
-    """Fills the folder of a stage; opened again with the same plan, it finds what a killed run had written.
+    """Write the folder of a training stage.
 
-    From its creation until it is finished or garbage collected, no other process can write the same folder.
+    Files go to a partial folder, ``.NAME.PLAN.partial``, whose name contains a fingerprint of the
+    plan: the kind, settings and inputs. A run that continues after a crash has the same plan and
+    therefore finds the files of the killed run; another plan starts with an empty folder.
+
+    A writer holds a lock until it is finished or garbage collected, so that no other process can
+    write the same folder.
 
     Raises
     ------
     UsageError
-        the folder holds something that GENIUS did not make, or another process is writing it.
+        The folder contains files that GENIUS did not write, or another process is writing it.
 
-    >>> writer = ArtifactWriter(Path("quantizer"), kind="quantizer", config={}, inputs={})  # doctest: +SKIP
+    >>> writer = ArtifactWriter(  # doctest: +SKIP
+    ...     Path("quantizer"), kind="quantizer", config={}, inputs={}
+    ... )
     >>> (writer.path / "weights.safetensors").write_bytes(...)  # doctest: +SKIP
     >>> writer.finish()  # doctest: +SKIP
     """
@@ -158,52 +178,46 @@ class ArtifactWriter:
         self.kind = kind
         self.config = config
         self.inputs = inputs
-        plan = {"format": FORMAT, "kind": kind, "config": dict(config), "inputs": dict(inputs)}
+        plan = {
+            "format": ARTIFACT_FORMAT,
+            "kind": kind,
+            "config": dict(config),
+            "inputs": dict(inputs),
+        }
         self.plan_fingerprint = fingerprint_of(plan)
         self.path = folder.parent / f".{folder.name}.{self.plan_fingerprint[:12]}.partial"
-        """Folder to write to until the artifact is finished."""
+        """The partial folder to write to."""
         if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists():
             raise UsageError(
-                f"{folder} holds something that genius did not make; move it away, or choose another place"
+                f"{folder} contains files that genius did not write; move them away, or choose "
+                "another folder"
             )
         make_folder(folder.parent)
         self._release = weakref.finalize(self, release, acquire(folder))
-        left = re.compile(rf"\.{re.escape(folder.name)}\.([0-9a-f]{{12}}\.partial|old)")
-        for path in folder.parent.iterdir():
-            if left.fullmatch(path.name) and path != self.path:
-                shutil.rmtree(path)
+        self._remove_stale_folders()
         self.path.mkdir(exist_ok=True)
 
-    def finish(self, *, facts: Mapping[str, Any] | None = None) -> Manifest:
-        """Write the manifest, put the folder in its place, and remove checkpoints.
+    def _remove_stale_folders(self) -> None:
+        """Remove the partial folders of other plans, and a replaced folder that a crash left."""
+        stale_name = re.compile(rf"\.{re.escape(self.folder.name)}\.([0-9a-f]{{12}}\.partial|old)")
+        for path in self.folder.parent.iterdir():
+            if stale_name.fullmatch(path.name) and path != self.path:
+                shutil.rmtree(path)
 
-        Checkpoints go last: until the folder is in its place, a killed run needs them to go on.
+    def finish(self, *, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """Write the manifest, move the partial folder to its final name, and remove checkpoints.
+
+        Checkpoints are removed last: until the folder has its final name, a killed run needs them
+        to continue.
 
         Parameters
         ----------
         facts
-            anything a reader needs beside the files.
+            further data for readers, stored in the manifest.
         """
-        scratch = {CHECKPOINT, f"{CHECKPOINT}.tmp"}
-        files = {
-            path.relative_to(self.path): path
-            for path in sorted(self.path.rglob("*"))
-            if path.is_file()
-        }
+        scratch_names = {CHECKPOINT, f"{CHECKPOINT}.tmp"}
         sync_tree(self.path)
-        body = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "plan": self.plan_fingerprint,
-            "config": dict(self.config),
-            "inputs": dict(self.inputs),
-            "facts": dict(facts or {}),
-            "files": {
-                name.as_posix(): {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
-                for name, path in files.items()
-                if name.parts[0] not in (*scratch, MANIFEST, f"{MANIFEST}.tmp")
-            },
-        }
+        body = self._manifest_body(facts or {}, excluded=scratch_names)
         write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
         old = self.folder.with_name(f".{self.folder.name}.old")
         if self.folder.exists():
@@ -211,14 +225,38 @@ class ArtifactWriter:
         self.path.rename(self.folder)
         sync(self.folder.parent)
         shutil.rmtree(old, ignore_errors=True)
-        for name in scratch:
+        for name in scratch_names:
             (self.folder / name).unlink(missing_ok=True)
         manifest = open_artifact(self.folder, kind=self.kind)
         self._release()
         return manifest
 
+    def _manifest_body(self, facts: Mapping[str, Any], *, excluded: set[str]) -> dict[str, Any]:
+        """Return the manifest without its fingerprint; it lists all files but the excluded ones."""
+        files = {
+            path.relative_to(self.path): path
+            for path in sorted(self.path.rglob("*"))
+            if path.is_file()
+        }
+        return {
+            "format": ARTIFACT_FORMAT,
+            "kind": self.kind,
+            "plan": self.plan_fingerprint,
+            "config": dict(self.config),
+            "inputs": dict(self.inputs),
+            "facts": dict(facts),
+            "files": {
+                name.as_posix(): {"bytes": path.stat().st_size, "sha256": file_fingerprint(path)}
+                for name, path in files.items()
+                if name.parts[0] not in (*excluded, MANIFEST, f"{MANIFEST}.tmp")
+            },
+        }
+
     def finished(self) -> Manifest | None:
-        """Return the folder's manifest if the folder is complete and was made by this very plan."""
+        """Return the manifest if the folder is already complete and has the same plan.
+
+        In that case the writer is done: its lock is released and its partial folder removed.
+        """
         try:
             manifest = open_artifact(self.folder, kind=self.kind)
         except (ArtifactMissing, ArtifactMismatch):
@@ -231,21 +269,21 @@ class ArtifactWriter:
 
 
 def copy_artifact(source: Path, target: Path) -> None:
-    """Copy a finished folder: the files that its manifest names, and no others."""
+    """Copy a finished artifact: its manifest and only the files that the manifest lists."""
     for name in (*read_json(source / MANIFEST)["files"], MANIFEST):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
 
 
 def check_locks(file: Path) -> None:
-    """Raise :class:`UsageError` if the file system of a lock's file has no locks.
+    """Raise :class:`UsageError` if the file system of a lock file does not support locks.
 
-    There, filelock waits as if another process held the lock, raises, or makes a file that a killed process
-    leaves behind, depending on its version and the file system.
+    Without this check, filelock would wait as if another process held the lock, raise an error, or
+    fall back to a lock file that survives a killed process, depending on its version.
     """
     if sys.platform == "win32":
         return
-    import fcntl  # noqa: PLC0415  not there on Windows
+    import fcntl  # noqa: PLC0415  Windows has no such module
 
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
@@ -253,29 +291,34 @@ def check_locks(file: Path) -> None:
     except OSError as error:
         if error.errno in NO_LOCKS:
             raise UsageError(
-                f"the disk of {file.parent} does not support file locks ({error.strerror}), without which "
-                "two processes could destroy each other's changes; use a folder on another disk, or mount "
-                "this one with locks"
+                f"the file system of {file.parent} does not support file locks ({error.strerror}), "
+                "without which two processes could overwrite each other's changes; use a folder on "
+                "another file system, or mount this one with locks"
             ) from None
     finally:
         os.close(descriptor)
 
 
 def acquire(folder: Path) -> FileLock:
-    """Lock a folder for writing. A process may hold one several times; a killed process holds none."""
-    from filelock import FileLock, Timeout  # noqa: PLC0415  readers need none
+    """Lock a folder for writing.
+
+    A process may acquire the same lock repeatedly. The lock of a killed process is released.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415  not needed for reading
 
     lock = FileLock(folder.parent / f".{folder.name}.lock", thread_local=False, is_singleton=True)
     check_locks(Path(lock.lock_file))
     try:
-        lock.acquire(timeout=LOCK_SECONDS)
+        lock.acquire(timeout=MAX_LOCK_SECONDS)
     except Timeout:
-        raise UsageError(f"another process is writing {folder}; wait for it") from None
+        raise UsageError(
+            f"another process is writing {folder}; wait until it has finished"
+        ) from None
     return lock
 
 
 def release(lock: FileLock) -> None:
-    """Unlock a folder; the lock file is removed first, while no other process can have acquired it."""
+    """Unlock a folder, removing its lock file first, while no other process can hold the lock."""
     try:
         if lock.lock_counter == 1:
             with contextlib.suppress(OSError):

@@ -191,7 +191,7 @@ def test_a_full_disk_is_said_whatever_a_library_calls_it(tmp_path, monkeypatch, 
         (0, strange, RuntimeError),
         (0, usual, OSError),
     ):
-        monkeypatch.setattr(writing, "FULL_BYTES", full)
+        monkeypatch.setattr(writing, "MIN_FREE_BYTES", full)
         with pytest.raises(expected) as failed, write(tmp_path / "x"):
             raise error
         place = str(getattr(failed.value, "filename", None))
@@ -202,14 +202,14 @@ def test_a_full_disk_is_said_whatever_a_library_calls_it(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
 def test_settings_that_would_never_end_are_not_read(tmp_path, make):
     make(tmp_path / "x.json")
-    with pytest.raises(ArtifactMismatch, match="not a file"):
+    with pytest.raises(ArtifactMismatch, match="not a regular file"):
         read_json(tmp_path / "x.json")
 
 
 def test_a_folder_that_genius_did_not_make_is_never_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("mine")
-    with pytest.raises(UsageError, match="did not make"):
+    with pytest.raises(UsageError, match="did not write"):
         ArtifactWriter(tmp_path / "thesis", kind="thing", config={}, inputs={})
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "mine"
 
@@ -227,12 +227,12 @@ sys.stdin.read()
 
 
 def test_two_processes_never_fill_one_folder_and_a_killed_one_holds_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "MAX_LOCK_SECONDS", 0.0)
     command = [sys.executable, "-c", _HOLD, str(tmp_path / "a")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # noqa: S603
         assert other.stdout.readline() == b"writing\n"
         for version in ("new", "other"):
-            with pytest.raises(UsageError, match=r"another process is writing .*a; wait for it"):
+            with pytest.raises(UsageError, match=r"another process is writing .*a; wait until"):
                 writer(tmp_path / "a", version)
         assert [path.read_text() for path in tmp_path.glob(".a.*.partial/shard")] == ["theirs"]
         make(tmp_path / "b")

@@ -93,7 +93,7 @@ def test_texts_and_whole_numbers_are_ids(value, expected):
     [
         *((value, "expected a text or a whole number") for value in NO_IDS),
         (b"5", "decode it"),
-        (None, "leave out what has no id"),
+        (None, "leave out items without an id"),
         (np.float32(2**24 + 2), "may stand for another number"),
         (float("inf"), "inf"),
     ],

@@ -42,7 +42,7 @@ class Held:
 
 
 def test_locks_that_another_thread_holds_are_free_in_a_child(monkeypatch):
-    monkeypatch.setattr(forks, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(forks, "MAX_FORK_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(forks, "Held", Held, raising=False)
     locks = [forks.free_in_children(threading.Lock()), Held.__dict__["value"].lock]
     locks.append(forks.free_in_children(threading.RLock(), of_library=True))
@@ -80,7 +80,7 @@ def test_a_fork_waits_for_a_thread_in_a_library_which_lets_it_go_on(monkeypatch)
     thread = threading.Thread(target=call_library)
     thread.start()
     begun.wait()
-    monkeypatch.setattr(forks, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(forks, "MAX_FORK_WAIT_SECONDS", 60.0)
     try:
         assert in_child(lambda: lock.acquire(timeout=0) or os._exit(3)) == 0
     finally:

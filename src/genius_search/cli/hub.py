@@ -80,7 +80,7 @@ class Push(JsonOption):
         from genius_search import hub
         from genius_search.index.store import CURRENT
         from genius_search.model import MODEL_FILE
-        from genius_search.publish import OBSOLETE, save
+        from genius_search.publish import OBSOLETE_FILES, save
 
         is_index = (self.folder / CURRENT).exists()
         if not is_index and not (self.folder / MODEL_FILE).exists():
@@ -121,7 +121,7 @@ class Push(JsonOption):
                     folder_path=copy,
                     repo_type=kind,
                     commit_message="Upload with genius",
-                    delete_patterns=OBSOLETE if is_index else None,
+                    delete_patterns=OBSOLETE_FILES if is_index else None,
                 )
             progress.say(f"published: {address}")
         if self.json:

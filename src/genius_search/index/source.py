@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float32, Int8, Int64, Shaped
 
-from genius_search.artifact import FORMAT, Manifest, fingerprint_of
+from genius_search.artifact import ARTIFACT_FORMAT, Manifest, fingerprint_of
 from genius_search.data.features import (
     CONTENTS,
     KIND,
@@ -123,7 +123,7 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
     modality = np.concatenate([np.zeros(0), *firsts]).astype(np.int8)
     features = VectorFeatures(modality, model.dim, read)
     features.manifest = Manifest(
-        format=FORMAT,
+        format=ARTIFACT_FORMAT,
         kind=KIND,
         config={},
         inputs={},

@@ -1,7 +1,11 @@
-"""Compile ``search.c``, ``python -m genius_search.native.build``, and open what was compiled.
+"""Compile ``search.c`` into a shared library, and open the library.
 
-The build of a wheel or an editable installation does this too (``hatch_build.py``). This module uses only the
-standard library, because the build runs it before anything is installed.
+``python -m genius_search.native.build`` compiles it, and so does the build of a wheel or of an
+editable installation (``hatch_build.py``). The build runs this module before anything is installed,
+so it uses only the standard library.
+
+On x86, the source is compiled three times, with AVX-512, AVX2 and baseline instructions.
+:func:`open_library` opens the best library that the processor supports.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("search.c")
 FOLDER: Final = SOURCE.with_name("lib")
-"""Where the libraries are; no package, since they are not modules."""
+"""The folder of the compiled libraries. It is no package, since they are not Python modules."""
 FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden", "-s")
 IS_X86: Final = platform.machine().lower() in ("x86_64", "amd64")
 AVX2: Final = ("-mavx2", "-mfma")
@@ -35,28 +39,32 @@ VARIANTS: Final = {
     **({"avx512": (*AVX2, "-mbmi2", *AVX512), "avx2": AVX2} if IS_X86 else {}),
     "baseline": (),
 }
-"""Compiler flags of each library, the best processor's first."""
+"""Name of each library -> its compiler flags, fastest first."""
 OLDEST_GLIBC: Final = "2.17"
-"""The C library that a wheel needs on Linux, if Zig compiles it."""
+"""The oldest C library on which a wheel runs on Linux, if it was compiled by Zig."""
 CODES: Final = 256
-"""Most codes at a level, and the length of a level's row in all tables."""
+"""Maximum number of codes at a level, and the length of a level's row in all tables (search.c)."""
 BLOCK: Final = 64
-"""Outputs of a matrix that lie side by side."""
+"""Number of outputs of a matrix that are stored next to each other (search.c)."""
 NO_MEMORY: Final = -2
-"""Status of a function that had no memory."""
+"""Status of a function of the library that could not allocate memory (search.c)."""
 
 
-def library(variant: str, folder: Path = FOLDER) -> Path:
-    """Return the path of a compiled library. Its name changes with the machine and the source."""
+def library_path(variant: str, folder: Path = FOLDER) -> Path:
+    """Return the path of a compiled library.
+
+    Its name contains the machine and a hash of the source, so that an outdated library is never
+    opened: ``search-x86_64-avx2-0123456789ab.so``.
+    """
     suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-    source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    return folder / f"search-{platform.machine()}-{variant}-{source}.{suffix}"
+    source_hash = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    return folder / f"search-{platform.machine()}-{variant}-{source_hash}.{suffix}"
 
 
 def find_compilers() -> Iterator[list[str]]:
-    """Yield the commands of this machine's compilers: ``$CC``, the package ziglang's, the system's.
+    """Yield the commands of the available compilers: ``$CC``, Zig (package ziglang), the system's.
 
-    Zig comes before the system's compiler because what it makes also runs on older systems.
+    Zig precedes the system's compiler because its output also runs on older systems.
     """
     if os.environ.get("CC"):
         yield shlex.split(os.environ["CC"])
@@ -71,38 +79,43 @@ def find_compilers() -> Iterator[list[str]]:
 
 
 def platform_tag(compiler: list[str]) -> str:
-    """Return the platform of a wheel with what this compiler made."""
+    """Return the platform tag of a wheel with libraries of this compiler."""
     if f"{platform.machine()}-linux-gnu.{OLDEST_GLIBC}" in compiler:
         return f"manylinux_{OLDEST_GLIBC.replace('.', '_')}_{platform.machine()}"
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def compile_variants(compiler: list[str], folder: Path = FOLDER) -> str | None:
-    """Compile the library for all kinds of processors at once; return the compiler's message if it fails."""
+    """Compile all variants of the library in parallel; return the error message if one fails.
+
+    The libraries appear in the folder only if all variants could be compiled.
+    """
     command = [*compiler, *FLAGS, *(() if sys.platform == "win32" else ("-fPIC",))]
     run = partial(subprocess.run, capture_output=True, text=True, check=False)
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor() as pool:
-        outputs = {Path(work) / library(variant).name: flags for variant, flags in VARIANTS.items()}
+        outputs = {
+            Path(work) / library_path(variant).name: flags for variant, flags in VARIANTS.items()
+        }
         commands = [
-            [*command, *flags, "-o", str(path), str(SOURCE)] for path, flags in outputs.items()
+            [*command, *flags, "-o", str(output), str(SOURCE)] for output, flags in outputs.items()
         ]
         try:
             results = [*pool.map(run, commands)]
         except OSError as error:
             return str(error)
-        for done, output in zip(results, outputs, strict=True):
-            if done.returncode or not output.exists():
-                return done.stderr.strip() or f"exit status {done.returncode}"
+        for result, output in zip(results, outputs, strict=True):
+            if result.returncode or not output.exists():
+                return result.stderr.strip() or f"exit status {result.returncode}"
         for output in outputs:
             output.replace(folder / output.name)
     return None
 
 
 def build(folder: Path = FOLDER) -> list[str] | None:
-    """Compile with the first compiler that works and return its command; without one, return None."""
-    for old in folder.glob("search-*-*.*"):
-        old.unlink()
+    """Compile with the first compiler that works and return its command, or None if none works."""
+    for outdated in folder.glob("search-*-*.*"):
+        outdated.unlink()
     for compiler in find_compilers():
         problem = compile_variants(compiler, folder)
         if problem is None:
@@ -112,8 +125,11 @@ def build(folder: Path = FOLDER) -> list[str] | None:
 
 
 def main() -> None:
-    """Compile, and say with what. With ``--install-compiler`` get one from the Python index if none works."""
-    if all(library(variant).exists() for variant in VARIANTS):
+    """Compile the library unless it is up to date, and print the compiler's command.
+
+    With ``--install-compiler``, pip installs Zig if no compiler works.
+    """
+    if all(library_path(variant).exists() for variant in VARIANTS):
         return
     compiler = build()
     if compiler is None and "--install-compiler" in sys.argv:
@@ -122,7 +138,7 @@ def main() -> None:
         compiler = build()
     if compiler is None:
         sys.stderr.write(
-            "no C compiler found: searches need PyTorch, and take a few times longer\n"
+            "no C compiler found: searches will need PyTorch, and take a few times longer\n"
         )
     else:
         sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
@@ -130,31 +146,30 @@ def main() -> None:
 
 @cache
 def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
-    """Open the library for this processor; return None, and log it, if there is none."""
+    """Open the fastest library that this processor supports; log a message if there is none."""
     for variant in VARIANTS:
-        path = library(variant, folder)
+        path = library_path(variant, folder)
         if path.exists():
-            opened = ctypes.CDLL(str(path))
-            if opened.is_supported():
-                pointer, integer = ctypes.c_void_p, ctypes.c_int64
-                opened.make_work.restype = pointer
-                opened.search.argtypes = (
-                    pointer,
-                    pointer,
-                    integer,
-                    *[pointer] * 3,
-                    integer,
-                    pointer,
-                )
-                opened.nearest_sums.argtypes = (*[pointer] * 3, *[integer] * 3, pointer)
-                opened.sum_by_code.argtypes = (pointer, pointer, integer, integer, pointer)
-                opened.sum_by_code.restype = None
-                return opened
+            library = ctypes.CDLL(str(path))
+            if library.is_supported():
+                _declare_functions(library)
+                return library
     logging.getLogger(__name__).info(
-        "the compiled library is missing; NumPy and PyTorch (extra train) replace it, a few times slower; "
-        "`python -m genius_search.native.build` compiles it"
+        "the compiled library is missing, so NumPy and PyTorch (extra train) replace it, a few "
+        "times slower; `python -m genius_search.native.build` compiles it"
     )
     return None
+
+
+def _declare_functions(library: ctypes.CDLL) -> None:
+    """Declare the types of the functions of ``search.c``; the default is ``int``, of 32 bits."""
+    pointer = ctypes.c_void_p
+    integer = ctypes.c_int64
+    library.make_work.restype = pointer
+    library.search.argtypes = (pointer, pointer, integer, *[pointer] * 3, integer, pointer)
+    library.nearest_sums.argtypes = (*[pointer] * 3, *[integer] * 3, pointer)
+    library.sum_by_code.argtypes = (pointer, pointer, integer, integer, pointer)
+    library.sum_by_code.restype = None
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_what_cannot_be_saved_is_refused(saved, some_index, tmp_path):
     for number, (source, flags, match) in enumerate(
         [
             (saved, {"license": "the MIT licence"}, "short name"),
-            (odd, {}, "looks its features up"),
+            (odd, {}, "looks up its features"),
             (some_index, {"model": "../model"}, "owner/name"),
         ]
     ):

@@ -31,7 +31,7 @@ def test_the_first_compiler_that_works_is_taken(tmp_path, monkeypatch, capsys):
     )
     assert native.build(tmp_path) == works
     assert "no such flag" in capsys.readouterr().err
-    expected = {native.library(variant, tmp_path).name for variant in native.VARIANTS}
+    expected = {native.library_path(variant, tmp_path).name for variant in native.VARIANTS}
     assert {path.name for path in tmp_path.iterdir()} == expected
 
 
@@ -39,10 +39,10 @@ def test_a_library_of_another_source_is_not_opened(tmp_path, monkeypatch):
     source = tmp_path / "search.c"
     source.write_text("int old;")
     monkeypatch.setattr(native, "SOURCE", source)
-    old = native.library("baseline", tmp_path)
+    old = native.library_path("baseline", tmp_path)
     old.touch()
     source.write_text("int new;")
-    assert not native.library("baseline", tmp_path).exists()
+    assert not native.library_path("baseline", tmp_path).exists()
     monkeypatch.setattr(native, "find_compilers", lambda: iter(()))
     native.build(tmp_path)
     assert not old.exists()
