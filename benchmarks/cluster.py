@@ -20,7 +20,7 @@ from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.searcher import Searcher, Shard, shard_folder
 from genius_search.data.mbeir import MBeir, read_pool, read_queries
 from genius_search.encoders.base import ItemKey
-from genius_search.index.index import Index
+from genius_search.index.index import Index, current_state
 from genius_search.index.request import SearchRequest
 from genius_search.model import Genius
 
@@ -82,11 +82,11 @@ def main() -> None:
         "| | share of exact search's first ten | CPU-ms a query, alone | in batches |\n|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as scratch:
-        single, _ = Index.create(f"{scratch}/index", pool=pool, encoder=encoder)
+        single = Index.create(f"{scratch}/index", pool, encoder=encoder)
         model = open_model(single.model.folder)
         single = Index.open(f"{scratch}/index", model=model)
-        bits = single.snapshot.manifest.embedding_bits
-        measure("one index", single.search_many, qids, truth)
+        bits = current_state(single).snapshot.manifest.embedding_bits
+        measure("one index", single.search, qids, truth)
         for shards in given.shards:
             folder = Path(scratch) / str(shards)
             settings = Settings(
@@ -94,7 +94,7 @@ def main() -> None:
             )
             build_cluster(folder, settings)
             opened = [Shard(shard_folder(folder, number), model).begin for number in range(shards)]
-            measure(f"{shards} shards", Searcher(opened).search_many, qids, truth)
+            measure(f"{shards} shards", Searcher(opened).search, qids, truth)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import torch
 
 from genius_search.index import index as index_module
 from genius_search.index import writer as writer_module
-from genius_search.index.index import Index
+from genius_search.index.index import Index, current_state
 from genius_search.model import Genius
 
 WRITERS = READERS = 4
@@ -152,7 +152,7 @@ def item(name: str, version: int) -> dict[str, Any]:
 
 def versions(index: Index, names: list[str]) -> State:
     """Return what an index has of some items."""
-    snapshot = index.snapshot
+    snapshot = current_state(index).snapshot
     alive = snapshot.item_states(names)
     found: State = dict.fromkeys(names)
     for name in alive:
@@ -194,7 +194,7 @@ def write(run: Run, number: int) -> None:
         else:
             index.add([item(name, version) for name in some], wait_seconds=WAIT_SECONDS)
             run.count("items added or replaced", len(some))
-        journal.write("done", state, index.snapshot.manifest.generation)
+        journal.write("done", state, current_state(index).snapshot.manifest.generation)
         run.count("changes")
 
 
@@ -211,7 +211,7 @@ def settle(run: Run, journal: Journal, index: Index) -> None:
     if found not in (wanted, before):
         run.wrong(f"half a change after a kill: wanted {wanted}, before {before}, found {found}")
     run.count("changes cut short, " + ("made" if found == wanted else "not made"))
-    journal.write("done", found, index.snapshot.manifest.generation)
+    journal.write("done", found, current_state(index).snapshot.manifest.generation)
 
 
 def read(run: Run, number: int) -> None:
@@ -231,7 +231,7 @@ def read(run: Run, number: int) -> None:
             if version is not None or chance.random() < 0.05
         }
         some = chance.sample(sorted(known), min(12, len(known)))
-        snapshot = index.snapshot
+        snapshot = current_state(index).snapshot
         if snapshot.manifest.generation < max(
             generation, *(journal.generation(began) for journal in journals)
         ):
@@ -241,12 +241,12 @@ def read(run: Run, number: int) -> None:
         generation = snapshot.manifest.generation
         seen = [versions(index, some)]
         for name in some[:3]:
-            hits = index.search(text=item(name, 0)["text"], where=[f"name={name}"], k=5)
+            hits = index.search(item(name, 0)["text"], where=[f"name={name}"], k=5)
             seen.append(
                 {name: None}
                 | {hit.id: (hit.fields or {}).get("version") for hit in hits if hit.id != "first"}
             )
-        hits = index.search(text=" ".join(chance.sample(WORDS, 3)), k=50, beam=50)
+        hits = index.search(" ".join(chance.sample(WORDS, 3)), k=50, beam=50)
         seen.append(
             {hit.id: (hit.fields or {}).get("version") for hit in hits if hit.id != "first"}
         )
@@ -311,11 +311,9 @@ def check_end(run: Run) -> int:
         if found[name] != expected[name]:
             run.wrong(f"at the end {name} is {found[name]}, and should be {expected[name]}")
     alive = sum(version is not None for version in expected.values())
-    if index.snapshot.num_alive != alive + 1:
-        run.wrong(
-            f"at the end there are {index.snapshot.num_alive} items, and should be {alive + 1}"
-        )
-    index.verify()
+    if len(index) != alive + 1:
+        run.wrong(f"at the end there are {len(index)} items, and should be {alive + 1}")
+    index.check()
     return alive
 
 
@@ -332,7 +330,7 @@ def main() -> int:
     kills = 0
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), Genius.open(arguments.model))
-        Index.create(run.index, model=run.model, pool=[item("first", 0)])
+        Index.create(run.index, [item("first", 0)], model=run.model)
         began = time.monotonic()
 
         def start(job: Any, number: int) -> BaseProcess:

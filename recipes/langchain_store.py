@@ -68,26 +68,28 @@ class GeniusStore(VectorStore):
         if not rows:
             return names
         known = metadatas or [{}] * len(texts)
-        given = {
-            "vectors": np.array(self._embedding.embed_documents([texts[row] for row in rows.values()])),
+        vectors = np.array(self._embedding.embed_documents([texts[row] for row in rows.values()]))
+        columns: dict[str, Any] = {
             "ids": [*rows],
             "texts": [texts[row] for row in rows.values()],
             "fields": [{**known[row], METADATA: json.dumps(known[row])} for row in rows.values()],
         }
         if self._index is None:
-            self._index, _ = Index.create(self._folder, **given)
+            self._index = Index.from_vectors(self._folder, vectors, **columns)
         else:
-            self._index.add(**given)
+            self._index.add_vectors(vectors, **columns)
         return names
 
     def delete(self, ids: list[str] | None = None, **_: Any) -> bool | None:
         if self._index is not None:
-            self._index.delete([*self._index.snapshot.ids()] if ids is None else ids)
+            self._index.delete([item.id for item in self._index] if ids is None else ids)
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         index = self._index
-        return [] if index is None else [_document(index.get(name)) for name in ids if name in index]
+        return (
+            [] if index is None else [_document(index.get(name)) for name in ids if name in index]
+        )
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, **options: Any
@@ -102,10 +104,18 @@ class GeniusStore(VectorStore):
     ) -> list[Document]:
         return [document for document, _ in self._search(embedding, k, options)]
 
-    def _search(self, vector: list[float], k: int, options: dict[str, Any]) -> list[tuple[Document, float]]:
-        hits = [] if self._index is None else self._index.search(vector=np.array(vector), k=k, **options)
+    def _search(
+        self, vector: list[float], k: int, options: dict[str, Any]
+    ) -> list[tuple[Document, float]]:
+        hits = (
+            []
+            if self._index is None
+            else self._index.search(vector=np.array(vector), k=k, **options)
+        )
         return [(_document(hit), hit.score) for hit in hits]
 
 
 def _document(item: Any) -> Document:
-    return Document(id=item.id, page_content=item.text or "", metadata=json.loads(item.fields[METADATA]))
+    return Document(
+        id=item.id, page_content=item.text or "", metadata=json.loads(item.fields[METADATA])
+    )

@@ -16,8 +16,7 @@ from genius_search.cli.terminal import TerminalProgress, print_table, print_text
 from genius_search.config import DEFAULT_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
-from genius_search.evaluate import AVERAGE, Evaluated, evaluate_index
-from genius_search.index.calibrate import calibrate, read_pairs
+from genius_search.index.evaluate import AVERAGE, Evaluated
 from genius_search.index.index import Index
 from genius_search.index.request import SearchHit
 from genius_search.progress import Progress
@@ -116,14 +115,9 @@ def demo(
             )
     else:
         pool = data.global_pool("test")[0]
-        index, _ = Index.create(
-            folder, model=model, pool=pool, embeddings="fused", progress=progress
-        )
-        pairs = read_pairs(folder, data.root, split="test")
-        index.keep_calibration(
-            calibrate(*index.current(), index.settings, pairs, progress=progress)
-        )
-    results = evaluate_index(index, data, progress=progress).rows
+        index = Index.create(folder, pool, model=model, embeddings="fused", progress=progress)
+        index.calibrate(data.root, split="test", progress=progress)
+    results = index.evaluate(data, progress=progress).rows
     search_config = replace(
         DEFAULT_SEARCH, router="generator", beam=beam, candidates=items // CANDIDATE_SHARE
     )

@@ -27,7 +27,7 @@ from genius_search.data.features import Features, look_up
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
 from genius_search.encoders.base import Encoder, absolute_spec
 from genius_search.errors import BadData, UsageError
-from genius_search.evaluate import KS
+from genius_search.index.evaluate import KS
 from genius_search.index.store import StoredEmbeddings
 from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
@@ -229,7 +229,9 @@ def evaluate_pools(
             progress=progress,
         )
         raw = F.normalize(torch.from_numpy(features.total()), dim=-1)
-        fused = torch.from_numpy(model.embed(features)) if isinstance(model, Genius) else raw
+        fused = (
+            torch.from_numpy(model.embed_features(features)) if isinstance(model, Genius) else raw
+        )
         queries.append((row, RowQueries(qids, raw, fused)))
     folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []

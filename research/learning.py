@@ -28,7 +28,7 @@ from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 from genius_search.config import PAPER_SEARCH
 from genius_search.data.features import Pairs
 from genius_search.errors import BadData
-from genius_search.index.index import Index
+from genius_search.index.index import Index, current_state
 from genius_search.index.learned import MAX_RAISED_CHOICES, shares_from_cosines
 from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
 from genius_search.index.source import stored_features, vector_features
@@ -169,7 +169,7 @@ def search_index(
 
 def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
     """Train the generator of the preset ``small`` to write the IDs of the items that were chosen."""
-    model, snapshot = index.current()
+    model, snapshot = current_state(index)
     rows = [
         int(item.id) for segment in reversed(snapshot.segments) for item in alive_items(segment)
     ]
@@ -199,8 +199,8 @@ def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
 def generate(model: Genius, index: Index, queries: Queries) -> Scores:
     """Return log-probabilities of the IDs that the generator writes; −inf for items of others."""
     config = replace(PAPER_SEARCH, beam=GENERATED)
-    searcher = SnapshotSearcher(model, index.snapshot, config)
-    scores = np.full((len(queries), index.snapshot.num_alive), -np.inf, dtype=np.float32)
+    searcher = SnapshotSearcher(model, current_state(index).snapshot, config)
+    scores = np.full((len(queries), len(index)), -np.inf, dtype=np.float32)
     for start in range(0, len(queries), BATCH):
         asked = [
             EncodedQuery(start + number, GENERATED, embedding=query, evidence=query)
@@ -332,13 +332,12 @@ class Learning(JsonOption):
     def _create_index(self, given: Given) -> Index:
         """Create an index of the items, with the defaults; their ids are their rows."""
         shutil.rmtree(self.work / "index", ignore_errors=True)
-        index, _ = Index.create(
+        return Index.from_vectors(
             self.work / "index",
-            vectors=given.items,
+            given.items,
             ids=[str(row) for row in range(len(given.items))],
             modalities=[[*Modality][code] for code in given.modality.tolist()],
         )
-        return index
 
     def _measure(
         self, given: Given, index: Index, share: float, wrong: float

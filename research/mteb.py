@@ -23,8 +23,8 @@ from torch import Tensor
 from genius_search.config import DENSITY_WEIGHT, PAPER_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.errors import BadData, UsageError
-from genius_search.evaluate import format_first_ids
 from genius_search.index.build import encode_batch
+from genius_search.index.evaluate import format_first_ids
 from genius_search.index.query import features_of
 from genius_search.index.store import StoredEmbeddings
 from genius_search.index.writer import ItemArrays
@@ -269,7 +269,7 @@ class MtebModel:
             if not contents:
                 continue
             features = self._features([(one.image, self._text(one, prompt)) for one in contents])
-            vectors = normalize(features.total()), self.model.embed(features)
+            vectors = normalize(features.total()), self.model.embed_features(features)
             asked = RowQueries([one.id for one in contents], *map(torch.from_numpy, vectors))
             ((ranked,),) = find(
                 self.model, [asked], self._pool, [self.method], self._config, depth=top_k

@@ -12,7 +12,7 @@ import pandas as pd
 from jaxtyping import Float32
 
 from genius_search.errors import BadData
-from genius_search.evaluate import KS, Measures, Qrels, format_first_ids, measure
+from genius_search.index.evaluate import KS, Measures, Qrels, format_first_ids, measure
 from genius_search.writing import write_file
 
 TREC_COLUMNS: Final = "qid Q0 did rank score name"
@@ -151,5 +151,5 @@ def read_run(path: Path) -> dict[str, list[Hit]]:
 
 
 def measure_run(qrels: Qrels, run: Run, *, ks: Sequence[int] = KS) -> Measures:
-    """Measure a run against the right answers, as :func:`genius_search.evaluate.measure` does."""
+    """Measure a run against the right answers, as :func:`genius_search.index.evaluate.measure` does."""
     return measure(qrels, {qid: [hit.did for hit in hits] for qid, hits in run.items()}, ks=ks)

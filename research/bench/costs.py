@@ -17,7 +17,7 @@ def cost_of_creating(
 ) -> dict[str, float]:
     """Create an index of a ``.npy`` file; return CPU-seconds and the process's largest memory."""
     began = time.process_time()
-    Index.create(folder, vectors=np.load(items, mmap_mode="r"), embedding_bits=bits, fields=fields)
+    Index.from_vectors(folder, np.load(items, mmap_mode="r"), embedding_bits=bits, fields=fields)
     return {"CPU-s": time.process_time() - began, "peak, MB": _peak_megabytes()}
 
 
@@ -33,10 +33,10 @@ def cost_of_changes(folder: Path, new: np.ndarray) -> dict[str, float]:
         spent[f"{name}, CPU-s"] = time.process_time() - began
         spent[f"{name}, s"] = time.perf_counter() - wall
 
-    spend("add", lambda: index.add(vectors=new, ids=[f"new{row}" for row in range(len(new))]))
+    spend("add", lambda: index.add_vectors(new, ids=[f"new{row}" for row in range(len(new))]))
     spend("first search", lambda: index.search_vectors(new[:1]))
     spend(
-        "add again", lambda: index.add(vectors=-new, ids=[f"more{row}" for row in range(len(new))])
+        "add again", lambda: index.add_vectors(-new, ids=[f"more{row}" for row in range(len(new))])
     )
     spend("delete", lambda: index.delete([str(row) for row in range(len(new))]))
     spend("compact", index.compact)

@@ -28,6 +28,7 @@ from genius_search import Index, SearchRequest
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.build import MANY_ITEMS
+from genius_search.index.index import current_state
 from genius_search.index.query import SnapshotSearcher
 from genius_search.progress import Progress
 from genius_search.search.vectors import EmbeddingBits, stored_width
@@ -159,7 +160,7 @@ def find_rows(
     index: Index, config: SearchConfig | None = None, where: Sequence[str] = ()
 ) -> Search:
     """Return the search of an index by requests, up to the rows of the items that were found."""
-    searcher = SnapshotSearcher(index.model, index.snapshot, config)
+    searcher = SnapshotSearcher(*current_state(index), config)
 
     def find(queries: Queries) -> Found:
         encoded = searcher.encode(
@@ -176,7 +177,7 @@ def find_rows(
 def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Method]:
     """Yield our searches by effort: with embeddings of so many bits, and once by codes alone."""
     usual = index.settings
-    [segment] = index.snapshot.segments
+    [segment] = current_state(index).snapshot.segments
     table = segment.table
     codes = (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / table.num_items
     stored = codes + stored_width(index.model.dim, bits) + SCALE_BYTES

@@ -377,7 +377,7 @@ class Genius:
 
         return Coder(self.codebooks)
 
-    def embed(self, features: FeatureBatch) -> Float32[np.ndarray, "items dim"]:
+    def embed_features(self, features: FeatureBatch) -> Float32[np.ndarray, "items dim"]:
         """Return fused unit embeddings."""
         return self.fuse(features.image, features.text)
 
@@ -385,7 +385,7 @@ class Genius:
         self, features: FeatureBatch, modalities: Integer[np.ndarray, " items"]
     ) -> EncodedItems:
         """Return the embeddings and IDs of items."""
-        return self.coder.encode_items(self.embed(features), modalities)
+        return self.coder.encode_items(self.embed_features(features), modalities)
 
     @property
     def level0_is_exact(self) -> bool:

@@ -32,7 +32,7 @@ Given a text, an image or both, it finds matching items.
 from genius_search import Genius, Index
 
 model = Genius.open("{name}", download=True)
-index, _ = Index.create("photos.index", model=model, pool="photos/")
+index = Index.create("photos.index", "photos/", model=model)
 for hit in index.search("a red leather bag", k=5):
     print(hit.id, hit.score)
 ```"""

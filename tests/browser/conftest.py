@@ -84,9 +84,7 @@ def small_index(chromium, trained, tmp_path_factory) -> Path:
     ]
     write_candidates(root / "cand_pool" / "some.jsonl", few)
     folder = root / "things.index"
-    Index.create(
-        folder, model=trained.model, pool=root / "cand_pool" / "some.jsonl", embeddings="fused"
-    )
+    Index.create(folder, root / "cand_pool" / "some.jsonl", model=trained.model, embeddings="fused")
     return folder
 
 

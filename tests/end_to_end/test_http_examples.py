@@ -29,7 +29,7 @@ curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@";
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_every_example_is_answered(trained, tmp_path):
     pool = next((trained.data / "cand_pool" / "global").glob("*test*.jsonl"))
-    Index.create(tmp_path / "photos.index", model=trained.model, pool=pool)
+    Index.create(tmp_path / "photos.index", pool, model=trained.model)
     Image.effect_noise((300, 200), 90).convert("RGB").save(tmp_path / "umbrella.jpg")
     with serving(tmp_path / "photos.index") as (_, url):
         assert len(EXAMPLES) >= 7

@@ -185,7 +185,7 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
 def contents(index: Index) -> dict[str, tuple[Item, list[int]]]:
     """Every item with its ID."""
     found: dict[str, tuple[Item, list[int]]] = {}
-    for segment in index.snapshot.segments:
+    for segment in index._snapshot.segments:
         assert not len(segment.dead)
         table = segment.table
         codes = np.empty((table.num_items, table.ids.shape[1]), dtype=np.int16)

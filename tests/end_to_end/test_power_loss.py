@@ -169,7 +169,7 @@ def texts(number: int) -> list[dict[str, str]]:
 @pytest.mark.slow
 def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
     model = Genius.open(trained.model)
-    index, _ = Index.create(disk.folder / "index", model=model, pool=texts(0))
+    index = Index.create(disk.folder / "index", texts(0), model=model)
     alive = {one["id"] for one in texts(0)}
     states: list[set[str]] = []
     with disk.failing_at_each_rename(monkeypatch):
@@ -192,7 +192,7 @@ def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
         allowed = [ids, *(later for later in states[number:] if later != ids)][:2]
         with disk.after(copy) as place:
             check(place / "index")
-            found = set(Index.open(place / "index", model=model).snapshot.ids())
+            found = set(Index.open(place / "index", model=model)._snapshot.ids())
             gc.collect()
             assert found in allowed
 

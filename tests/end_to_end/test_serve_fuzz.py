@@ -28,11 +28,11 @@ FEW = settings(max_examples=15, phases=[Phase.generate], suppress_health_check=l
 def app(trained, tmp_path_factory) -> Iterator[FastAPI]:
     folder = tmp_path_factory.mktemp("served") / "catalogue.index"
     pool = next((trained.data / "cand_pool" / "global").glob("*test*.jsonl"))
-    index, _ = Index.create(folder, model=trained.model, pool=pool)
+    index = Index.create(folder, pool, model=trained.model)
     made = create_app(Service({"catalogue": index}))
     with TestClient(made):
         yield made
-    assert index.verify().items
+    assert index.check().items
 
 
 @pytest.mark.filterwarnings(

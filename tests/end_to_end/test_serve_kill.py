@@ -83,7 +83,7 @@ def add_until_killed(
 @pytest.fixture
 def folder(trained, tmp_path) -> Path:
     ((pool,),) = [MBeir(trained.data).global_pool("val")]
-    Index.create(tmp_path / "kites.index", model=trained.model, pool=pool)
+    Index.create(tmp_path / "kites.index", pool, model=trained.model)
     return tmp_path / "kites.index"
 
 
@@ -122,5 +122,5 @@ def test_what_a_killed_server_acknowledged_is_there_when_it_is_started_again(tra
         process.terminate()
         assert process.wait(30) == 0
     index = Index(folder, Genius.open(trained.model))
-    index.verify()
-    assert set(index.snapshot.item_states(list(known))) == set(known)
+    index.check()
+    assert set(index._snapshot.item_states(list(known))) == set(known)

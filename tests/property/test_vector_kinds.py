@@ -80,7 +80,7 @@ def check_kind(folder, kind: str, items: int, dim: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     vectors = KINDS[kind](random, items, dim).astype(np.float32)
     units = scale(vectors.astype(np.float64))
-    index, _ = Index.create(folder / f"{kind}-{items}-{dim}-{seed}.index", vectors=vectors)
+    index = Index.from_vectors(folder / f"{kind}-{items}-{dim}-{seed}.index", vectors)
     rows = random.integers(0, items, NUM_QUERIES)
     noise = 0.3 * random.standard_normal((NUM_QUERIES, dim)) / dim**0.5
     queries = scale(units[rows] + noise).astype(np.float32)

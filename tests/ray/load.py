@@ -18,7 +18,7 @@ def search_on(searcher, expected, ended) -> None:
     texts = list(expected) * 20
     while not ended.is_set():
         try:
-            found = searcher.search_many([SearchRequest(text=text) for text in texts])
+            found = searcher.search([SearchRequest(text=text) for text in texts])
             shown = [[[hit.id, round(hit.score, 4)] for hit in hits] for hits in found]
             said = "right" if shown == [expected[text] for text in texts] else f"failed: {shown}"
         except Exception as error:  # noqa: BLE001  counted

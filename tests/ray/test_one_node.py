@@ -92,10 +92,10 @@ def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_kil
         SearchRequest(text=f"a text, {number}", k=7, where=["name>3"] if number % 2 else ())
         for number in range(6)
     ]
-    expected = here.search_many(requests)
+    expected = here.search(requests)
 
     def check():
-        for found, known in zip(searcher.search_many(requests), expected, strict=True):
+        for found, known in zip(searcher.search(requests), expected, strict=True):
             assert [hit.id for hit in found] == [hit.id for hit in known]
             assert [hit.score for hit in found] == pytest.approx(
                 [hit.score for hit in known], abs=1e-5

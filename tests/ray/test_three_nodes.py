@@ -63,7 +63,7 @@ def finished(folder: Path) -> dict[str, int]:
 def check_same_items(folder: Path, local: Path) -> None:
     assert read_cluster(folder).items == read_cluster(local).items == 120
     for number in range(SHARDS):
-        first, second = (Index.open(shard_folder(one, number)).snapshot for one in (folder, local))
+        first, second = (Index.open(shard_folder(one, number))._snapshot for one in (folder, local))
         assert list(first.ids()) == list(second.ids())
         hits = [
             Index.open(shard_folder(one, number)).search("text 3", k=50) for one in (folder, local)
@@ -155,7 +155,7 @@ def served(nodes, trained, pool, tmp_path_factory) -> Path:
 def test_no_query_fails_while_a_copy_hangs_and_others_and_a_node_are_killed(
     nodes, served, record_property
 ):
-    found = Searcher.open(served).search_many([SearchRequest(text=text) for text in QUERIES])
+    found = Searcher.open(served).search([SearchRequest(text=text) for text in QUERIES])
     expected = {
         text: [(hit.id, round(hit.score, 4)) for hit in hits]
         for text, hits in zip(QUERIES, found, strict=True)

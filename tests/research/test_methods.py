@@ -23,7 +23,7 @@ def pool(model, trained) -> PoolCandidates:
     arrays = ItemArrays(
         encoded.columns,
         np.zeros(150, dtype=np.float16),
-        model.embed(batch).astype(np.float16),
+        model.embed_features(batch).astype(np.float16),
         model.coder.norm_and_density.item_density(encoded.embeddings, encoded.codes),
     )
     return PoolCandidates(features, arrays, np.arange(150))

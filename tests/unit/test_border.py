@@ -43,7 +43,7 @@ NO_IDS = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Index:
-    index, _ = Index.create(tmp_path_factory.mktemp("made") / "made.index", vectors=X, ids=IDS)
+    index = Index.from_vectors(tmp_path_factory.mktemp("made") / "made.index", X, ids=IDS)
     index.learn(5, vector=X[5])
     return index
 
@@ -247,7 +247,7 @@ def test_what_is_not_a_plain_finite_matrix_is_refused_by_row_or_name(vectors, wo
         as_matrix(vectors, "the vectors")
     if vectors is not None:
         with pytest.raises(GeniusError, match=words):
-            Index.create(tmp_path / "x.index", vectors=vectors)
+            Index.from_vectors(tmp_path / "x.index", vectors)
     assert not (tmp_path / "x.index").exists()
 
 
@@ -290,7 +290,7 @@ def test_an_item_has_one_id_wherever_it_is_named(index, key):
     assert [
         hit.id for hit in index.search(where={"id": key.item() if hasattr(key, "item") else key})
     ] == ["5"]
-    assert index.add(vectors=X[5:6], ids=[key]).unchanged == 1
+    assert index.add_vectors(X[5:6], ids=[key]).unchanged == 1
     index.learn(key, vector=X[6])
     assert index.forget(chosen=key) == 2
     assert index.delete(key).deleted == 1
@@ -304,10 +304,10 @@ def test_what_is_not_an_id_is_refused_wherever_an_item_is_named(index, key, tmp_
         lambda: index.get(key),
         lambda: index.explain(key, SearchRequest(vector=X[5])),
         lambda: index.delete([key]),
-        lambda: index.add(vectors=X[5:6], ids=[key]),
+        lambda: index.add_vectors(X[5:6], ids=[key]),
         lambda: index.add([NewItem(key, "a text")]),
         lambda: index.add([{"id": key, "text": "a text"}]),
-        lambda: Index.create(tmp_path / "new.index", vectors=X[:1], ids=[key]),
+        lambda: Index.from_vectors(tmp_path / "new.index", X[:1], ids=[key]),
     ]
     if key is not None:  # which stands for no item there
         calls += [
@@ -325,8 +325,8 @@ def test_what_is_not_an_id_is_refused_wherever_an_item_is_named(index, key, tmp_
 
 def test_items_from_memory_have_whole_numbers_as_ids(tmp_path):
     pool = [NewItem(7, "a kite"), {"id": 8.0, "text": "a dog"}, {"id": DECOMPOSED, "text": "a cat"}]
-    index, _ = Index.create(tmp_path / "x.index", pool=pool, encoder="text:wordllama")
-    assert sorted(index.snapshot.ids()) == ["7", "8", COMPOSED]
+    index = Index.create(tmp_path / "x.index", pool, encoder="text:wordllama")
+    assert sorted(index._snapshot.ids()) == ["7", "8", COMPOSED]
     with pytest.raises(UsageError, match="the id of item 1 of the list is nan"):
         index.add([NewItem(1, "a"), {"id": float("nan"), "text": "b"}])
 
@@ -336,7 +336,7 @@ def test_texts_agree_in_every_form_of_unicode(tmp_path):
         NewItem("a", f"a letter to {DECOMPOSED}", fields={DECOMPOSED: DECOMPOSED}),
         NewItem("b", "a kite"),
     ]
-    index, _ = Index.create(tmp_path / "x.index", pool=pool, encoder="text:wordllama")
+    index = Index.create(tmp_path / "x.index", pool, encoder="text:wordllama")
     for form in (COMPOSED, DECOMPOSED):
         assert [hit.id for hit in index.search(match=form)] == ["a"]
         assert [hit.id for hit in index.search(where={form: form})] == ["a"]
@@ -351,12 +351,12 @@ def test_texts_fields_and_modalities_of_vectors_are_read_by_row(tmp_path):
     vectors = X[:2]
     for given in ({"texts": ["a", b"b"]}, {"fields": [{}, 5]}):
         with pytest.raises(BadData, match="row 1: the "):
-            Index.create(tmp_path / "x.index", vectors=vectors, **given)
+            Index.from_vectors(tmp_path / "x.index", vectors, **given)
     for given in ({"modalities": ["text", 5]}, {"texts": "ab"}, {"fields": {"a": 1}}):
         with pytest.raises(UsageError):
-            Index.create(tmp_path / "x.index", vectors=vectors, **given)
-    index, _ = Index.create(
-        tmp_path / "x.index", vectors=vectors, texts=["a", float("nan")], fields=[None, {5: 1}]
+            Index.from_vectors(tmp_path / "x.index", vectors, **given)
+    index = Index.from_vectors(
+        tmp_path / "x.index", vectors, texts=["a", float("nan")], fields=[None, {5: 1}]
     )
     assert [item.text for item in index] == ["a", None]
     assert index.get(1).fields == {"5": 1}
@@ -399,12 +399,12 @@ def test_queries_are_read_like_vectors_of_items(made):
 
 def test_typical_queries_are_read_like_vectors_of_items(tmp_path):
     queries = np.random.default_rng(1).normal(size=(120, DIM))
-    index, _ = Index.create(tmp_path / "x.index", vectors=X, query_vectors=queries.tolist())
+    index = Index.from_vectors(tmp_path / "x.index", X, query_vectors=queries.tolist())
     index.refit(query_vectors=torch.tensor(queries, requires_grad=True))
     queries[7] = 0
     for call in (
         index.refit,
-        lambda **given: Index.create(tmp_path / "y.index", vectors=X, **given),
+        lambda **given: Index.from_vectors(tmp_path / "y.index", X, **given),
     ):
         with pytest.raises(BadData, match="row 7 of the query vectors has only zeros"):
             call(query_vectors=queries)
@@ -430,7 +430,7 @@ def test_features_of_encoders_are_read_like_vectors(made, monkeypatch):
 def test_a_picture_with_masked_pixels_is_left_out(tmp_path):
     pixels = np.ma.masked_less(np.arange(27, dtype=np.uint8).reshape(3, 3, 3), 5)
     pool = [NewItem("a", "a text"), NewItem("b", "a picture", pixels)]
-    _, added = Index.create(tmp_path / "x.index", pool=pool, encoder="text:wordllama")
+    added = Index.create(tmp_path / "x.index", pool, encoder="text:wordllama").last_change
     assert ["masked" in one.reason for one in added.left_out] == [True]
 
 
@@ -474,7 +474,7 @@ def test_paths_in_python_begin_at_the_home_folder(home):
     PIL.Image.new("RGB", (8, 8)).save(home / "a.png")
     for name in ("pool/a.txt", "b.txt"):
         (home / name).write_text("a red kite")
-    index, _ = Index.create(home / "x.index", pool="~/pool", encoder="text:wordllama")
+    index = Index.create(home / "x.index", "~/pool", encoder="text:wordllama")
     index.add("~/b.txt")
     index.add(
         [
@@ -486,7 +486,7 @@ def test_paths_in_python_begin_at_the_home_folder(home):
     with pytest.raises(UsageError, match="is a file"):
         index.add([NewItem("e", "a text"), "~/b.txt"])
     expected = ["a.txt", "b.txt", "c", "d", str(home / "pool" / "a.txt")]
-    assert sorted(index.snapshot.ids()) == sorted(expected)
+    assert sorted(index._snapshot.ids()) == sorted(expected)
     assert index.sync("~/pool").unchanged == 1
     assert Index.open(home / "x.index", model="~/x.index/model").model.dim == index.model.dim
     (home / "pairs.jsonl").write_text(json.dumps({"image": "~/a.png", "id": "c"}))

@@ -92,7 +92,7 @@ def test_children_search_and_change_an_index_while_threads_of_the_parent_do(tmp_
     vectors = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
     names = [f"item-{number}" for number in range(2000)]
     texts = [f"thing {number}" for number in range(2000)]
-    index, _ = Index.create(tmp_path / "index", vectors=vectors, ids=names, texts=texts)
+    index = Index.from_vectors(tmp_path / "index", vectors, ids=names, texts=texts)
     done = threading.Event()
 
     def search() -> None:
@@ -102,8 +102,8 @@ def test_children_search_and_change_an_index_while_threads_of_the_parent_do(tmp_
 
     def write() -> None:
         while not done.is_set():
-            index.add(
-                vectors=vectors[:500], ids=names[:500], texts=texts[500:1000], wait_seconds=60
+            index.add_vectors(
+                vectors[:500], ids=names[:500], texts=texts[500:1000], wait_seconds=60
             )
 
     def use() -> None:
@@ -125,8 +125,8 @@ def test_children_search_and_change_an_index_while_threads_of_the_parent_do(tmp_
 
 
 def test_a_child_sees_the_present_state_though_its_parent_has_not_searched_since(tmp_path):
-    index, _ = Index.create(tmp_path / "index", vectors=np.eye(16, dtype=np.float32))
-    snapshot = index.snapshot
+    index = Index.from_vectors(tmp_path / "index", np.eye(16, dtype=np.float32))
+    snapshot = index._snapshot
     other = Index.open(tmp_path / "index")
     other.delete("3")
     other.compact(min_deleted=0)  # removes the file that the parent has open

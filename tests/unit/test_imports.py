@@ -57,7 +57,7 @@ def index(tmp_path_factory):
         ["red", "green", "anchor", "red anchor", "green anchor", "red on green"]
     ):
         (pool / f"{number}.txt").write_text(text)
-    Index.create(place / "i", pool=pool, encoder=f"text:{place / 'static'}")
+    Index.create(place / "i", pool, encoder=f"text:{place / 'static'}")
     return place / "i"
 
 

@@ -73,7 +73,7 @@ def shelf(tmp_path_factory, trained, clip_folder, siglip_folder, export_onnx):
     shutil.copytree(trained.data, folder / "demo" / "catalogue")
     shutil.copytree(trained.model, folder / "demo" / "model")
     pool = folder / "demo/catalogue/cand_pool/global/mbeir_union_test_cand_pool.jsonl"
-    Index.create(folder / "demo/catalogue.index", model=folder / "demo/model", pool=pool)
+    Index.create(folder / "demo/catalogue.index", pool, model=folder / "demo/model")
     shutil.copytree(clip_folder, folder / "models/clip")
     graphs = export_onnx(siglip_folder, folder / "models/onnx", ("pooler_output",) * 2)
     for name, source in {
@@ -127,7 +127,7 @@ def desk(shelf, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(desk))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(desk / "hub"))
     # Later pages use the index that the first one creates.
-    Index.create("photos.index", pool="Pictures", encoder="siglip:google/siglip2-base-patch16-224")
+    Index.create("photos.index", "Pictures", encoder="siglip:google/siglip2-base-patch16-224")
     return desk
 
 

@@ -48,7 +48,7 @@ def test_words_that_are_divided_at_line_ends_are_joined(text, joined):
 def test_words_and_names_are_found_however_they_are_spelt(tmp_path):
     texts = ["the oﬃce of the har\u00adbour", "light\u200bhouses", "a bowl of soup"]
     items = [NewItem(str(row), text, fields={"title": text}) for row, text in enumerate(texts)]
-    index, _ = Index.create(tmp_path / "t.index", pool=items, encoder="text:wordllama")
+    index = Index.create(tmp_path / "t.index", items, encoder="text:wordllama")
     assert [index.get(name).text for name in "012"] == [
         "the office of the harbour",
         "lighthouses",

@@ -94,30 +94,32 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
         from genius_search.index.index import Index
         from genius_search.index.pool import open_pool
 
+        self.require_source()
         encoder, download = self.encoder, self.download
-        items = self.items()
+        pool: Path | Pool = self.pool or Path()
         if encoder is None and self.model is None and self.pool is not None:
             require_free_folder(self.index)
-            items["pool"] = open_pool(
-                self.pool, captions=not self.no_captions, exclude=self.exclude
-            )
-            encoder, download = choose_encoder(items["pool"], download=download)
+            pool = open_pool(self.pool, **self.reading_options())
+            encoder, download = choose_encoder(pool, download=download)
         with TerminalProgress() as progress:
-            _, added = Index.create(
-                self.index,
-                **items,
-                model=self.model,
-                encoder=encoder,
-                embeddings=self.embeddings,
-                embedding_bits=self.embedding_bits,
-                levels=self.levels,
-                query_vectors=read_vectors(self.query_vectors),
-                device=self.device,
-                download=download,
-                progress=progress,
-                wait_seconds=self.wait,
-            )
-            report_added(progress, added, as_json=self.json)
+            settings: dict[str, Any] = {
+                "model": self.model,
+                "encoder": encoder,
+                "embeddings": self.embeddings,
+                "embedding_bits": self.embedding_bits,
+                "levels": self.levels,
+                "query_vectors": read_vectors(self.query_vectors),
+                "device": self.device,
+                "download": download,
+                "progress": progress,
+                "wait_seconds": self.wait,
+            }
+            vectors = read_vectors(self.vectors)
+            if vectors is not None:
+                index = Index.from_vectors(self.index, vectors, ids=read_ids(self.ids), **settings)
+            else:
+                index = Index.create(self.index, pool, **self.reading_options(), **settings)
+            report_added(progress, index.last_change, as_json=self.json)
             query = ["what you look for"] if self.vectors is None else ["--vector", "query.npy"]
             progress.say_next("genius", "search", self.index, *query)
 
@@ -139,11 +141,23 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
                 self._add_to_cluster(progress)
                 return
             progress.say(f"reading {self.pool or self.vectors or self.index}")
+            self.require_source()
             index = self.open_index(with_encoder=False)
-            added = index.add(**self.items(), progress=progress, wait_seconds=self.wait)
+            if self.pool is not None:
+                added = index.add(
+                    self.pool, **self.reading_options(), progress=progress, wait_seconds=self.wait
+                )
+            else:
+                added = self._add_vectors(index, progress)
             compact(index)
             report_added(progress, added, as_json=self.json)
             suggest_refit(index, progress)
+
+    def _add_vectors(self, index: Index, progress: TerminalProgress) -> ChangeSummary:
+        vectors, ids = read_vectors(self.vectors), read_ids(self.ids)
+        if vectors is None or ids is None:
+            raise UsageError("vectors that are added need --ids, a file with an id for each row")
+        return index.add_vectors(vectors, ids=ids, progress=progress, wait_seconds=self.wait)
 
     def _add_to_cluster(self, progress: TerminalProgress) -> None:
         from genius_search.cluster.searcher import open_addition
@@ -168,8 +182,9 @@ def compact(index: Index) -> None:
 def suggest_refit(index: Index, progress: TerminalProgress) -> None:
     """Say how to fit the codebooks of an index that has grown."""
     from genius_search.index.fit import has_outgrown
+    from genius_search.index.index import current_state
 
-    if has_outgrown(*index.current()):
+    if has_outgrown(*current_state(index)):
         progress.say(
             "the index has grown by more than a half since its codebooks were fitted; "
             f"`genius index refit {shlex.quote(str(index.folder))}` fits them anew"
@@ -244,7 +259,7 @@ class Refit(WaitOption, OpenIndexOptions):
                 progress=progress,
                 wait_seconds=self.wait,
             )
-            progress.say(f"new IDs for {plural(index.snapshot.num_alive, 'item')}")
+            progress.say(f"new IDs for {plural(len(index), 'item')}")
 
 
 @command
@@ -380,7 +395,7 @@ class Info(JsonOption, IndexArgument):
         elif is_cluster(self.index):
             from genius_search.cluster.searcher import Searcher
 
-            facts = Searcher.open(self.index).verify()._asdict()
+            facts = Searcher.open(self.index).check()._asdict()
         else:
             facts = check(self.index)._asdict()
         print_facts(facts, as_json=self.json)

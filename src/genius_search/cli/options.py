@@ -124,15 +124,14 @@ class ItemOptions:
     """Leave out files and folders that a pattern as in .gitignore fits: 'drafts/', '*.png'. A file
     .geniusignore in a folder may hold such patterns, too."""
 
-    def items(self) -> dict[str, Any]:
-        """Return the options as arguments of :meth:`Index.create` and :meth:`Index.add`."""
-        return {
-            "pool": self.pool,
-            "vectors": read_vectors(self.vectors),
-            "ids": read_ids(self.ids),
-            "captions": not self.no_captions,
-            "exclude": self.exclude,
-        }
+    def require_source(self) -> None:
+        """Refuse a pool together with vectors, and neither of them."""
+        if (self.pool is None) is (self.vectors is None):
+            raise UsageError("give either a pool, or --vectors")
+
+    def reading_options(self) -> dict[str, Any]:
+        """Return how to read a pool, as arguments of :meth:`Index.create` and :meth:`Index.add`."""
+        return {"captions": not self.no_captions, "exclude": self.exclude}
 
 
 @command

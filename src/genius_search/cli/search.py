@@ -98,7 +98,7 @@ def _follow(
 ) -> Index | None:
     """Open an index and bring it up to date; set it aside and return None if it cannot be read."""
     from genius_search.cli.index import report_added
-    from genius_search.index.index import Index
+    from genius_search.index.index import Index, current_state
     from genius_search.index.snapshot import MAX_BYTES_CHECKED_FIRST
     from genius_search.index.store import CURRENT, read_head
     from genius_search.index.writer import HeldByAnother, rename_damaged_index
@@ -106,7 +106,7 @@ def _follow(
     head = read_head(place / CURRENT)
     try:
         index = Index.open(place, device=device, download=download)
-        index.snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
+        current_state(index).snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
         done = index.sync(folder, progress=progress, wait_seconds=SYNC_SECONDS)
         if done.added or done.deleted or done.missing:
             report_added(progress, done, as_json=False, again=True)
@@ -145,10 +145,10 @@ def _index(
         raise
     encoder, download = choose_encoder(pool, download=download)
     progress.say(f"indexing {folder} once; the index is kept in {place}")
-    index, added = Index.create(
-        place, pool=pool, encoder=encoder, device=device, download=download, progress=progress
+    index = Index.create(
+        place, pool, encoder=encoder, device=device, download=download, progress=progress
     )
-    report_added(progress, added, as_json=False)
+    report_added(progress, index.last_change, as_json=False)
     return index
 
 
@@ -227,6 +227,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 
     def run(self) -> int:
         from genius_search.config import SearchConfig
+        from genius_search.index.index import current_state
         from genius_search.index.match import split_excluded
         from genius_search.index.query import adjust_settings
 
@@ -246,7 +247,6 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 
             where = Filter.parse(where)  # also without conditions
         options: dict[str, Any] = {
-            "text": text or None,
             "image": self.image,
             "vector": None if vectors is None else vectors.squeeze(),
             "instruction": self.instruction,
@@ -265,7 +265,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             with open_cluster(
                 self.index, self, device=self.device, download=self.download
             ) as searcher:
-                return self._show(searcher.search(**options), {})
+                return self._show(searcher.search(text or None, **options), {})
         if is_folder_of_files(self.index):
             index = open_folder(self.index, device=self.device, download=self.download)
         else:
@@ -275,11 +275,17 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         config = adjust_settings(index.settings, index.model, changed)
         if self.explain is not None:
             print_explanation(
-                index.explain(self.explain, **options, config=config), index, as_json=self.json
+                index.explain(self.explain, text or None, **options, config=config),
+                index,
+                as_json=self.json,
             )
             return 0
-        hits = index.search(**options, config=config)
-        if not hits and self.modality and self.modality not in index.snapshot.modalities:
+        hits = index.search(text or None, **options, config=config)
+        if (
+            not hits
+            and self.modality
+            and self.modality not in current_state(index).snapshot.modalities
+        ):
             print(
                 f"no item is {self.modality}: encoders of texts find pictures as text",
                 file=sys.stderr,
@@ -290,7 +296,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             "rerank": config.rerank,
             "router": "generator" if index.model.uses_generator(config) else "geometry",
         }
-        good_match = None if is_listing else index.good_match(hits)
+        good_match = None if is_listing else hits.good_match
         about = {"index": str(index.folder), "settings": settings, "good_match": good_match}
         return self._show(hits, about)
 

@@ -108,9 +108,7 @@ class Serve(IndexesOptions):
             app = create_app(service, keys=self.keys)
             host, port = bound.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            sizes = {
-                name: plural(index.snapshot.num_alive, "item") for name, index in indexes.items()
-            }
+            sizes = {name: plural(len(index), "item") for name, index in indexes.items()}
             names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
             seconds = time.monotonic() - began
             print(

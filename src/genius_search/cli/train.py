@@ -133,7 +133,7 @@ class Fit(DeviceOptions, WaitOption):
 
         with TerminalProgress() as progress:
             index = Index.open(folder, download=self.download)
-            fitted = index.fit(
+            fitted = index.train(
                 pairs,
                 config=settings,
                 force=self.force,
@@ -181,19 +181,15 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     """Share of good matches that should be right; sets the threshold of a good match."""
 
     def run(self) -> None:
-        from genius_search.index.calibrate import calibrate, describe_source, read_pairs
-
         with TerminalProgress() as progress:
             index = self.open_index()
-            fitted = calibrate(
-                *index.current(),
-                index.settings,
-                read_pairs(index.folder, self.data, split=self.split),
-                source=describe_source(self.data, self.split),
+            fitted = index.calibrate(
+                self.data,
+                split=self.split,
                 precision=self.precision,
                 progress=progress,
+                wait_seconds=self.wait,
             )
-            index.keep_calibration(fitted, wait_seconds=self.wait)
         if self.json:
             print_json(dataclasses.asdict(fitted))
             return
@@ -238,7 +234,7 @@ class Evaluate(DeviceOptions, JsonOption):
 
     def run(self) -> None:
         from genius_search.data.mbeir import MBeir
-        from genius_search.evaluate import evaluate_index, evaluate_model
+        from genius_search.evaluate import evaluate_model
         from genius_search.index.index import Index
         from genius_search.model import Genius
 
@@ -248,7 +244,7 @@ class Evaluate(DeviceOptions, JsonOption):
             data = MBeir(self.data)
             if self.index is not None:
                 index = Index.open(self.index, device=self.device, download=self.download)
-                found = evaluate_index(index, data, split=self.split, progress=progress)
+                found = index.evaluate(data, split=self.split, progress=progress)
             elif self.model is not None:
                 model = Genius.open(self.model, device=self.device, download=self.download)
                 folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"

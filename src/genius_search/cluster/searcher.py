@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +24,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.index.build import ChangeSummary, add_pool
 from genius_search.index.filters import check_fields
-from genius_search.index.index import Index
+from genius_search.index.index import Index, current_state
 from genius_search.index.info import CheckReport
 from genius_search.index.items import Item
 from genius_search.index.pool import (
@@ -37,7 +37,15 @@ from genius_search.index.pool import (
     read_new_item,
 )
 from genius_search.index.query import COMPARABLE, SAME, Part, interleave, merge, numbered
-from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
+from genius_search.index.request import (
+    Hits,
+    HitsOfQueries,
+    SearchHit,
+    SearchOptions,
+    SearchPart,
+    SearchRequest,
+    as_request,
+)
 from genius_search.index.roots import innermost_root, new_root
 from genius_search.index.store import CLUSTER, Roots, absolute_folder, refuse_links
 from genius_search.index.writer import Deleted, open_writer
@@ -149,7 +157,7 @@ class Shard:
 
     def id_beginnings(self) -> set[str]:
         """Return what ids begin with, up to the first slash."""
-        return {name.partition("/")[0] for name in self._index.snapshot.ids()}
+        return {name.partition("/")[0] for name in current_state(self._index).snapshot.ids()}
 
     def splits_modalities(self) -> bool:
         """Return whether a search without modality and instruction takes every modality by itself."""
@@ -157,16 +165,18 @@ class Shard:
 
     def field_names(self) -> set[str]:
         """Return the fields of the items here, as conditions are checked against them."""
-        return set[str]().union(*(one.items.field_names for one in self._index.snapshot.segments))
+        return set[str]().union(
+            *(segment.items.field_names for segment in current_state(self._index).snapshot.segments)
+        )
 
     def add_pool(
         self, items: Sequence[Item], *, has_files: bool, wait_seconds: float
     ) -> ChangeSummary:
         """Add items of a pool; see :func:`genius_search.index.build.add_pool`."""
         pool = Pool(partial(iter, items), has_files=has_files)
-        folder, before = self._index.folder, self._index.snapshot
-        with open_writer(folder, wait_seconds=wait_seconds, before=before) as writer:
-            done = add_pool(writer, self._index.model, pool, may_be_none=True, progress=Silent())
+        model, snapshot = current_state(self._index)
+        with open_writer(snapshot.folder, wait_seconds=wait_seconds, before=snapshot) as writer:
+            done = add_pool(writer, model, pool, may_be_none=True, progress=Silent())
             writer.compact()
             return done
 
@@ -206,19 +216,27 @@ class Searcher:
         """Return what ids begin with, up to the first slash."""
         return set[str]().union(*self._ask_all("id_beginnings"))
 
+    @overload
     def search(
-        self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any
-    ) -> Hits:
-        """Return the best items; the options are the fields of :class:`SearchRequest`."""
-        return self.search_many([SearchRequest(text=text, **options)], config=config)[0]
+        self, query: str | SearchRequest | None = None, **options: Unpack[SearchOptions]
+    ) -> Hits: ...
 
-    def search_many(
-        self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
-    ) -> list[Hits]:
-        """Search for several requests with one call to each shard; return the hits of each.
+    @overload
+    def search(
+        self,
+        query: list[str] | list[SearchRequest] | list[str | SearchRequest],
+        **options: Unpack[SearchOptions],
+    ) -> list[Hits]: ...
 
-        Each shard searches with its own settings, by its number of items, or with these after the options of
-        ``config`` have changed them.
+    def search(
+        self,
+        query: str | SearchRequest | Sequence[str | SearchRequest] | None = None,
+        **options: Unpack[SearchOptions],
+    ) -> Hits | list[Hits]:
+        """Return the best items; parameters as of :meth:`Index.search`.
+
+        Each shard uses the settings for its number of items, changed by ``config``. A list of queries
+        is one call to each shard.
 
         Raises
         ------
@@ -227,6 +245,14 @@ class Searcher:
         DeadlinePassed
             A shard does not answer.
         """
+        config = options.pop("config", None)
+        if isinstance(query, list | tuple):
+            requests = [as_request(element, options) for element in query]
+            return HitsOfQueries(self._search(requests, config))
+        return self._search([as_request(query, options)], config)[0]
+
+    def _search(self, requests: Sequence[SearchRequest], config: SearchConfig | None) -> list[Hits]:
+        """Search for several requests with one call to each shard; return the hits of each."""
         alternatives = [self._alternatives(request) for request in requests]
         asked = [one for several in alternatives for one in several]
         if not asked:
@@ -235,7 +261,7 @@ class Searcher:
             names = set[str]().union(*self._ask_all("field_names"))
             for one in conditions:
                 check_fields(one, names)
-        answers = zip(asked, *self._ask_all("search_many", asked, config=config), strict=True)
+        answers = zip(asked, *self._ask_all("search", asked, config=config), strict=True)
         has_scores = config is None or config.rerank != "none"  # and not log-probabilities
         merge_hits = partial(self._merge, has_scores=has_scores)
         merged = iter([merge_hits(request, found) for request, *found in answers])
@@ -284,9 +310,9 @@ class Searcher:
             sum(one.deleted for one in done), [name for one in done for name in one.missing]
         )
 
-    def verify(self) -> CheckReport:
-        """Compare every file of every shard with its checksum; raises like :meth:`Index.verify`."""
-        return CheckReport(*map(sum, zip(*self._ask_all("verify"), strict=True)))
+    def check(self) -> CheckReport:
+        """Compare every file of every shard with its checksum; raises like :meth:`Index.check`."""
+        return CheckReport(*map(sum, zip(*self._ask_all("check"), strict=True)))
 
     def _ask_owners(
         self, method: str, things: Sequence[str | Item | NewItem], **options: Any

@@ -36,7 +36,7 @@ CALL_SECONDS: Final = 3.0
 """How long one copy may take for a search before it is asked again, of another; then twice as long."""
 CHANGE_SECONDS: Final = 3600.0
 """Longest wait for an answer to a change."""
-CHANGES: Final = frozenset({"add_pool", "add", "delete", "verify"})
+CHANGES: Final = frozenset({"add_pool", "add", "delete", "check"})
 """Methods whose answer may take so long."""
 PATIENCE_SECONDS: Final = 60.0
 """How long a call is made again, before the shard counts as gone."""

@@ -138,7 +138,7 @@ def calibrate(
 
     The other half measures it. Each query is also used without its right answers, as a query that
     no item answers: its words and pictures are typical, unlike those of an invented query. The
-    index does not change; see :meth:`genius_search.Index.keep_calibration`.
+    index does not change; :meth:`genius_search.Index.calibrate` stores the result.
 
     Parameters
     ----------

@@ -421,7 +421,7 @@ def _find_right(
     """Return for each query that was held out which of its first :data:`NUM_FIRST_HITS` hits are right."""
     features = queries.gather(rows)
     is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
-    fused = model.embed(features)
+    fused = model.embed_features(features)
     evidence = normalize(features.total()) if is_raw else fused
     encoded = [
         EncodedQuery(

@@ -5,23 +5,31 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, overload
 
 import numpy as np
-from jaxtyping import Shaped
 
 from genius_search.border import as_id, as_id_list, as_matrix, as_path
 from genius_search.config import SearchConfig, SearchSettings
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.forks import free_in_children, renew_in_children
 from genius_search.index.query import SnapshotSearcher
-from genius_search.index.request import Hits, SearchHit, SearchRequest
+from genius_search.index.request import (
+    Combine,
+    Hits,
+    HitsOfQueries,
+    ModalityName,
+    SearchOptions,
+    SearchPart,
+    SearchRequest,
+    Vector,
+    Vectors,
+    as_request,
+)
 from genius_search.index.snapshot import Snapshot, UnknownItem
 from genius_search.index.store import (
     CURRENT,
@@ -43,56 +51,69 @@ from genius_search.records import Modality
 from genius_search.search.vectors import EmbeddingBits
 
 if TYPE_CHECKING:
+    from genius_search.data.mbeir import MBeir
     from genius_search.index.build import ChangeSummary
+    from genius_search.index.evaluate import Evaluation
     from genius_search.index.explain import Explanation
+    from genius_search.index.filters import Filter
     from genius_search.index.fit import Fitted
     from genius_search.index.info import CheckReport, IndexInfo
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
-    from genius_search.index.pool import PoolSource
+    from genius_search.index.pool import Pool, PoolSource
+    from genius_search.index.request import Picture
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
 READ_AT_ONCE: Final = 1000
-"""Items that are read together in an iteration."""
-WATCH_SECONDS: Final = 30.0
-"""Time between two looks at the files of an index that is served."""
+"""Items that an iteration reads together."""
 log = logging.getLogger("genius_search")
 
-Vectors: TypeAlias = Shaped[np.ndarray, "..."]
-"""Of shape (rows, dim), which is checked."""
+
+class State(NamedTuple):
+    """A model, and the snapshot of an index that belongs to it."""
+
+    model: Genius
+    snapshot: Snapshot
 
 
 class _Opened(NamedTuple):
-    """A state of an index and its model."""
+    """A state of an index, open for searching."""
 
     heads: tuple[bytes, ...]
-    """Of the manifests of the index and of its log, before the state was opened (:func:`_read_heads`)."""
+    """First bytes of the manifests of the index and of its log, read before the state was opened."""
     searcher: SnapshotSearcher
-    """With the default settings."""
+    """Searches the state with the default settings."""
 
 
 class Index:
-    """An index of your own items.
+    """An index of your items, in one folder.
 
-    >>> index = Index.open("photos.index")  # doctest: +SKIP
-    >>> hits = index.search(text="a red bag", modality="image", where=["price<20"], k=3)  # doctest: +SKIP
-    >>> for hit in hits:  # doctest: +SKIP
-    ...     print(hit.id, hit.score)
+    >>> index = Index.create("photos.index", "Pictures", encoder="clip:models/clip")  # doctest: +SKIP
+    >>> hits = index.search("a red bag", modality="image", where={"price": {"<": 20}})  # doctest: +SKIP
+    >>> print(hits)  # doctest: +SKIP
     >>> index.add("more-photos/")  # doctest: +SKIP
     >>> index.delete("holiday/blurred.jpg")  # doctest: +SKIP
     >>> index.get("holiday/beach.jpg").fields, len(index)  # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path, model: Genius) -> None:
+    def __init__(
+        self, folder: Path, model: Genius, *, last_change: ChangeSummary | None = None
+    ) -> None:
         self.folder = absolute_folder(folder)
+        self._last_change = last_change
         self._opening = free_in_children(Lock())
-        self.damage: str | None = None
-        """What :meth:`watch` has found to be damaged, and what to do."""
         self._log_damage: str | None = None
-        """What the last warning about the log of choices said."""
+        """Text of the last warning about the log of choices, so that it is logged once."""
         self._opened = self._open(_read_heads(self.folder), model)
         renew_in_children(self)
+
+    @property
+    def last_change(self) -> ChangeSummary:
+        """The last create, add, sync or delete of this handle: its counts, and the files left out."""
+        from genius_search.index.build import ChangeSummary
+
+        return self._last_change or ChangeSummary()
 
     def __repr__(self) -> str:
         searcher = self._opened.searcher
@@ -107,128 +128,113 @@ class Index:
         return _open_again, (self.folder, manifest.identity, model, searcher.model.device)
 
     def renew(self) -> None:
-        """Have the state opened again, in a forked child."""
+        """Reopen the state on next use, in a forked child."""
         self._opened = self._opened._replace(heads=())
 
     def __len__(self) -> int:
         """Return the number of items."""
-        return self.snapshot.num_alive
+        return self._snapshot.num_alive
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield every item, what was added last first."""
-        snapshot = self.snapshot
+        """Yield every item, the newest first."""
+        snapshot = self._snapshot
         for number in reversed(range(len(snapshot.segments))):
             rows = snapshot.segments[number].alive_rows()
             for start in range(0, len(rows), READ_AT_ONCE):
-                some = rows[start : start + READ_AT_ONCE]
-                yield from snapshot.items_at(np.full(len(some), number), some)
+                batch = rows[start : start + READ_AT_ONCE]
+                yield from snapshot.items_at(np.full(len(batch), number), batch)
 
     def __contains__(self, item_id: str | int) -> bool:
         """Return whether there is an item with this id."""
-        return bool(self.snapshot.item_states([as_id(item_id)]))
+        return bool(self._snapshot.item_states([as_id(item_id)]))
 
     def get(self, item_id: str | int) -> Item:
         """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
-        snapshot = self.snapshot
+        snapshot = self._snapshot
         return snapshot.item_at(snapshot.locate(item_id))
 
     @staticmethod
     def create(
         folder: str | Path,
+        pool: PoolSource,
         *,
-        pool: PoolSource | None = None,
-        vectors: Vectors | None = None,
-        ids: Iterable[str | int] | None = None,
-        modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
-        texts: Sequence[str | None] | None = None,
-        fields: Sequence[Mapping[str, object] | None] | None = None,
-        model: str | Path | Genius | None = None,
         encoder: str | None = None,
+        model: str | Path | Genius | None = None,
         embeddings: StoredEmbeddings | None = None,
         embedding_bits: EmbeddingBits | None = None,
         levels: int | None = None,
-        query_vectors: Vectors | None = None,
+        query_vectors: np.ndarray | None = None,
         captions: bool = True,
         exclude: Sequence[str] = (),
         device: str = "cpu",
         download: bool = False,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
-    ) -> tuple[Index, ChangeSummary]:
-        """Create an index of a folder of images and texts, a file of candidates, a list, or vectors.
+    ) -> Index:
+        """Create an index of a folder of images and texts, of a file of candidates, or of a list.
 
-        An interrupted run resumes when repeated. The index appears when it is complete.
+        An interrupted run resumes when it is repeated; the index appears once it is complete.
+        :attr:`last_change` counts the items, and lists unusable files with the reasons.
 
-        >>> Index.create("photos.index", pool="Pictures", encoder="clip:models/clip")  # doctest: +SKIP
-        >>> Index.create("mine.index", vectors=np.load("vectors.npy"), ids=names)  # doctest: +SKIP
+        >>> Index.create("photos.index", "Pictures", encoder="clip:models/clip")  # doctest: +SKIP
 
         Parameters
         ----------
+        folder
+            Folder of the new index.
         pool
-            A folder, one picture or text, a ``.jsonl`` file in M-BEIR's layout; or a list whose elements are
-            pictures (Pillow images, NumPy arrays, or the bytes of files), texts, :class:`pathlib.Path` of
-            files, :class:`NewItem`, or dicts with the same keys. Elements without an id are numbered from 0.
-            Pictures that are not files are stored in the index.
-        vectors
-            Instead of a pool, a matrix of shape (items, dim), a row for each item; it may be memory-mapped.
-            Rows are scaled to unit length, so items are compared by cosine. Without model and encoder the
-            index knows no encoder, and is searched by vectors.
-        ids, modalities, texts, fields
-            With vectors: a name for each item, a text or a whole number, by default that of its
-            row; its modality, or one for all; its text, for ``match``; values to filter by.
+            A folder, a single picture or text, or a ``.jsonl`` file in M-BEIR's layout; or a list of
+            pictures (Pillow images, NumPy arrays, or the bytes of files), texts, :class:`pathlib.Path`
+            of files, :class:`NewItem`, or dicts with its fields. Elements without an id are numbered
+            from 0. Pictures that are not files are stored in the index.
+        encoder
+            Spec of an encoder (:func:`genius_search.encoders.base.load_encoder`), instead of a model.
+            Nothing is trained: codebooks are fitted to the pool and stored in the index.
         model
             A trained model, or its folder.
-        encoder
-            Instead of a model, the spec of an encoder (:func:`genius_search.encoders.base.load_encoder`).
-            Nothing is trained: codebooks are fitted to the pool and stored in the index.
         embeddings
-            Store an embedding for each item so that hits can be re-ranked: ``fused``, the vectors that IDs
-            are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R). By default
-            ``none`` with a model, and ``fused`` with an encoder.
+            Store an embedding of each item, so that hits can be re-ranked: ``fused``, the vectors that
+            IDs are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R).
+            Default: ``none`` with a model, ``fused`` with an encoder.
         embedding_bits
-            Bits of each number of an embedding: 16; or 8, 4, 2 or 1 of what the codes leave unexplained, for
-            fused embeddings only. By default 16 with a model and for raw embeddings; with an encoder 4, and 2
-            from a million items on.
+            Bits per number of a stored embedding. 16 stores the embedding; 8, 4, 2 or 1 store the
+            residual, for fused embeddings only. Default: 16 with a model and for raw embeddings;
+            with an encoder, 4 bits, or 2 from a million items on.
         levels
-            Number of codes in an ID beside the modality's, with an encoder only; each is a byte. With more,
-            ranking by codes comes closer to exact search and takes longer. By default 12.
+            Number of semantic codes in an ID, one byte each; only with an encoder. More codes rank
+            closer to exact search, and take longer. Default: 12.
         query_vectors
-            Without a trained model, the encoder's vectors of at least a hundred typical queries, of shape
-            (queries, dim). Codes then keep more of what such queries ask for; it helps where queries are
-            unlike the items, as words that look for pictures, and items are ranked by codes alone.
+            The encoder's vectors of at least a hundred typical queries, of shape (queries, dim); only
+            with an encoder. Codes then preserve more of the directions in which such queries differ.
+            This helps if queries are unlike items, such as words that look for pictures, and items
+            are ranked by codes alone.
         captions
-            Whether texts beside and inside pictures are read.
+            Read the captions next to pictures and inside their files.
         exclude
-            Patterns of what is left out of a folder, as in ``.gitignore``, beside those in files
-            ``.geniusignore``.
+            Patterns of files to leave out of a folder, as in ``.gitignore``. Files named
+            ``.geniusignore`` may contain more patterns.
         device, download
-            For opening the model or encoder: where it runs, and whether it may be downloaded.
+            Device of the model or encoder; whether it may be downloaded.
         wait_seconds
             How long to wait while another process writes to the folder.
 
         Raises
         ------
         UsageError
-            An index or something else exists in its place, or not exactly one of model and encoder is given.
+            The folder exists already, or not exactly one of model and encoder is given.
         BadData
-            Nothing in the pool can be used; or a vector is zero, has a number that is not finite, or an id
-            occurs twice: the message names the row.
+            Nothing in the pool can be used.
         """
         from genius_search.index.build import create_index
-        from genius_search.index.pool import open_pool, pool_from_vectors
+        from genius_search.index.pool import open_pool
 
-        _require_one(pool, vectors)
-        given = pool
-        if given is None:
-            given = pool_from_vectors(
-                vectors, ids, modalities=modalities, texts=texts, fields=fields
-            )
-        elif isinstance(given, str | Path):
-            given = open_pool(as_path(given), captions=captions, exclude=exclude)
+        if isinstance(pool, str | Path):
+            pool = open_pool(_as_pool_path(pool), captions=captions, exclude=exclude)
+        _refuse_matrix(pool, "Index.from_vectors(folder, X)")
         folder = absolute_folder(folder)
-        opened, added = create_index(
+        opened, created = create_index(
             folder,
-            pool=given,
+            pool=pool,
             model=model,
             encoder=encoder,
             embeddings=embeddings,
@@ -241,7 +247,78 @@ class Index:
             progress=progress or Silent(),
             wait_seconds=wait_seconds,
         )
-        return Index(folder, opened), added
+        return Index(folder, opened, last_change=created)
+
+    @staticmethod
+    def from_vectors(
+        folder: str | Path,
+        vectors: Vectors,
+        *,
+        ids: Iterable[str | int] | None = None,
+        modalities: Modality | ModalityName | Sequence[Modality | ModalityName] = Modality.TEXT,
+        texts: Sequence[str | None] | None = None,
+        fields: Sequence[Mapping[str, object] | None] | None = None,
+        encoder: str | None = None,
+        model: str | Path | Genius | None = None,
+        embeddings: StoredEmbeddings | None = None,
+        embedding_bits: EmbeddingBits | None = None,
+        levels: int | None = None,
+        query_vectors: np.ndarray | None = None,
+        device: str = "cpu",
+        download: bool = False,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Index:
+        """Create an index of vectors that you have.
+
+        >>> Index.from_vectors("mine.index", np.load("vectors.npy"), ids=names)  # doctest: +SKIP
+
+        Parameters
+        ----------
+        folder
+            Folder of the new index.
+        vectors
+            Matrix of shape (items, dim); it may be memory-mapped. Rows are scaled to unit length, so
+            items are compared by cosine.
+        ids
+            Id of each item, a text or a whole number. Default: the numbers of the rows.
+        modalities
+            Modality of each item, or one for all.
+        texts
+            Text of each item, for ``match`` and ``hybrid``.
+        fields
+            Values of each item, for ``where``.
+        encoder, model
+            Encoder or trained model that the vectors come from. Without either, the index has no
+            encoder and is searched by vectors.
+        embeddings, embedding_bits, levels, query_vectors, device, download, wait_seconds
+            See :meth:`create`.
+
+        Raises
+        ------
+        UsageError
+            The folder exists already, or the number of ids, texts or fields is not that of the
+            vectors.
+        BadData
+            A vector is zero or has a number that is not finite, or an id occurs twice. The message
+            names the row.
+        """
+        from genius_search.index.pool import pool_from_vectors
+
+        return Index.create(
+            folder,
+            pool_from_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields),
+            encoder=encoder,
+            model=model,
+            embeddings=embeddings,
+            embedding_bits=embedding_bits,
+            levels=levels,
+            query_vectors=query_vectors,
+            device=device,
+            download=download,
+            progress=progress,
+            wait_seconds=wait_seconds,
+        )
 
     @staticmethod
     def open(
@@ -296,29 +373,26 @@ class Index:
 
     def add(
         self,
-        pool: PoolSource | None = None,
+        pool: PoolSource,
         *,
-        vectors: Vectors | None = None,
-        ids: Iterable[str | int] | None = None,
-        modalities: str | Modality | Sequence[str | Modality] = Modality.TEXT,
-        texts: Sequence[str | None] | None = None,
-        fields: Sequence[Mapping[str, object] | None] | None = None,
         captions: bool = True,
         exclude: Sequence[str] = (),
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> ChangeSummary:
-        """Add a folder, a file, items from memory, or vectors of the index's encoder, without retraining.
+        """Add a folder, a file, or a list of items, without retraining.
 
-        They are searchable at once. The index remembers a folder (:attr:`roots`), so that :meth:`sync`
-        follows it. The ids of the first folder are paths in it; those of another begin with its name, such
-        as ``more/dog.jpg``. A folder or file that lies in a remembered one is brought up to date. A file
-        that lies in none is remembered alone, without its folder; its id is its name.
+        New items can be searched at once. Only new and changed items are encoded: files that were
+        moved, renamed or touched are recognised by their contents. Items with unreadable images are
+        left out; if they are in the index already, they stay unchanged. When this returns, all
+        changes are on the disk.
 
-        Only what is new or has changed is encoded; files that were moved, renamed or touched are recognised
-        by their contents, and so is a folder that was moved. Items with unreadable images are left out; if
-        they are in the index already, they stay unchanged. In lists and vectors, an item replaces the one
-        with the same id, but not one that was found in a folder. On return, everything is on disk.
+        The index remembers an added folder (:attr:`roots`), so that :meth:`sync` follows it. Ids of
+        the first folder are paths within it; ids of further folders start with the folder's name, as
+        in ``more/dog.jpg``. Adding a folder or file inside a remembered one updates that part. Any
+        other single file is remembered without its folder; its id is its name.
+
+        An item of a list replaces the item with the same id, unless that came from a folder.
 
         >>> index.add("more-photos/")  # doctest: +SKIP
         >>> index.add([NewItem("kite", "a red kite", photo, {"price": 12})])  # doctest: +SKIP
@@ -326,57 +400,89 @@ class Index:
         Parameters
         ----------
         pool
-            See :meth:`create`. Each item of a list needs an id; unusable ones are left out, with reasons.
-        vectors, ids, modalities, texts, fields
-            Instead of a pool; see :meth:`create`. Each item needs an id.
+            See :meth:`create`. Each item of a list needs an id; unusable items are left out, with
+            reasons.
         captions, exclude
-            Whether texts of pictures are read, and what is left out; see :meth:`create`. A remembered folder
-            is read as it was at first.
+            See :meth:`create`. A remembered folder keeps the settings it was first added with.
         wait_seconds
-            How long to wait while another process changes the index. Other threads of this process are
-            waited for in any case.
+            How long to wait while another process changes the index. Changes by other threads of
+            this process are always waited for.
 
         Raises
         ------
         BadData
-            Nothing in the folder or file can be used: the message names files and reasons. Or a vector cannot
-            be used: it names the row.
+            Nothing in the folder or file can be used. The message names files and reasons.
         """
-        from genius_search.index.build import add_pool
-        from genius_search.index.pool import (
-            Pool,
-            is_candidate_list,
-            open_pool,
-            pool_from_items,
-            pool_from_vectors,
-        )
+        from genius_search.index.pool import Pool, is_candidate_list, open_pool, pool_from_items
         from genius_search.index.sync import update_from_roots
 
-        progress = progress or Silent()
-        _require_one(pool, vectors)
-        if vectors is not None and ids is None:
-            raise UsageError("vectors that are added need ids=, a name for each row")
-        may_be_none = not isinstance(pool, str | Path | None)
-        if pool is None:
-            pool = pool_from_vectors(
-                vectors, ids, modalities=modalities, texts=texts, fields=fields
-            )
-        elif isinstance(pool, str | Path) and is_candidate_list(as_path(pool)):
-            pool = open_pool(as_path(pool), captions=captions)
+        if not isinstance(pool, str | Path):
+            _refuse_matrix(pool, "index.add_vectors(X, ids=...)")
+            with self._open_writer(wait_seconds) as writer:
+                if not isinstance(pool, Pool):
+                    pool = pool_from_items(pool, writer, captions=captions, has_ids=True)
+                return self._add_pool(writer, pool, may_be_none=True, progress=progress)
+        path = _as_pool_path(pool)
+        candidates = open_pool(path, captions=captions) if is_candidate_list(path) else None
         with self._open_writer(wait_seconds) as writer:
-            if isinstance(pool, str | Path):
-                return update_from_roots(
-                    writer,
-                    self.model,
-                    as_path(pool),
-                    captions=captions,
-                    exclude=exclude,
-                    deletes=False,
-                    progress=progress,
-                )
-            if not isinstance(pool, Pool):
-                pool = pool_from_items(pool, writer, captions=captions, has_ids=True)
-            return add_pool(writer, self.model, pool, may_be_none=may_be_none, progress=progress)
+            if candidates is not None:
+                return self._add_pool(writer, candidates, may_be_none=False, progress=progress)
+            self._last_change = update_from_roots(
+                writer,
+                self.model,
+                path,
+                captions=captions,
+                exclude=exclude,
+                deletes=False,
+                progress=progress or Silent(),
+            )
+            return self._last_change
+
+    def add_vectors(
+        self,
+        vectors: Vectors,
+        *,
+        ids: Iterable[str | int],
+        modalities: Modality | ModalityName | Sequence[Modality | ModalityName] = Modality.TEXT,
+        texts: Sequence[str | None] | None = None,
+        fields: Sequence[Mapping[str, object] | None] | None = None,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> ChangeSummary:
+        """Add vectors of the index's encoder, of shape (items, dim).
+
+        An item replaces the one with the same id, unless that came from a folder.
+
+        >>> index.add_vectors(vectors, ids=["a", "b"], texts=["a kite", "a boat"])  # doctest: +SKIP
+
+        Parameters
+        ----------
+        vectors, ids, modalities, texts, fields
+            See :meth:`from_vectors`. Each item needs an id.
+        wait_seconds
+            See :meth:`add`.
+
+        Raises
+        ------
+        BadData
+            A vector cannot be used. The message names the row.
+        """
+        from genius_search.index.pool import pool_from_vectors
+
+        pool = pool_from_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
+        with self._open_writer(wait_seconds) as writer:
+            return self._add_pool(writer, pool, may_be_none=False, progress=progress)
+
+    def _add_pool(
+        self, writer: Writer, pool: Pool, *, may_be_none: bool, progress: Progress | None
+    ) -> ChangeSummary:
+        """Add an open pool; ``may_be_none`` accepts a pool without usable items."""
+        from genius_search.index.build import add_pool
+
+        self._last_change = add_pool(
+            writer, self.model, pool, may_be_none=may_be_none, progress=progress or Silent()
+        )
+        return self._last_change
 
     def sync(
         self,
@@ -387,32 +493,33 @@ class Index:
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> ChangeSummary:
-        """Bring the index up to date with the folders that it follows (:attr:`roots`).
+        """Update the index from the folders that it follows (:attr:`roots`).
 
-        New and changed files are added as :meth:`add` does, items of moved ones get their new ids, and items
-        whose files are gone are deleted. But items stay whose file or folder cannot be read or whose disk is
-        not there, and so do those of a folder of whose items more than half are gone: it says so, and counts
-        them as missing. Items that came from lists, vectors or memory stay in any case.
+        New and changed files are added as by :meth:`add`, items of moved files get new ids, and items
+        whose files are gone are deleted. Items stay if their file, folder or disk cannot be read, or
+        if more than half of the items of their folder are gone; these are counted as ``missing``.
+        Items that were added as lists or vectors always stay.
 
         Parameters
         ----------
         path
-            A remembered folder, a part of one, or its new place if it was moved; by default all of them.
+            A remembered folder, a part of one, or the new path of a folder that was moved. Default:
+            all folders.
         delete_missing
-            Delete all items without files, even the missing, if they are at most so many.
+            Delete every item whose file is gone, even the missing, if at most this many are deleted.
         dry_run
-            Change nothing; the result lists what would be done.
+            Change nothing, and list the changes in the result.
 
         Raises
         ------
         UsageError
-            The index does not follow this path, or more than ``delete_missing`` items would be deleted;
-            nothing has changed then.
+            The index does not follow this path, or more than ``delete_missing`` items would be
+            deleted. Nothing has changed then.
         """
         from genius_search.index.sync import update_from_roots
 
         with self._open_writer(wait_seconds) as writer:
-            return update_from_roots(
+            changes = update_from_roots(
                 writer,
                 self.model,
                 None if path is None else as_path(path),
@@ -421,39 +528,61 @@ class Index:
                 dry_run=dry_run,
                 progress=progress or Silent(),
             )
+            if not dry_run:
+                self._last_change = changes
+            return changes
 
     def delete(
         self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0
     ) -> Deleted:
-        """Delete one or several items; unknown ids are returned."""
+        """Delete one or several items; the result lists ids that are not in the index."""
+        from genius_search.index.build import ChangeSummary
+
         ids = as_id_list(item_ids)
         with self._open_writer(wait_seconds) as writer:
-            return writer.delete(ids)
+            done = writer.delete(ids)
+            self._last_change = ChangeSummary(deleted=done.deleted)
+            return done
 
     def learn(
-        self, chosen: str | int, text: str | None = None, *, wait_seconds: float = 0.0, **query: Any
+        self,
+        chosen: str | int,
+        text: str | None = None,
+        *,
+        image: Picture | None = None,
+        vector: Vector | None = None,
+        parts: Sequence[SearchPart] = (),
+        instruction: str | None = None,
+        wait_seconds: float = 0.0,
     ) -> None:
-        """Remember that an item was chosen for a query, so that it is found earlier for similar queries.
+        """Remember that an item was chosen for a query, so that similar queries find it earlier.
 
-        In effect at once, also for other processes. Nothing is learned unless this is called. How far an item
-        rises is bounded, and the same choice counts once.
+        The choice takes effect at once, also in other processes. Nothing is learned unless this is
+        called. The rise of an item is bounded, and a repeated choice counts once.
 
         >>> index.learn("kites/7.jpg", "something to fly")  # doctest: +SKIP
 
         Parameters
         ----------
         chosen
-            The id of the item.
-        text, query
-            The query, with the names that :meth:`search` has: ``image``, ``vector``, ``parts``,
-            ``instruction``.
+            Id of the item.
+        text, image, vector, parts, instruction
+            The query, as in :meth:`search`.
 
         Raises
         ------
         UnknownItem
             The item is not in the index.
         """
-        if self.learn_many([{"chosen": chosen, "text": text, **query}], wait_seconds=wait_seconds):
+        choice = {
+            "chosen": chosen,
+            "text": text,
+            "image": image,
+            "vector": vector,
+            "parts": parts,
+            "instruction": instruction,
+        }
+        if self.learn_many([choice], wait_seconds=wait_seconds):
             raise UnknownItem(
                 f"{self.folder} has no item {chosen!r}, so it cannot have been chosen"
             )
@@ -461,29 +590,33 @@ class Index:
     def learn_many(
         self, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float = 0.0
     ) -> list[str]:
-        """Remember several choices in one step; return the chosen ids that the index does not have.
+        """Remember several choices in one step; return the chosen ids that are not in the index.
 
-        Each choice is a mapping with ``chosen`` and the fields of a query, as in :meth:`learn`.
+        Each choice is a mapping with ``chosen`` and the query's parameters, as in :meth:`learn`.
         """
         from genius_search.index.learned import learn
 
-        unknown = learn(self, choices, wait_seconds=wait_seconds)
-        self.current()
-        return unknown
+        unknown_ids = learn(self, *self._current(), choices, wait_seconds=wait_seconds)
+        self._current()
+        return unknown_ids
 
     def forget(
         self, *, chosen: str | int | None = None, text: str | None = None, wait_seconds: float = 0.0
     ) -> int:
-        """Forget choices: of an item, of a query's text, of both together, or all; return their number."""
+        """Forget choices, and return their number.
+
+        With ``chosen``, the choices of this item; with ``text``, those for this query; with both,
+        those that match both; with neither, all.
+        """
         from genius_search.index.learned import forget
 
         require_same_index(self.folder, self._opened.searcher.snapshot.manifest)
         return forget(self.folder, chosen=chosen, text=text, wait_seconds=wait_seconds)
 
     def choices(self) -> Iterator[dict[str, Any]]:
-        """Yield all choices that were learned, as :meth:`learn_many` takes them.
+        """Yield all learned choices in the form that :meth:`learn_many` takes.
 
-        A query that was not a text alone is its feature, a vector.
+        A query that is not a text alone is represented by its feature, a vector.
         """
         from genius_search.index.learned import read_choices
 
@@ -491,19 +624,19 @@ class Index:
         return read_choices(self.folder)
 
     def compact(self, *, min_deleted: float = MIN_DELETED_SHARE, wait_seconds: float = 0.0) -> None:
-        """Free the space of deleted items where they are many, in time proportional to their number.
+        """Free the space of deleted items, in time proportional to their number.
 
-        Commands and the service do so after each change.
+        Commands and the service compact after each change.
 
         Parameters
         ----------
         min_deleted
-            The least share of deleted items for which a part of the index is written anew. With 0 all of it
-            is, unless nothing is deleted, and becomes a single segment.
+            Rewrite segments in which at least this share of the items is deleted. With 0, the whole
+            index is rewritten as one segment, if anything is deleted.
         """
         from genius_search.index.writer import first_to_compact
 
-        segments = self.snapshot.segments
+        segments = self._snapshot.segments
         if min_deleted <= 0 or first_to_compact(segments, min_deleted) < len(segments):
             with self._open_writer(wait_seconds) as writer:
                 writer.compact(min_deleted)
@@ -512,21 +645,21 @@ class Index:
         self,
         *,
         levels: int | None = None,
-        query_vectors: Vectors | None = None,
+        query_vectors: np.ndarray | None = None,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> None:
-        """Fit the codebooks anew, after an index that was created with an encoder has grown.
+        """Fit the codebooks again, after an index with an encoder has grown.
 
-        All items get new IDs, computed from the stored embeddings, which lose a little each time if they have
-        fewer than 8 bits. A calibration is removed. Searches go on.
+        All items get new IDs, computed from the stored embeddings; below 8 bits, each refit loses a
+        little accuracy. A calibration is removed. Searches continue meanwhile.
 
         Parameters
         ----------
         levels
-            Number of codes in an ID beside the modality's; by default it does not change.
+            Number of semantic codes in an ID. Default: unchanged.
         query_vectors
-            Typical queries, as in :meth:`create`, in the place of earlier ones.
+            Typical queries, as in :meth:`create`, which replace earlier ones.
 
         Raises
         ------
@@ -544,7 +677,7 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    def fit(
+    def train(
         self,
         pairs: str | Path | None = None,
         *,
@@ -554,23 +687,24 @@ class Index:
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
     ) -> Fitted:
-        """Train fusion on an index that was created with an encoder, and replace its model.
+        """Train the fusion on queries with right answers, and replace the model of the index.
 
-        Items keep their ids and fields, and get new IDs; a calibration is removed. Searches go on meanwhile.
-        A tenth of the pairs is held out: unless the new model finds more of their answers than the old one by
-        more than a standard error, nothing changes. The weight of densities is measured with them, too.
+        Only for an index that was created with an encoder. Items get new IDs; ids and fields stay. A
+        calibration is removed. Searches continue meanwhile. A tenth of the pairs is held out: the
+        new model is adopted only if it finds more of their answers than the old one, by over a
+        standard error. The held-out pairs also choose the weight of densities.
 
         Parameters
         ----------
         pairs
-            Queries with right answers: a ``.jsonl`` file with ``text`` or ``image`` and ``id`` on each line,
-            or a data set in M-BEIR's layout; by default the choices that were learned for texts.
+            Queries with right answers: a ``.jsonl`` file with ``text`` or ``image``, and ``id``, on
+            each line, or a data set in M-BEIR's layout. Default: the learned choices for texts.
         config
-            Settings of the training; by default the preset ``small``.
+            Settings of the training. Default: the preset ``small``.
         force
-            Replace the model in any case.
+            Adopt the new model in any case.
         device
-            Where the training runs.
+            Device of the training.
 
         Raises
         ------
@@ -593,7 +727,85 @@ class Index:
                 progress=progress or Silent(),
             )
 
-    def verify(self) -> CheckReport:
+    def calibrate(
+        self,
+        pairs: str | Path | None = None,
+        *,
+        split: str = "val",
+        precision: float = 0.8,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Calibration:
+        """Calibrate scores with queries of known answers, so that hits have probabilities.
+
+        Half of the queries fit the calibration, and the other half measures it. The weight of
+        densities that finds the most answers becomes the index's default. Calibrate again when the
+        index has grown much.
+
+        >>> index.calibrate("pairs.jsonl").threshold  # doctest: +SKIP
+
+        Parameters
+        ----------
+        pairs
+            Queries whose right answers are items of the index: a ``.jsonl`` file or a data set in
+            M-BEIR's layout, as in :meth:`train`. Default: the learned choices.
+        split
+            Split of the data set.
+        precision
+            Share of good matches that should be right; sets the threshold of
+            :attr:`Hits.good_match`.
+
+        Raises
+        ------
+        UsageError
+            The precision is not between 0 and 1.
+        BadData
+            Too few queries have a right answer in the index.
+        """
+        from genius_search.index.calibrate import calibrate, describe_source, read_pairs
+
+        source = None if pairs is None else as_path(pairs)
+        searcher = self._searcher()
+        calibration = calibrate(
+            searcher.model,
+            searcher.snapshot,
+            searcher.config,
+            read_pairs(self.folder, source, split=split),
+            source=describe_source(source, split),
+            precision=precision,
+            progress=progress or Silent(),
+        )
+        self._keep_calibration(calibration, wait_seconds=wait_seconds)
+        return calibration
+
+    def evaluate(
+        self, data: str | Path | MBeir, *, split: str = "test", progress: Progress | None = None
+    ) -> Evaluation:
+        """Measure searches with the queries of a data set, next to exact search.
+
+        The items of the index must be candidates of the data set, with their ids.
+
+        >>> index.evaluate("data").rows[0].measures["R@5"]  # doctest: +SKIP
+
+        Parameters
+        ----------
+        data
+            Data set in M-BEIR's layout, or its folder.
+        split
+            Split of the data set.
+
+        Raises
+        ------
+        BadData
+            The data set is incomplete, or no query has a right answer in the index.
+        """
+        from genius_search.data.mbeir import MBeir
+        from genius_search.index.evaluate import evaluate_index
+
+        data = data if isinstance(data, MBeir) else MBeir(as_path(data))
+        return evaluate_index(*self._current(), data, split=split, progress=progress or Silent())
+
+    def check(self) -> CheckReport:
         """Compare every file with its checksum.
 
         Raises
@@ -603,72 +815,122 @@ class Index:
         """
         from genius_search.index.info import check
 
-        return check(self.folder, self.snapshot, model_folder=self.model.folder)
+        return check(self.folder, self._snapshot, model_folder=self.model.folder)
 
-    def watch(self) -> None:
-        """Compare all files but pictures with their checksums in the background, again and again.
+    @overload
+    def search(
+        self,
+        query: str | SearchRequest | None = None,
+        *,
+        image: Picture | None = None,
+        vector: Vector | None = None,
+        parts: Sequence[SearchPart] = (),
+        combine: Combine = "sum",
+        instruction: str | None = None,
+        modality: Modality | ModalityName | None = None,
+        where: Filter | Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
+        hybrid: bool = True,
+        k: int = 10,
+        offset: int = 0,
+        beam: int | None = None,
+        config: SearchConfig | None = None,
+    ) -> Hits: ...
 
-        For a server. The files are read at about 2 GB a second, every half a minute, or in a tenth of the
-        time if they are large. What is damaged is logged and stands in :attr:`damage`; searches raise an
-        error until the index is opened again, or changed.
-        """
-        Thread(
-            target=_watch, args=(weakref.ref(self),), name=f"watch {self.folder}", daemon=True
-        ).start()
+    @overload
+    def search(
+        self,
+        query: list[str] | list[SearchRequest] | list[str | SearchRequest],
+        **options: Unpack[SearchOptions],
+    ) -> list[Hits]: ...
 
     def search(
-        self, text: str | None = None, *, config: SearchConfig | None = None, **options: Any
-    ) -> Hits:
-        """Return the best items for a text, an image, both, a vector, or several weighted parts.
+        self,
+        query: str | SearchRequest | Sequence[str | SearchRequest] | None = None,
+        *,
+        image: Picture | None = None,
+        vector: Vector | None = None,
+        parts: Sequence[SearchPart] = (),
+        combine: Combine = "sum",
+        instruction: str | None = None,
+        modality: Modality | ModalityName | None = None,
+        where: Filter | Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
+        hybrid: bool = True,
+        k: int = 10,
+        offset: int = 0,
+        beam: int | None = None,
+        config: SearchConfig | None = None,
+    ) -> Hits | list[Hits]:
+        """Return the best items for a text, an image, both, a vector, or weighted parts.
+
+        A list of queries returns a list with the hits of each; that is faster than one search after
+        another. The options apply to each query of a list.
 
         >>> index.search("a red bag", k=3, modality="image", where=["price<20"])  # doctest: +SKIP
         >>> index.search("in red", image="bag.jpg")  # doctest: +SKIP
-        >>> index.search(where=["folder=Norway"], offset=10)  # without a query: newest first # doctest: +SKIP
+        >>> index.search(["a bag", "a kite"], k=5)  # doctest: +SKIP
+        >>> index.search(where=["folder=Norway"], offset=10)  # newest first # doctest: +SKIP
 
         Parameters
         ----------
-        text
-            What is searched for, alone or with the picture ``image``.
+        query
+            A text, alone or together with ``image``; a :class:`SearchRequest`, which has its options
+            itself; or a list of these.
+        image, vector, parts, combine
+            Further parts of the query; see :class:`SearchRequest`.
+        instruction, modality, where, match
+            Which items to find. Without a query, all items that meet these conditions are returned,
+            the newest first.
+        hybrid, k, offset, beam
+            How to search, and which hits to return.
         config
-            Options that this search changes in :attr:`settings`; or all settings, such as
-            :data:`genius_search.PAPER_SEARCH`.
-        options
-            The fields of :class:`genius_search.SearchRequest`: ``image``, ``vector``, ``parts``, ``combine``,
-            ``instruction``, ``modality``, ``where``, ``match``, ``hybrid``, ``k``, ``offset`` and ``beam``.
+            Settings that differ from :attr:`settings` in this search; or a full set of settings, such
+            as :data:`genius_search.PAPER_SEARCH`.
 
         Raises
         ------
         UsageError
             There is no query, an option is out of range, or a condition cannot be parsed.
         """
-        return self._searcher(config).search([SearchRequest(text=text, **options)])[0]
+        options: dict[str, Any] = {
+            "image": image,
+            "vector": vector,
+            "parts": parts,
+            "combine": combine,
+            "instruction": instruction,
+            "modality": modality,
+            "where": where,
+            "match": match,
+            "hybrid": hybrid,
+            "k": k,
+            "offset": offset,
+            "beam": beam,
+        }
+        searcher = self._searcher(config)
+        if not isinstance(query, list | tuple):
+            return searcher.search([as_request(query, options)])[0]
+        return HitsOfQueries(searcher.search([as_request(part, options) for part in query]))
 
-    def search_many(
-        self, requests: Sequence[SearchRequest], *, config: SearchConfig | None = None
-    ) -> list[Hits]:
-        """Search for several requests in one batch; return the hits of each. Faster than one by one."""
-        return self._searcher(config).search(requests)
-
-    def search_vectors(
-        self, vectors: Vectors, *, config: SearchConfig | None = None, **options: Any
-    ) -> list[Hits]:
-        """Search for several vectors, of shape (queries, dim), in one batch; options as in :meth:`search`."""
+    def search_vectors(self, vectors: Vectors, **options: Unpack[SearchOptions]) -> list[Hits]:
+        """Search with each row of a matrix of shape (queries, dim); options as in :meth:`search`."""
+        config = options.pop("config", None)
         rows = as_matrix(vectors, "the vectors") if len(vectors) else ()
-        return self.search_many(
-            [SearchRequest(vector=one, **options) for one in rows], config=config
-        )
+        requests = [SearchRequest(**{**options, "vector": row}) for row in rows]
+        return HitsOfQueries(self._searcher(config).search(requests))
 
     def explain(
         self,
         item_id: str | int,
-        text: str | SearchRequest | None = None,
-        *,
-        config: SearchConfig | None = None,
-        **options: Any,
+        query: str | SearchRequest | None = None,
+        **options: Unpack[SearchOptions],
     ) -> Explanation:
-        """Explain, code by code, why a search finds an item or does not. Options as in :meth:`search`.
+        """Explain, code by code, why a search finds an item or does not.
 
-        If the query has alternatives, the one that ranks the item best is explained.
+        Options are those of :meth:`search`. If the query has alternatives (``combine="any"``), the
+        one that ranks the item best is explained.
+
+        >>> print(index.explain("kites/7.jpg", "something to fly").rank)  # doctest: +SKIP
 
         Raises
         ------
@@ -677,85 +939,55 @@ class Index:
         """
         from genius_search.index.explain import explain
 
-        request = text if isinstance(text, SearchRequest) else SearchRequest(text=text, **options)
-        return explain(self._searcher(config), request, item_id)
+        config = options.pop("config", None)
+        return explain(self._searcher(config), as_request(query, {**options}), item_id)
 
     def info(self) -> IndexInfo:
-        """Return the numbers of items, IDs, collisions and bytes."""
+        """Return the number of items, IDs, collisions and bytes."""
         from genius_search.index.info import describe_index
 
-        return describe_index(self.folder, self.snapshot)
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The current state, opened anew if another handle or process has changed the index."""
-        return self.current()[1]
+        return describe_index(self.folder, self._snapshot)
 
     @property
     def roots(self) -> tuple[Root, ...]:
-        """The folders and single files that the index follows, in the order in which they were added.
-
-        The picture of an item that was found in one of them lies below its folder.
-        """
-        return self.snapshot.manifest.roots
+        """Folders and single files that the index follows, in the order they were added."""
+        return self._snapshot.manifest.roots
 
     @property
     def model(self) -> Genius:
         """The model that assigned the IDs."""
         return self._opened.searcher.model
 
-    def current(self) -> tuple[Genius, Snapshot]:
-        """Return the model and the current state, which belong together.
-
-        The state contains every change that was made before the call.
-        """
-        searcher = self._searcher()
-        return searcher.model, searcher.snapshot
-
     @property
     def settings(self) -> SearchSettings:
-        """The default search settings, which the ``config`` of a search changes.
+        """Default search settings, which the ``config`` of a search changes.
 
-        These are :func:`genius_search.config.default_search`; with a model of its own, or without a generator,
-        hits are ranked by fused embeddings if the index stores them.
+        They are :func:`genius_search.config.default_search`. Without a generator, or with codebooks that
+        were fitted to the pool, hits are ranked by fused embeddings if the index stores them.
         """
         return self._searcher().config
 
     @property
     def calibration(self) -> Calibration | None:
-        """The calibration stored by `genius calibrate`, if any."""
-        return self.snapshot.manifest.calibration
+        """The calibration made by :meth:`calibrate`, if any."""
+        return self._snapshot.manifest.calibration
 
-    def keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
-        """Store a calibration with the index, and the weight of densities that it was made with.
+    def _current(self) -> State:
+        """Return the model and the snapshot with every change that was made before the call."""
+        searcher = self._searcher()
+        return State(searcher.model, searcher.snapshot)
 
-        From then on hits have probabilities, and searches use the weight.
-        """
+    @property
+    def _snapshot(self) -> Snapshot:
+        """The current snapshot; reopened if another handle or process has changed the index."""
+        return self._searcher().snapshot
+
+    def _keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
+        """Store a calibration, and make the weight of densities it was made with the default."""
         with self._open_writer(wait_seconds) as writer:
             writer.update_manifest(
                 calibration=calibration, density_weight=calibration.search.density_weight
             )
-
-    def good_match(self, hits: Sequence[SearchHit]) -> bool | None:
-        """Return whether there is a good match: the most probable hit reaches the calibration's threshold.
-
-        Without a calibration, some hit must have a usual score (:attr:`SearchHit.least_score`). Without hits
-        the result is False. It is None if the index does not know this for the hits' settings and query, if
-        no probability was found from which enough hits are right (`genius calibrate --precision`), or if the
-        first hit was found by its code, such as a product's number, or is one of a later page.
-        """
-        calibration = self._opened.searcher.snapshot.manifest.calibration
-        if not hits:
-            return False
-        if hits[0].rank > 1:
-            return None
-        if calibration is None:
-            if any(hit.least_score is not None and hit.score >= hit.least_score for hit in hits):
-                return True
-            return None if any(hit.least_score is None for hit in hits) else False
-        if calibration.threshold is None or hits[0].probability is None:
-            return None
-        return max(hit.probability or 0.0 for hit in hits) >= calibration.threshold
 
     @contextlib.contextmanager
     def _open_writer(self, wait_seconds: float) -> Iterator[Writer]:
@@ -764,9 +996,9 @@ class Index:
 
         before = self._opened.searcher.snapshot
         with open_writer(self.folder, wait_seconds=wait_seconds, before=before) as writer:
-            self.current()
+            self._current()
             yield writer
-        self.current()
+        self._current()
 
     def _searcher(self, config: SearchConfig | None = None) -> SnapshotSearcher:
         """Return what searches the current state, with the index's settings or options that change them."""
@@ -835,32 +1067,26 @@ class Index:
             return None
 
 
-def _require_one(pool: PoolSource | None, vectors: Vectors | None) -> None:
-    if isinstance(pool, str) and not pool:
+def current_state(index: Index) -> State:
+    """Return the model and the current snapshot of an index, for other modules of this package."""
+    return index._current()  # noqa: SLF001  not for users, whose methods are those of the class
+
+
+def _as_pool_path(pool: str | Path) -> Path:
+    if not str(pool):
         raise UsageError(
             "the pool has an empty name; give a folder or a file, or Path('.') for this folder"
         )
-    if (pool is None) is (vectors is None):
-        raise UsageError("give either a pool, or vectors")
+    return as_path(pool)
 
 
-def _watch(watched: weakref.ref[Index]) -> None:
-    """Verify an index from time to time, as long as somebody holds it."""
-    from genius_search.index.info import check
-
-    while (index := watched()) is not None:
-        started, before = time.monotonic(), index.damage
-        try:
-            check(
-                index.folder, index.snapshot, model_folder=index.model.folder, with_pictures=False
-            )
-            index.damage = index.snapshot.damage
-        except Exception as error:  # noqa: BLE001  whatever it is, the index cannot be read
-            index.damage = str(error)
-            if index.damage != before:
-                log.error("%s", error)  # noqa: TRY400  the message says all
-        del index
-        time.sleep(max(WATCH_SECONDS, 9 * (time.monotonic() - started)))
+def _refuse_matrix(pool: object, remedy: str) -> None:
+    """Refuse vectors in the place of a pool, whose elements would be taken for pictures."""
+    if isinstance(pool, np.ndarray) and pool.ndim <= 2:
+        raise UsageError(
+            f"the pool is an array of shape {pool.shape}; vectors are added with {remedy}, pictures have the "
+            "shape (height, width, 3)"
+        )
 
 
 def _open_named(folder: Path, named: str, open_model: Callable[[str], Genius]) -> Genius:
@@ -877,7 +1103,7 @@ def _open_named(folder: Path, named: str, open_model: Callable[[str], Genius]) -
 def _open_again(folder: Path, identity: str, model: Genius | None, device: str) -> Index:
     """Open the index of a pickled handle; its encoder is opened when something is encoded."""
     index = Index.open(folder, model=model, device=device, with_encoder=False)
-    if index.snapshot.manifest.identity != identity:
+    if current_state(index).snapshot.manifest.identity != identity:
         raise another_index(folder)
     return index
 

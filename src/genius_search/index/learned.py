@@ -211,10 +211,17 @@ def shares_from_cosines(
     return shares
 
 
-def learn(index: Index, choices: Iterable[Mapping[str, Any]], *, wait_seconds: float) -> list[str]:
+def learn(
+    index: Index,
+    model: Genius,
+    snapshot: Snapshot,
+    choices: Iterable[Mapping[str, Any]],
+    *,
+    wait_seconds: float,
+) -> list[str]:
     """Add choices to the log of an index; see :meth:`genius_search.Index.learn_many`."""
     choices = list(choices)
-    searcher = SnapshotSearcher(*index.current())
+    searcher = SnapshotSearcher(model, snapshot)
     requests, kinds, chosen, unknown = [], [], [], []
     there = searcher.snapshot.item_states([chosen_id(choice) for choice in choices])
     for choice in choices:
@@ -293,7 +300,7 @@ def _add(
     folder = index.folder / LEARNED
     while not has_log(index.folder):
         try:
-            index.create(folder, embedding_bits=8, **given, wait_seconds=wait_seconds)
+            index.from_vectors(folder, embedding_bits=8, **given, wait_seconds=wait_seconds)
         except UsageError:
             if not has_log(index.folder):
                 raise  # otherwise another process or thread was first
@@ -303,7 +310,7 @@ def _add(
 
     with reading_log(index.folder):
         logged = index.open(folder)
-        logged.add(**given, wait_seconds=wait_seconds)
+        logged.add_vectors(**given, wait_seconds=wait_seconds)
         if len(logged) > MAX_CHOICES:
             logged.delete(
                 [item.id for item in logged][MAX_CHOICES - MAX_CHOICES // 10 :],
@@ -311,7 +318,7 @@ def _add(
             )
             logged.compact(wait_seconds=wait_seconds)
         fitted = int(logged.model.quantizer_manifest.inputs[FITTED_ITEMS])
-        if logged.snapshot.num_alive >= REFIT_GROWTH * fitted:
+        if len(logged) >= REFIT_GROWTH * fitted:
             logged.refit(wait_seconds=wait_seconds)
 
 

@@ -285,15 +285,16 @@ class SnapshotSearcher:
                 ]
             alternatives += request.alternatives()
         results = self.search_encoded(self.encode(alternatives))
+        calibration = self.snapshot.manifest.calibration
         if len(alternatives) == len(requests):
             return [
-                Hits(result.hits[one.offset :])
+                Hits(result.hits[one.offset :], calibration=calibration)
                 for result, one in zip(results, requests, strict=True)
             ]
         in_turn = iter(results)
         several = [[next(in_turn).hits for _ in request.alternatives()] for request in requests]
         return [
-            Hits(interleave(own, one.k + one.offset)[one.offset :])
+            Hits(interleave(own, one.k + one.offset)[one.offset :], calibration=calibration)
             for own, one in zip(several, requests, strict=True)
         ]
 
@@ -401,7 +402,7 @@ class SnapshotSearcher:
             own: list[list[int] | Float32[np.ndarray, "3 dim"]] = []
             for part in request.query:
                 if part.vector is not None:
-                    own.append(self._given(part.vector))
+                    own.append(self._given(np.asarray(part.vector)))
                     continue
                 if part.id is not None:
                     own.append(self._item_vectors(part.id))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -20,13 +21,26 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from PIL import Image
 
+    from genius_search.config import SearchConfig
     from genius_search.index.filters import Filter
+    from genius_search.index.store import Calibration
 
     Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
     """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
 
+Vector: TypeAlias = np.ndarray | Sequence[float]
+"""Numbers of shape (dim,)."""
+Vectors: TypeAlias = np.ndarray | Sequence[Sequence[float]]
+"""Numbers of shape (rows, dim)."""
+ModalityName: TypeAlias = Literal["image", "text", "image-text"]
+Combine: TypeAlias = Literal["sum", "any"]
 MAX_HITS: Final = 10**9
 """Hits or beams that a request may ask for."""
+TABLE_HEAD: Final = ("rank", "score", "id", "text or file")
+MAX_TABLE_WIDTH: Final = 100
+"""Characters in a line of the table that hits print as."""
+MAX_ID_WIDTH: Final = 40
+"""Characters of an id in that table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +51,7 @@ class SearchPart:
     image: Picture | None = None
     id: str | int | None = None
     """An item of the index, instead of a text and an image."""
-    vector: np.ndarray | None = field(default=None, compare=False)
+    vector: Vector | None = field(default=None, compare=False)
     """A feature of the index's encoder, of shape (dim,), instead of a text and an image."""
     weight: float = 1.0
     """Negative weights search away from this part."""
@@ -65,7 +79,7 @@ class SearchRequest:
 
     text: str | None = None
     image: Picture | None = None
-    vector: np.ndarray | None = field(default=None, compare=False)
+    vector: Vector | None = field(default=None, compare=False)
     """A feature of the index's encoder, of shape (dim,), instead of a text and an image or as a part beside
     them. A trained fusion reads it as the feature of a text."""
     parts: Sequence[SearchPart] = ()
@@ -73,12 +87,12 @@ class SearchRequest:
     of that"): ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
     The query is the weighted sum of their embeddings, scaled to unit length. ``text`` and ``image`` form one
     more part of weight 1."""
-    combine: Literal["sum", "any"] = "sum"
+    combine: Combine = "sum"
     """``any`` searches for each part by itself instead of their sum, and interleaves the hits: the best of
     each part, the second of each, and so on."""
     instruction: str | None = None
     """A description of the wanted results; by default the model's own for this kind of query and result."""
-    modality: Modality | str | None = None
+    modality: Modality | ModalityName | None = None
     """Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the instruction
     decides. Without one too, each modality is searched, and the hits are merged by probability if the index
     is calibrated, otherwise by how far they stand out from the items of their modality."""
@@ -198,6 +212,48 @@ class SearchRequest:
         ]
 
 
+class SearchOptions(TypedDict, total=False):
+    """Options of a search: the fields of a :class:`SearchRequest` that are no text, and ``config``."""
+
+    image: Picture | None
+    vector: Vector | None
+    parts: Sequence[SearchPart]
+    combine: Combine
+    instruction: str | None
+    modality: Modality | ModalityName | None
+    where: Filter | Sequence[str] | Mapping[str, object]
+    match: str | None
+    hybrid: bool
+    k: int
+    offset: int
+    beam: int | None
+    config: SearchConfig | None
+    """Settings that differ from those of the index in this search."""
+
+
+def as_request(query: Any, options: Mapping[str, Any]) -> SearchRequest:
+    """Return the request of a query: a text with options, or a request, which has them itself."""
+    if not isinstance(query, SearchRequest):
+        return SearchRequest(text=query, **options)  # which refuses other types
+    if options := _without_defaults(options):
+        raise UsageError(
+            f"a SearchRequest comes with {', '.join(options)}=; set these options in the request"
+        )
+    return query
+
+
+def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that differ from the defaults of :class:`SearchRequest`."""
+    defaults = {spec.name: spec.default for spec in dataclasses.fields(SearchRequest)}
+    changed = {}
+    for name, value in options.items():
+        default = defaults.get(name)
+        if value is default or (not isinstance(value, np.ndarray) and value == default):
+            continue
+        changed[name] = value
+    return changed
+
+
 @dataclass(frozen=True, slots=True)
 class SearchHit:
     """One item in the result of a search."""
@@ -238,15 +294,119 @@ class SearchHit:
 
 
 class Hits(list[SearchHit]):
-    """Hits of a search, best first."""
+    """Hits of a search, best first: a list that prints as a table.
+
+    >>> hits = index.search("a red bag")  # doctest: +SKIP
+    >>> print(hits)  # doctest: +SKIP
+    rank   score  id              text or file
+       1  0.3127  bags/red.jpg    Pictures/bags/red.jpg
+       2  0.2981  bags/scarf.txt  a scarf that matches a red bag
+    """
+
+    def __init__(
+        self, hits: Iterable[SearchHit] = (), *, calibration: Calibration | None = None
+    ) -> None:
+        super().__init__(hits)
+        self._calibration = calibration
+
+    @property
+    def good_match(self) -> bool | None:
+        """Whether there is a good match, or None if that is unknown.
+
+        With a calibration, the most probable hit must reach its threshold. Without one, some hit must
+        reach the usual score of first hits (:attr:`SearchHit.least_score`). A search without hits has
+        no good match. The answer is unknown if
+
+        - the index cannot judge hits of these settings or of this query,
+        - no threshold reaches the precision of the calibration (`genius calibrate --precision`),
+        - the first hit was found by its code, such as a product's number, or
+        - these are the hits of a later page.
+        """
+        if not self:
+            return False
+        if self[0].rank > 1:
+            return None
+        if self._calibration is None:
+            if any(hit.least_score is not None and hit.score >= hit.least_score for hit in self):
+                return True
+            return None if any(hit.least_score is None for hit in self) else False
+        if self._calibration.threshold is None or self[0].probability is None:
+            return None
+        return max(hit.probability or 0.0 for hit in self) >= self._calibration.threshold
 
     def to_pandas(self) -> DataFrame:
         """Return a data frame with a row for each hit; an item's fields are columns ``fields.NAME``.
 
-        pandas has to be installed.
+        Needs pandas.
         """
         import pandas as pd  # noqa: PLC0415  not needed otherwise
 
         if not self:
-            return pd.DataFrame(columns=[field.name for field in dataclasses.fields(SearchHit)])
+            return pd.DataFrame(columns=[spec.name for spec in dataclasses.fields(SearchHit)])
         return pd.json_normalize([dataclasses.asdict(hit) for hit in self])
+
+    def __str__(self) -> str:
+        return _format_table(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's names
+        """Show the table in IPython."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return _format_html(self)
+
+
+class HitsOfQueries(list[Hits]):
+    """The hits of each query of a list, which print as one table after another."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"query {number}\n{hits}" for number, hits in enumerate(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's names
+        """Show the tables in IPython."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show the tables in a notebook."""
+        return "".join(
+            f"<p>query {number}</p>{_format_html(hits)}" for number, hits in enumerate(self)
+        )
+
+
+def _table_rows(hits: Sequence[SearchHit]) -> list[tuple[str, str, str, str]]:
+    """Return rank, score, id, and passage, text or file of each hit."""
+    rows = []
+    for hit in hits:
+        content = " ".join((hit.passage or hit.text or hit.image or "").split())
+        score = f"{hit.score:.4f}" if hit.codes else ""  # hits without a query have no score
+        rows.append((str(hit.rank), score, hit.id, content))
+    return rows
+
+
+def _format_table(hits: Sequence[SearchHit]) -> str:
+    """Return an aligned table of hits, a line each, cut at :data:`MAX_TABLE_WIDTH`."""
+    if not hits:
+        return "no hits"
+    rows = [TABLE_HEAD, *_table_rows(hits)]
+    rank, score, name = (max(len(row[column]) for row in rows) for column in range(3))
+    name = min(name, MAX_ID_WIDTH)
+    lines = []
+    for row in rows:
+        line = f"{row[0]:>{rank}}  {row[1]:>{score}}  {_cut(row[2], name):<{name}}  {row[3]}"
+        lines.append(_cut(line.rstrip(), MAX_TABLE_WIDTH))
+    return "\n".join(lines)
+
+
+def _format_html(hits: Sequence[SearchHit]) -> str:
+    """Return an HTML table of hits, whose contents are escaped."""
+    if not hits:
+        return "<p>no hits</p>"
+    lines = ["".join(f"<th>{name}</th>" for name in TABLE_HEAD)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in _table_rows(hits)]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text of at most ``width`` characters, with an ellipsis in place of its end."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"

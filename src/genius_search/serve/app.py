@@ -32,7 +32,7 @@ from starlette.staticfiles import StaticFiles
 from genius_search import __version__
 from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
-from genius_search.index.index import Index
+from genius_search.index.index import Index, current_state
 from genius_search.serve import schemas
 from genius_search.serve.describe import (
     address_of,
@@ -208,7 +208,7 @@ async def search(request: Request) -> Response:
     def work() -> bytes:
         started = time.monotonic()
         query, config = search_request(body, pictures, deadline), search_config(index, body)
-        hits = index.search_many([query], config=config)[0]
+        hits = index.search(query, config=config)
         took = {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)}
         shown, size = [], 0
         for hit in hits:
@@ -230,7 +230,7 @@ async def search(request: Request) -> Response:
             "index": name,
             "took_ms": took,
             "settings": describe_settings(index, config, query.beam, query.k + query.offset),
-            "good_match": index.good_match(hits),
+            "good_match": hits.good_match,
         }
         return to_json(head)[:-1] + b',"hits":[' + b",".join(shown) + b"]}"
 
@@ -298,14 +298,18 @@ async def forget(
 @router.get("/v1/items/examples")
 def get_examples(served: NamedIndex) -> Response:
     """Return some of the items, as an impression of the index."""
-    items = {"items": [show(item, served.name) for item in some_items(served.index.snapshot)]}
+    items = {
+        "items": [
+            show(item, served.name) for item in some_items(current_state(served.index).snapshot)
+        ]
+    }
     return Response(written(items), media_type="application/json")
 
 
 @router.get("/v1/items", response_model=schemas.Item)
 def get_item(served: NamedIndex, item_id: IdQuery) -> Response:
     """Return an item with its fields and codes."""
-    snapshot = served.index.snapshot
+    snapshot = current_state(served.index).snapshot
     location = snapshot.locate(item_id)
     item = snapshot.item_at(location)
     codes = snapshot.id_at(location)[: served.index.model.num_levels].tolist()
@@ -315,7 +319,7 @@ def get_item(served: NamedIndex, item_id: IdQuery) -> Response:
 
 def picture_of(request: Request, served: Served, item_id: str) -> pathlib.Path:
     """Return where the picture of an item is; raise :class:`Problem` if none may be handed out."""
-    snapshot = served.index.snapshot
+    snapshot = current_state(served.index).snapshot
     item = snapshot.item_at(snapshot.locate(item_id))
     return find_picture(item, served.index.folder, get_service(request).roots)
 
@@ -405,7 +409,7 @@ def get_indexes(request: Request) -> schemas.Indexes:
 @router.get("/healthz")
 async def healthz(request: Request) -> dict[str, str]:
     """Respond with 200 while requests are answered; the status is ``damaged`` if files of an index are."""
-    is_damaged = any(index.damage for index in get_service(request).indexes.values())
+    is_damaged = any(watch.damage for watch in get_service(request).watches)
     return {"status": "damaged" if is_damaged else "ok"}
 
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import reads_images
 from genius_search.index.filters import spell_fields
-from genius_search.index.index import Index
+from genius_search.index.index import Index, current_state
 from genius_search.index.items import Item
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Snapshot
@@ -65,7 +65,7 @@ def written(value: Any) -> bytes:
 
 def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexInfo:
     """Describe an index to a client."""
-    snapshot, model = index.snapshot, index.model
+    model, snapshot = current_state(index)
     fields = spell_fields(key for segment in snapshot.segments for key in segment.items.field_names)
     counts = snapshot.count_by_modality()
     return schemas.IndexInfo(

@@ -36,6 +36,7 @@ from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.roots import is_same_picture
 from genius_search.serve import schemas
 from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
+from genius_search.serve.watch import FileWatch
 
 Result = TypeVar("Result")
 
@@ -126,8 +127,7 @@ class Service:
         self.slow = Threads(THREADS)
         """For explanations and all other searches, which can take as long as their deadline."""
         self._writers = {name: Threads(1) for name in self.indexes}
-        for index in self.indexes.values():
-            index.watch()
+        self.watches = [FileWatch(index) for index in self.indexes.values()]
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for what is loaded on first use."""

@@ -21,9 +21,7 @@ def index(trained, tmp_path_factory) -> Index:
     """An index in two segments with some items deleted; no test changes it."""
     pools = MBeir(trained.data)
     folder = tmp_path_factory.mktemp("codes") / "index"
-    made, _ = Index.create(
-        folder, model=Genius.open(trained.model), pool=pools.global_pool("test")[0]
-    )
+    made = Index.create(folder, pools.global_pool("test")[0], model=Genius.open(trained.model))
     lines = pools.global_pool("test")[0].read_text().splitlines()[:3]
     again = [{**json.loads(line), "did": f"77:{number}"} for number, line in enumerate(lines)]
     copies = folder.parent / "copies.jsonl"

@@ -50,12 +50,12 @@ def test_a_folder_is_indexed_once_and_followed(notes, capsys):
     assert (found[0], len(found)) == ("bike.txt", 3)
     assert "indexing" in said
     [index] = (notes.parent / "cache" / "genius-search").iterdir()
-    generation = Index.open(index).snapshot.manifest.generation
+    generation = Index.open(index)._snapshot.manifest.generation
 
     found, said = search(capsys, notes, "repair of a bicycle")
     assert found[0] == "bike.txt"
     assert "indexing" not in said
-    assert Index.open(index).snapshot.manifest.generation == generation
+    assert Index.open(index)._snapshot.manifest.generation == generation
     (notes / "bike.txt").unlink()
     (notes / "train.txt").write_text("Bicycles are repaired at the station.")
     (notes / "boat.txt").write_text("The sailing boat needs a new mast.")
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_after_the_texts_at_hand_which_are_kept_and_a_second_one_at_
 ):
     other = tmp_path / "other.txt"
     other.write_text("A ship in a storm.")
-    index, _ = Index.create(tmp_path / "i", pool=other, encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", other, encoder="text:wordllama")
     words = (
         ["search", str(notes), "bread"]
         if command == "search"
@@ -116,13 +116,13 @@ def test_a_download_that_no_installed_package_can_open_is_not_begun(notes, capsy
 
 
 def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):
-    index, _ = Index.create(tmp_path / "i", pool=notes, encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", notes, encoder="text:wordllama")
     assert main(["search", str(tmp_path / "i"), "bread", "--modality", "image"]) == 3
     assert "no item is image" in capsys.readouterr().err
     (notes / "bike.txt").rename(notes / "cycle.txt")
     done = index.sync(notes)
     assert (done.added, done.unchanged, done.moved, done.deleted) == (1, 2, 1, 0)
-    assert set(index.snapshot.ids()) == {"bread.txt", "train.txt", "cycle.txt"}
+    assert set(index._snapshot.ids()) == {"bread.txt", "train.txt", "cycle.txt"}
     (notes / "cycle.txt").unlink()
     main(["index", "sync", str(tmp_path / "i"), "--json"])
     said = json.loads(capsys.readouterr().out)
@@ -130,7 +130,7 @@ def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_
     for file in notes.iterdir():
         file.unlink()
     assert main(["index", "sync", str(tmp_path / "i")]) == 3
-    assert len(set(Index.open(tmp_path / "i").snapshot.ids())) == 2
+    assert len(set(Index.open(tmp_path / "i")._snapshot.ids())) == 2
 
 
 NAMES = (

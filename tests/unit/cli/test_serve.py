@@ -15,7 +15,7 @@ def folder(trained, tmp_path_factory):
     root = tmp_path_factory.mktemp("photos")
     (root / "pool").mkdir()
     (root / "pool" / "kite.txt").write_text("a kite")
-    Index.create(root / "photos.index", model=trained.model, pool=root / "pool")
+    Index.create(root / "photos.index", root / "pool", model=trained.model)
     return root / "photos.index"
 
 

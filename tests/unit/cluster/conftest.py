@@ -41,8 +41,8 @@ def texts(tmp_path) -> Path:
 def single(model, pool, tmp_path_factory) -> Index:
     """One index of the pool."""
     return Index.create(
-        tmp_path_factory.mktemp("single") / "index", model=model, pool=pool, embeddings="fused"
-    )[0]
+        tmp_path_factory.mktemp("single") / "index", pool, model=model, embeddings="fused"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -32,11 +32,11 @@ class Counting:
 def test_each_shard_is_an_index_that_opens_alone(built, single, given):
     cluster = read_cluster(built)
     shards = [Index.open(shard_folder(built, number)) for number in range(3)]
-    ids = [set(shard.snapshot.ids()) for shard in shards]
+    ids = [set(shard._snapshot.ids()) for shard in shards]
     assert all(shard_of(name, 3) == number for number, own in enumerate(ids) for name in own)
-    assert set().union(*ids) == set(single.snapshot.ids())
+    assert set().union(*ids) == set(single._snapshot.ids())
     assert cluster.items == sum(map(len, ids)) == len(Searcher.open(built)) == 120
-    verified = Searcher.open(built).verify()
+    verified = Searcher.open(built).check()
     assert (verified.segments, verified.items) == (3, 120)
     assert sorted(one.name for one in built.iterdir()) == [
         "cluster.json",
@@ -74,7 +74,7 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
         json.loads(line) for line in (tmp_path / "X" / "left-out.jsonl").read_text().splitlines()
     ]
     assert made.left_out == len(left_out)
-    manifests = [Index.open(shard_folder(tmp_path / "X", n)).snapshot.manifest for n in range(2)]
+    manifests = [Index.open(shard_folder(tmp_path / "X", n))._snapshot.manifest for n in range(2)]
     assert {one.model_fingerprint for one in manifests} == {made.model_fingerprint}
     assert {(one.embeddings, one.embedding_bits) for one in manifests} == {("fused", 4)}
     hit = Searcher.open(tmp_path / "X").search("a note about number 7", k=1)[0]
@@ -84,7 +84,7 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
 def test_a_shard_may_be_empty(texts, tmp_path):
     made = build_cluster(tmp_path / "X", Settings(str(texts), encoder="text:wordllama", shards=40))
     searcher = Searcher.open(tmp_path / "X")
-    assert made.items == len(searcher) == searcher.verify().items == 24
+    assert made.items == len(searcher) == searcher.check().items == 24
     assert searcher.search("a note about number 7", k=1)[0].fields["name"].startswith("note")
 
 

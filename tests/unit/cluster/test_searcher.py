@@ -38,8 +38,8 @@ def found(hits) -> list[tuple[int, str, float]]:
 
 
 def requests(single) -> list[SearchRequest]:
-    some = next(single.snapshot.ids())
-    picture = next(item for item in single.snapshot.segments[0].items.all() if item.image)
+    some = next(single._snapshot.ids())
+    picture = next(item for item in single._snapshot.segments[0].items.all() if item.image)
     return [
         SearchRequest(hybrid=False, text="a red umbrella", modality="text", k=9),
         SearchRequest(hybrid=False, text="a red umbrella", k=2),
@@ -68,10 +68,8 @@ def requests(single) -> list[SearchRequest]:
 
 def test_a_cluster_finds_what_one_index_finds_where_all_items_are_ranked(searcher, single):
     asked = requests(single)
-    merged = searcher.search_many(asked, config=ALL)
-    for request, one, other in zip(
-        asked, merged, single.search_many(asked, config=ALL), strict=True
-    ):
+    merged = searcher.search(asked, config=ALL)
+    for request, one, other in zip(asked, merged, single.search(asked, config=ALL), strict=True):
         assert found(one) == found(other), request
 
 
@@ -81,18 +79,18 @@ def test_hits_of_each_modality_are_the_best_of_the_whole_cluster(searcher, singl
         SearchRequest(hybrid=False, text="a red umbrella", k=9),
         SearchRequest(parts=(SearchPart(text="green"), SearchPart(text="a cup", weight=-0.5)), k=5),
     ):
-        [hits] = searcher.search_many([asked], config=ALL)
+        [hits] = searcher.search([asked], config=ALL)
         assert [hit.rank for hit in hits] == [*range(1, asked.k + 1)]
         assert {hit.modality for hit in hits} == {*Modality}
         for modality in Modality:
             own = [(hit.id, round(hit.score, 4)) for hit in hits if hit.modality is modality]
-            [best] = single.search_many([dataclasses.replace(asked, modality=modality)], config=ALL)
+            [best] = single.search([dataclasses.replace(asked, modality=modality)], config=ALL)
             assert own == [(hit.id, round(hit.score, 4)) for hit in best][: len(own)]
 
 
 def test_log_probabilities_of_modalities_are_not_compared(searcher, single):
     [one], [other] = (
-        own.search_many([SearchRequest(text="a red umbrella", hybrid=False, k=6)], config=GENERATED)
+        own.search([SearchRequest(text="a red umbrella", hybrid=False, k=6)], config=GENERATED)
         for own in (searcher, single)
     )  # items with the same ID are equal
     assert [(hit.modality, round(hit.score, 4)) for hit in one] == [
@@ -108,7 +106,7 @@ def test_a_cluster_with_a_link_is_not_opened(changing, tmp_path):
 
 
 def test_an_item_as_a_query_is_read_where_it_lies(searcher, single):
-    for item_id in list(single.snapshot.ids())[:6]:
+    for item_id in list(single._snapshot.ids())[:6]:
         assert searcher.search(parts=(SearchPart(id=item_id),), k=60)
     with pytest.raises(UnknownItem):
         searcher.search(parts=(SearchPart(id="nothing"),))
@@ -123,7 +121,7 @@ def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
         SearchRequest(hybrid=False, text="new", where=["colour=red"]),
         SearchRequest(text="new", k=3, modality="text"),
     ]
-    one, other = searcher.search_many(both)
+    one, other = searcher.search(both)
     assert [hit.id for hit in one] == ["new"]
     without = [
         searcher.search(where=[where], k=1000) for where in ("colour is missing", "colour!=red")
@@ -145,13 +143,13 @@ def test_numbers_of_a_query_are_found_among_the_first(changing):
 
 
 def test_items_are_changed_in_the_shard_of_their_id(changing, single):
-    searcher, known = Searcher.open(changing), list(single.snapshot.ids())[:2]
+    searcher, known = Searcher.open(changing), list(single._snapshot.ids())[:2]
     items = [{"id": "a", "text": "one"}, {"id": known[0], "text": "two"}, {"id": "b"}]
     done = searcher.add(items)
     assert (done.added, done.replaced, [one.file for one in done.left_out]) == (2, 1, ["b"])
     assert searcher.add(items[:2]).unchanged == 2
     assert len(searcher) == 121
-    assert "a" in Index.open(shard_folder(changing, shard_of("a", 3))).snapshot.ids()
+    assert "a" in Index.open(shard_folder(changing, shard_of("a", 3)))._snapshot.ids()
     assert searcher.search("one", match="one", modality="text", k=1)[0].id == "a"
     done = searcher.delete(["a", known[1], "nothing"])
     assert (done.deleted, done.missing) == (2, ["nothing"])

@@ -34,7 +34,7 @@ def some_index(trained, tmp_path) -> Path:
     (tmp_path / "pool").mkdir()
     for name, text in (("anchor", "a red anchor"), ("kite", "a green kite")):
         (tmp_path / "pool" / f"{name}.txt").write_text(text)
-    Index.create(tmp_path / "photos.index", model=trained.model, pool=tmp_path / "pool")
+    Index.create(tmp_path / "photos.index", tmp_path / "pool", model=trained.model)
     return tmp_path / "photos.index"
 
 
@@ -126,7 +126,7 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for name in ("me/model", Path("me/model")):
         assert Genius.open(name).folder == folder
-    made, _ = Index.create(tmp_path / "new.index", model="me/model", pool=tmp_path / "pool")
+    made = Index.create(tmp_path / "new.index", tmp_path / "pool", model="me/model")
     assert Index.open(made.folder).info().items == 2
     next(folder.rglob("*.safetensors")).unlink()
     assert find_cached("me/model") is None  # as after an interrupted download
@@ -232,7 +232,7 @@ def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(
     pulled = Index.open("me/some", model=trained.model, download=True)
     assert read_manifest(pulled.folder).model == "me/model"
     assert [hit.id for hit in pulled.search("a red anchor")] == ["anchor.txt"]
-    assert pulled.verify().items == 1
+    assert pulled.check().items == 1
     assert b"| items: text | 1 |" in held["README.md"]
     with pytest.raises(NetworkNeeded, match=r"`genius pull me/model`.*`model=FOLDER`"):
         Index.open(pulled.folder)
@@ -245,9 +245,7 @@ def test_a_pushed_index_comes_back_without_what_was_deleted_and_without_paths(
 def test_an_index_with_its_own_model_takes_it_along(hub, clip_folder, tmp_path):
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / "anchor.txt").write_text("a red anchor")
-    made, _ = Index.create(
-        tmp_path / "own.index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}"
-    )
+    made = Index.create(tmp_path / "own.index", tmp_path / "pool", encoder=f"clip:{clip_folder}")
     assert push(made.folder, "me/own") == 0
     assert Index.open("me/own", download=True).search("a red anchor")[0].id == "anchor.txt"
 

@@ -35,8 +35,7 @@ def index(model, tmp_path) -> Index:
     pool = tmp_path / "pool"
     pool.mkdir()
     (pool / "kite.txt").write_text("a red kite")
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
-    return made
+    return Index.create(tmp_path / "index", pool, model=model, embeddings="fused")
 
 
 def by_id(index: Index) -> dict[str, str | None]:
@@ -61,7 +60,7 @@ def test_items_in_memory_are_found_with_their_fields_and_their_picture(index, mo
         assert (hit.id, hit.modality, hit.fields) == ("a/../b", Modality.IMAGE_TEXT, {"price": 3})
         assert Path(hit.image).read_bytes() == picture("green")
         assert set(by_id(opened)) == {"kite.txt", "a/../b", "red", "words"}
-    assert index.verify().items == 4
+    assert index.check().items == 4
 
 
 def test_what_has_not_changed_is_passed_over_and_what_has_is_replaced(index):
@@ -82,7 +81,7 @@ def test_of_items_with_one_id_the_last_counts(index):
     done = index.add([kite, kite, boat, NewItem("one")])
     assert (done.added, [one.file for one in done.left_out]) == (1, ["one"] * 3)
     assert by_id(index)["one"] == "a boat"
-    assert index.verify().items == 2
+    assert index.check().items == 2
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_an_item_that_cannot_be_used_is_left_out_with_its_reason(index, item, wh
     assert why in bad.reason
     assert index.info().items == before + 1
     assert index.add([item]).left_out == [bad]
-    assert index.verify().items == before + 1
+    assert index.check().items == before + 1
 
 
 def test_a_picture_is_kept_once_and_goes_with_its_last_item(index):
@@ -116,7 +115,7 @@ def test_a_picture_is_kept_once_and_goes_with_its_last_item(index):
     assert kept(index) == [file]
     file.write_bytes(picture("green"))
     with pytest.raises(ArtifactMismatch, match=file.name):
-        index.verify()
+        index.check()
     index.delete("two")
     assert kept(index) == []
 
@@ -170,8 +169,8 @@ def test_a_path_in_an_item_that_only_begins_like_that_of_a_stored_picture_is_not
             writer.add([([items[0]._replace(id="foreign", image=image)], arrays)])
             writer.delete(["foreign"])
     assert precious.exists()
-    assert index.verify().items == 1
-    assert index.verify().items == 1
+    assert index.check().items == 1
+    assert index.check().items == 1
 
 
 def test_an_index_takes_its_pictures_along_when_it_is_moved(index, model, tmp_path):
@@ -209,7 +208,7 @@ def test_an_item_finds_itself_first_and_last_when_it_counts_against(model, tmp_p
         )
     ]
     pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=embeddings)
+    index = Index.create(tmp_path / "index", pool, model=model, embeddings=embeddings)
     for rerank in ("codes",) if embeddings == "none" else ("codes", "embeddings"):
         config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank=rerank, density_weight=0.0)
         alike = index.search(parts=[SearchPart(id="1:4")], modality="text", k=9, config=config)
@@ -270,8 +269,8 @@ def test_items_from_memory_get_the_ids_and_embeddings_of_the_same_files(
     model, files, tmp_path, monkeypatch, embeddings
 ):
     monkeypatch.setattr(build, "MAX_BATCH_ITEMS", 4)  # so that there are several
-    of_files, _ = Index.create(tmp_path / "files", model=model, pool=files, embeddings=embeddings)
-    index, _ = Index.create(tmp_path / "memory", model=model, pool=files, embeddings=embeddings)
+    of_files = Index.create(tmp_path / "files", files, model=model, embeddings=embeddings)
+    index = Index.create(tmp_path / "memory", files, model=model, embeddings=embeddings)
     expected = contents(of_files)
     index.delete(list(expected))
     items = []

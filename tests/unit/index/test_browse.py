@@ -27,10 +27,8 @@ def index(tmp_path) -> Index:
     vectors = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
     fields = [{"price": number} for number in range(12)]
     texts = ["a party \U0001f389 " + "x " * 200, *[None] * 11]
-    index, _ = Index.create(
-        tmp_path / "index", vectors=vectors[:8], fields=fields[:8], texts=texts[:8]
-    )
-    index.add(vectors=vectors[8:], ids=["a", "b", "c", NFD], fields=fields[8:], modalities="image")
+    index = Index.from_vectors(tmp_path / "index", vectors[:8], fields=fields[:8], texts=texts[:8])
+    index.add_vectors(vectors[8:], ids=["a", "b", "c", NFD], fields=fields[8:], modalities="image")
     index.delete("3")
     return index
 
@@ -113,7 +111,8 @@ STORED = {
 
 def test_values_of_all_kinds_become_json_and_a_bad_one_costs_its_field_alone(clip_folder, tmp_path):
     pool = [{"id": "a", "text": "a kite", "fields": {**VALUES, "bad": object()}}]
-    index, added = Index.create(tmp_path / "index", pool=pool, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "index", pool, encoder=f"clip:{clip_folder}")
+    added = index.last_change
     assert index.get("a").fields == STORED
     (left,) = added.left_out
     assert (left.file, left.reason.split(":")[0]) == ("a", "its field 'bad' is left out")
@@ -167,9 +166,8 @@ def test_two_files_whose_names_differ_in_unicode_alone_are_told_apart_by_a_word(
     (tmp_path / "pool").mkdir()
     for name in (NAME, NFD):
         (tmp_path / "pool" / f"{name}.txt").write_text("a kite")
-    index, added = Index.create(
-        tmp_path / "index", pool=tmp_path / "pool", encoder=f"clip:{clip_folder}"
-    )
+    index = Index.create(tmp_path / "index", tmp_path / "pool", encoder=f"clip:{clip_folder}")
+    added = index.last_change
     assert (ids(index), "another form of Unicode" in added.left_out[0].reason) == (
         [f"{NAME}.txt"],
         True,
@@ -181,7 +179,7 @@ def test_the_command_lists_the_items_of_an_index_whose_encoder_is_not_here(
     clip_folder, tmp_path, capsys
 ):
     shutil.copytree(clip_folder, tmp_path / "clip")
-    Index.create(tmp_path / "index", pool=["a kite", "a boat"], encoder=f"clip:{tmp_path / 'clip'}")
+    Index.create(tmp_path / "index", ["a kite", "a boat"], encoder=f"clip:{tmp_path / 'clip'}")
     shutil.rmtree(tmp_path / "clip")
     assert main(["search", str(tmp_path / "index")]) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["item", "0", "1"]

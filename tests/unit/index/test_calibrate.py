@@ -29,7 +29,7 @@ from genius_search.index.calibrate import (
 )
 from genius_search.index.index import Index
 from genius_search.index.query import hit_numbers, probabilities_of
-from genius_search.index.request import SearchPart, SearchRequest
+from genius_search.index.request import Hits, SearchPart, SearchRequest
 from genius_search.model import Genius
 from genius_search.progress import Silent
 
@@ -139,7 +139,7 @@ def whole(trained, tmp_path_factory) -> Path:
     """An index of the test pool, that no test changes."""
     (pool,) = MBeir(trained.data).global_pool("test")
     folder = tmp_path_factory.mktemp("calibrated") / "index"
-    Index.create(folder, model=Genius.open(trained.model), pool=pool)
+    Index.create(folder, pool, model=Genius.open(trained.model))
     return folder
 
 
@@ -152,18 +152,18 @@ def index(whole, trained, tmp_path) -> Index:
 def calibrate_with_test_split(index: Index, data: Path, precision: float = 0.8) -> Calibration:
     pairs = read_pairs(index.folder, data, split="test")
     return calibrate(
-        *index.current(), index.settings, pairs, precision=precision, progress=Silent()
+        *index._current(), index.settings, pairs, precision=precision, progress=Silent()
     )
 
 
 def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     (before,) = index.search("a red square", k=1)
-    assert (before.probability, index.good_match([before])) == (None, None)
+    assert (before.probability, Hits([before]).good_match) == (None, None)
     found = calibrate_with_test_split(index, trained.data, precision=0.05)
     assert index.calibration is None
     assert found.queries == 48
     assert found.promised == pytest.approx(found.right, abs=0.15)
-    index.keep_calibration(found)
+    index._keep_calibration(found)
     again = Index.open(index.folder, model=trained.model)
     assert again.calibration == found
     assert again.settings.density_weight == found.search.density_weight
@@ -173,33 +173,33 @@ def test_hits_have_probabilities_once_an_index_is_calibrated(index, trained):
     assert all(0 < hit.probability < 1 for hit in hits)
     assert all(a.probability >= b.probability - 1e-9 for a, b in pairwise(hits))
     for threshold, is_good in ((hits[0].probability, True), (0.999, False), (None, None)):
-        index.keep_calibration(dataclasses.replace(found, threshold=threshold))
-        assert index.good_match(index.search(LONG, modality="image")) is is_good
-    assert index.good_match([]) is False
+        index._keep_calibration(dataclasses.replace(found, threshold=threshold))
+        assert index.search(LONG, modality="image").good_match is is_good
+    assert Hits().good_match is False
     (other,) = again.search(LONG, k=1, config=SearchConfig(rerank="none"))
-    assert (other.probability, again.good_match([other])) == (None, None)
+    assert (other.probability, Hits([other]).good_match) == (None, None)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"text": "square"},  # fewer words than the queries that were measured
-        {"text": "a red square", "where": ["id!=nothing"]},
-        {"text": "a red square", "match": "red"},
+        {"query": "square"},  # fewer words than the queries that were measured
+        {"query": "a red square", "where": ["id!=nothing"]},
+        {"query": "a red square", "match": "red"},
         {"parts": [SearchPart(text="a red square"), SearchPart(text="a kite", weight=0.5)]},
     ],
 )
 def test_queries_unlike_those_that_were_measured_have_no_probability(index, asked):
-    index.keep_calibration(CALIBRATION)
+    index._keep_calibration(CALIBRATION)
     hits = index.search(**asked, k=3)
     assert hits
     assert [hit.probability for hit in hits] == [None] * len(hits)
-    assert index.good_match(hits) is None
+    assert hits.good_match is None
     assert index.search("a red square", k=1)[0].probability is not None
 
 
 def test_a_calibration_stays_while_items_come_and_go(index):
-    index.keep_calibration(CALIBRATION)
+    index._keep_calibration(CALIBRATION)
     (hit,) = index.search("a red square", k=1)
     index.delete([hit.id])
     index.compact(min_deleted=0)
@@ -207,7 +207,7 @@ def test_a_calibration_stays_while_items_come_and_go(index):
 
 
 def test_an_item_that_was_chosen_is_probable_and_comes_first_among_all_modalities(index):
-    index.keep_calibration(CALIBRATION)
+    index._keep_calibration(CALIBRATION)
     before = {hit.id: hit.probability for hit in index.search("a red square", k=10)}
     last = [*before][-1]
     index.learn(last, "a red square")

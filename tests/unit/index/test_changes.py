@@ -41,7 +41,8 @@ ALL = {*(f"{colour}.txt" for colour in COLOURS), "red square.png", "green square
 
 @pytest.fixture
 def index(model, pool, tmp_path) -> Index:
-    made, added = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="fused")
+    made = Index.create(tmp_path / "index", pool, model=model, embeddings="fused")
+    added = made.last_change
     assert added == ChangeSummary(8, 0, 0)
     return made
 
@@ -107,12 +108,12 @@ def test_an_emptied_index_finds_nothing_and_can_be_added_to_again(index, model, 
             0,
             0.0,
         )
-        assert opened.verify().items == 0
+        assert opened.check().items == 0
         opened.compact(min_deleted=0)
         assert "0 items" in repr(opened)
     assert index.add(pool) == ChangeSummary(8, 0, 0)
     assert everything(index) == ALL
-    assert index.verify().items == 8
+    assert index.check().items == 8
 
 
 def test_compaction_gives_back_room_and_changes_no_answer(index, pool):
@@ -130,7 +131,7 @@ def test_compaction_gives_back_room_and_changes_no_answer(index, pool):
         (hit.id, hit.codes, hit.text) for hit in before
     ]
     assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=1e-5)
-    assert index.verify().deleted == 0
+    assert index.check().deleted == 0
     generation = info.generation
     index.compact(min_deleted=0)  # nothing to do
     assert index.info().generation == generation
@@ -172,7 +173,7 @@ def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_
 
     with monkeypatch.context() as patched:
         patched.setattr(source, "encode_shard", encode_and_replace)
-        made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+        made = Index.create(tmp_path / "index", pool, model=model)
     assert made.add(pool) == ChangeSummary(1, 1, 7)
     assert made.add(pool) == ChangeSummary(0, 0, 8)
 
@@ -204,13 +205,13 @@ def test_no_thread_puts_an_older_state_in_the_place_of_a_newer_one(model, index,
         if (
             not threads
         ):  # while the first state is opened, there is another change, and another thread looks
-            threads.append(threading.Thread(target=lambda: index.snapshot))
+            threads.append(threading.Thread(target=lambda: index._snapshot))
             other.delete("blue.txt")
             threads[0].start()
             threads[0].join(timeout=0.3)
         return opened
 
     monkeypatch.setattr(Snapshot, "open", staticmethod(open_slowly))
-    assert index.snapshot is not None
+    assert index._snapshot is not None
     threads[0].join()
-    assert index.snapshot.manifest.generation == 3
+    assert index._snapshot.manifest.generation == 3

@@ -48,7 +48,7 @@ def pool(tmp_path_factory):
 @pytest.fixture(scope="module")
 def index(pool, clip_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("index") / "i.index"
-    return Index.create(folder, pool=pool, encoder=f"clip:{clip_folder}")[0]
+    return Index.create(folder, pool, encoder=f"clip:{clip_folder}")
 
 
 def test_items_of_every_kind_are_found_without_training(index, pool):
@@ -66,7 +66,7 @@ def test_items_of_every_kind_are_found_without_training(index, pool):
 
 
 def test_an_index_moves_with_its_model_and_takes_changes(pool, clip_folder, tmp_path):
-    Index.create(tmp_path / "before", pool=pool, encoder=f"clip:{clip_folder}")
+    Index.create(tmp_path / "before", pool, encoder=f"clip:{clip_folder}")
     shutil.move(tmp_path / "before", tmp_path / "after")
     index = Index.open(tmp_path / "after")
     (tmp_path / "more").mkdir()
@@ -76,16 +76,16 @@ def test_an_index_moves_with_its_model_and_takes_changes(pool, clip_folder, tmp_
     assert index.search("red red red")[0].id == "more/new.txt"
     assert index.delete("more/new.txt").deleted == 1
     index.compact(min_deleted=0)
-    assert index.verify().items == 18
+    assert index.check().items == 18
     assert index.explain("note 3.txt", "green ground a").rank == 1
 
 
 def test_a_damaged_model_inside_an_index_is_found(pool, clip_folder, tmp_path):
-    index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
     weights = tmp_path / "i" / "model" / "quantizer" / "quantizer.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     with pytest.raises(ArtifactMismatch, match=r"quantizer\.safetensors"):
-        index.verify()
+        index.check()
 
 
 def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, monkeypatch):
@@ -98,7 +98,7 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(build, "fit_codebooks", stop)
         with pytest.raises(Stop):
-            Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+            Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
     again = []
 
     def encode(rows, encoder, **options):
@@ -106,7 +106,8 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
         return encode_shard(rows, encoder, **options)
 
     monkeypatch.setattr(source, "encode_shard", encode)
-    index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
+    added = index.last_change
     assert added.added == len(index.search("red", k=50)) == 18
     assert again == ["broken.png"]
     assert not (tmp_path / "i" / ".work").exists()
@@ -118,8 +119,8 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
         for n, words in enumerate(WORDS)
     )
     (tmp_path / "pool.jsonl").write_text(lines)
-    index, _ = Index.create(
-        tmp_path / "texts", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
+    index = Index.create(
+        tmp_path / "texts", tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
     )
     assert index.search("green ground")[0].id == "1:3"
     (tmp_path / "new").mkdir()
@@ -131,7 +132,8 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
 def test_words_find_pictures_by_their_captions_with_an_encoder_of_texts(
     pool, sentence_folder, tmp_path
 ):
-    index, added = Index.create(tmp_path / "i", pool=pool, encoder=f"text:{sentence_folder}")
+    index = Index.create(tmp_path / "i", pool, encoder=f"text:{sentence_folder}")
+    added = index.last_change
     pictures = [hit for hit in index.search("green ground", k=50) if hit.image]
     assert {(hit.id, hit.modality) for hit in pictures} == {
         (f"{n}.png", "text") for n in range(len(WORDS))
@@ -155,18 +157,18 @@ def test_without_an_encoder_the_command_names_one_and_its_licence(
 
 
 def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_folder, tmp_path):
-    index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
     reader = Index.open(tmp_path / "i")
     (tmp_path / "more").mkdir()
     for number in range(20):
         (tmp_path / "more" / f"{number} more.txt").write_text("red " * number + "green")
-    assert not has_outgrown(*index.current())
+    assert not has_outgrown(*index._current())
     index.add(tmp_path / "more")
     index.delete("note 0.txt")
-    assert has_outgrown(*index.current())
+    assert has_outgrown(*index._current())
     index.refit()
-    assert not has_outgrown(*index.current())
-    assert index.verify().items == 18 + 20 - 1
+    assert not has_outgrown(*index._current())
+    assert index.check().items == 18 + 20 - 1
     for handle in (index, reader, Index.open(tmp_path / "i")):
         hits = handle.search(
             "green ground a", k=5, config=dataclasses.replace(index.settings, density_weight=0.0)
@@ -203,7 +205,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_opened(
     pool, tmp_path, settings, said
 ):
     with pytest.raises(UsageError, match=said):
-        Index.create(tmp_path / "i", pool=pool, **settings)
+        Index.create(tmp_path / "i", pool, **settings)
     assert not (tmp_path / "i").exists()
 
 
@@ -211,18 +213,18 @@ def test_large_indexes_store_two_bits_a_number_and_raw_embeddings_sixteen(
     pool, clip_folder, tmp_path, monkeypatch
 ):
     encoder = f"clip:{clip_folder}"
-    index, _ = Index.create(tmp_path / "raw", pool=pool, encoder=encoder, embeddings="raw")
+    index = Index.create(tmp_path / "raw", pool, encoder=encoder, embeddings="raw")
     assert index.info().embeddings == "raw, 16 bits a number"
     monkeypatch.setattr(build, "MANY_ITEMS", 2)
-    index, _ = Index.create(tmp_path / "large", pool=pool, encoder=encoder)
+    index = Index.create(tmp_path / "large", pool, encoder=encoder)
     assert index.info().embeddings == "fused, 2 bits a number"
     index.refit()  # reads embeddings by the code vectors before
-    vectors = index.snapshot.evidence(index.model.ranker).embeddings[0](np.arange(3))
+    vectors = index._snapshot.evidence(index.model.ranker).embeddings[0](np.arange(3))
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=0.2)
 
 
 def test_a_refit_that_dies_changes_nothing(pool, clip_folder, tmp_path, monkeypatch):
-    index, _ = Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
     before = index.search("red", k=5)
     with monkeypatch.context() as patch:
         patch.setattr("genius_search.index.writer.write_manifest", None)
@@ -230,17 +232,17 @@ def test_a_refit_that_dies_changes_nothing(pool, clip_folder, tmp_path, monkeypa
             index.refit()
     assert Index.open(tmp_path / "i").search("red", k=5) == before
     index.refit()
-    assert index.verify().items == 18
+    assert index.check().items == 18
 
 
 def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(
     trained, pool, clip_folder, tmp_path
 ):
-    Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}", embeddings="none")
+    Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}", embeddings="none")
     with pytest.raises(UsageError, match="embeddings"):
         Index.open(tmp_path / "i").refit()
-    foreign, _ = Index.create(tmp_path / "trained", pool=pool, model=trained.model)
-    assert not has_outgrown(*foreign.current())
+    foreign = Index.create(tmp_path / "trained", pool, model=trained.model)
+    assert not has_outgrown(*foreign._current())
     with pytest.raises(UsageError, match="trained model"):
         foreign.refit()
 
@@ -268,14 +270,14 @@ def test_an_index_that_another_process_created_meanwhile_is_left_as_it_is(tmp_pa
     def check_before(folder):
         real(folder)
         monkeypatch.setattr(build, "require_free_folder", real)
-        Index.create(folder, pool=[picture, *TEXTS], encoder="text:wordllama")
+        Index.create(folder, [picture, *TEXTS], encoder="text:wordllama")
 
     monkeypatch.setattr(build, "require_free_folder", check_before)
     with pytest.raises(UsageError, match="holds an index already"):
-        Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+        Index.create(tmp_path / "i", TEXTS, encoder="text:wordllama")
     index = Index.open(tmp_path / "i")
     assert "mine" in index
-    assert index.verify().items == 61
+    assert index.check().items == 61
 
 
 def test_a_creation_that_fails_removes_what_it_made_and_no_more(tmp_path, monkeypatch):
@@ -287,10 +289,10 @@ def test_a_creation_that_fails_removes_what_it_made_and_no_more(tmp_path, monkey
     picture = NewItem("mine", "a kite", np.zeros((9, 9, 3), dtype=np.uint8))
     for name in ("ours", "theirs"):
         with pytest.raises(OSError, match="failed"):
-            Index.create(tmp_path / name, pool=[picture, *TEXTS], encoder="text:wordllama")
+            Index.create(tmp_path / name, [picture, *TEXTS], encoder="text:wordllama")
         assert not list((tmp_path / name).glob("pictures/*/*"))
     monkeypatch.undo()
-    assert len(Index.create(tmp_path / "ours", pool=TEXTS, encoder="text:wordllama")[0]) == 60
+    assert len(Index.create(tmp_path / "ours", TEXTS, encoder="text:wordllama")) == 60
 
 
 def test_an_index_appears_with_its_least_scores(tmp_path, monkeypatch):
@@ -301,15 +303,15 @@ def test_an_index_appears_with_its_least_scores(tmp_path, monkeypatch):
         write_manifest(folder, manifest)
 
     monkeypatch.setattr(writer_module, "write_manifest", write)
-    index, _ = Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", TEXTS, encoder="text:wordllama")
     (manifest,) = written
     assert manifest.least
-    assert index.snapshot.manifest == manifest
+    assert index._snapshot.manifest == manifest
 
 
 def test_an_index_that_has_lost_its_manifest_is_not_created_again(tmp_path):
-    index, _ = Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", TEXTS, encoder="text:wordllama")
     index.add([NewItem("mine", "my only copy of this text")])
     (tmp_path / "i" / "index.json").unlink()
     with pytest.raises(UsageError, match=r"whose index\.json is missing"):
-        Index.create(tmp_path / "i", pool=TEXTS, encoder="text:wordllama")
+        Index.create(tmp_path / "i", TEXTS, encoder="text:wordllama")

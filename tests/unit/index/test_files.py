@@ -34,7 +34,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def index(photos, clip_folder, tmp_path):
-    return Index.create(tmp_path / "i", pool=photos, encoder=f"clip:{clip_folder}")[0]
+    return Index.create(tmp_path / "i", photos, encoder=f"clip:{clip_folder}")
 
 
 def found(index, **settings):
@@ -67,8 +67,8 @@ def test_a_caption_inside_a_picture_is_its_text_unless_captions_are_ignored(clip
     Image.new("RGB", (20, 20), "red").save(tmp_path / "photos" / "a.jpg", exif=exif)
     for captions, text, modality in ((True, "a red anchor", "image-text"), (False, None, "image")):
         place = tmp_path / f"{modality}.index"
-        index, _ = Index.create(
-            place, pool=tmp_path / "photos", encoder=f"clip:{clip_folder}", captions=captions
+        index = Index.create(
+            place, tmp_path / "photos", encoder=f"clip:{clip_folder}", captions=captions
         )
         [hit] = index.search("red", modality=modality)
         assert (hit.text, hit.modality) == (text, modality)
@@ -77,9 +77,7 @@ def test_a_caption_inside_a_picture_is_its_text_unless_captions_are_ignored(clip
 
 def test_what_is_excluded_stays_so(photos, clip_folder, tmp_path):
     place = tmp_path / "i"
-    index, _ = Index.create(
-        place, pool=photos, encoder=f"clip:{clip_folder}", exclude=["*red*", "*.txt"]
-    )
+    index = Index.create(place, photos, encoder=f"clip:{clip_folder}", exclude=["*red*", "*.txt"])
     assert set(found(index)) == {"the_green-one.jpg", "the_blue-one.jpg", "the_gold-one.jpg"}
     assert Index.open(place).sync().unchanged == 3
     (photos / ".geniusignore").write_text("*gold*\n")

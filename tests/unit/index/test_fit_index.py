@@ -85,9 +85,9 @@ def test_pairs_are_of_the_right_items_in_every_segment(tmp_path, monkeypatch):
         f"{one}{two}" for one in ("sun", "rain", "snow", "fire", "wind") for two in "bcdfghklmn"
     ]
     items = [{"id": str(n), "text": " ".join(random.choice(words, 12))} for n in range(120)]
-    index, _ = Index.create(tmp_path / "i", pool=items[:100], encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", items[:100], encoder="text:wordllama")
     index.add([*items[100:], {"id": "long", "text": " ".join(random.choice(words, 900))}])
-    assert (len(index.snapshot.segments), index.info().passages > 1) == (2, True)
+    assert (len(index._snapshot.segments), index.info().passages > 1) == (2, True)
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(line(text=item["text"], id=item["id"]) for item in items))
 
@@ -103,13 +103,12 @@ def test_pairs_are_of_the_right_items_in_every_segment(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fit, "_train", look)
     with pytest.raises(Seen):
-        index.fit(file)
+        index.train(file)
 
 
 def create(data, folder):
     pool = data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"
-    index, _ = Index.create(folder, pool=pool, encoder=f"precomputed:{data / 'features'}")
-    return index
+    return Index.create(folder, pool, encoder=f"precomputed:{data / 'features'}")
 
 
 @pytest.fixture(scope="module")
@@ -131,31 +130,31 @@ def test_training_replaces_the_model_of_an_index_in_place(data, tmp_path):
     index = create(data, tmp_path / "i")
     index.delete(["9:7"])
     reader = Index.open(tmp_path / "i")
-    fitted = index.fit(data, config=SETTINGS)
+    fitted = index.train(data, config=SETTINGS)
     assert fitted.kept
     assert fitted.after.at_5 > fitted.before.at_5 + 0.1
     assert (fitted.pairs, fitted.left_out, fitted.measured) == (ITEMS - 1, 1, 40)
     for handle in (index, reader, Index.open(tmp_path / "i")):
         assert handle.settings.rerank == "embeddings"
         assert not handle.model.has_generator
-        assert handle.snapshot.num_alive == ITEMS - 1
-        [item] = [one for one in handle.snapshot.segments[0].items.all() if one.id == "9:8"]
+        assert handle._snapshot.num_alive == ITEMS - 1
+        [item] = [one for one in handle._snapshot.segments[0].items.all() if one.id == "9:8"]
         assert (item.text, item.fields) == ("item 8", {"n": 8})
-    assert index.verify().items == ITEMS - 1
+    assert index.check().items == ITEMS - 1
     assert sorted(path.name for path in (tmp_path / "i").glob("model*")) == ["model-3"]
     assert not (tmp_path / "i" / ".work").exists()
 
 
 def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
     index = create(data, tmp_path / "i")
-    index.fit(data, config=QUICK, force=True)
+    index.train(data, config=QUICK, force=True)
     fusion = {
         name: one
         for name, one in index.model.codebooks.weights.items()
         if name.startswith("fusion.")
     }
     assert fusion
-    (segment,) = index.snapshot.segments
+    (segment,) = index._snapshot.segments
     before = {
         item.id: row
         for item, row in zip(
@@ -165,7 +164,7 @@ def test_codebooks_that_follow_a_trained_index_keep_its_fusion(data, tmp_path):
         )
     }
     index.refit()
-    (segment,) = index.snapshot.segments
+    (segment,) = index._snapshot.segments
     after = segment.vectors(index.model.ranker)(segment.alive_rows())
     expected = np.stack([before[item.id] for item in segment.items.all()])
     assert np.vecdot(after, expected).min() > 0.95  # what is stored is not fused once more
@@ -177,20 +176,20 @@ def test_settings_without_a_fusion_to_train_are_refused(data, tmp_path):
     index = create(data, tmp_path / "i")
     settings = replace(TINY, quantizer=replace(TINY.quantizer, fusion=FusionConfig(kind="sum")))
     with pytest.raises(UsageError, match="sum"):
-        index.fit(data, config=settings)
+        index.train(data, config=settings)
 
 
 def test_a_worse_model_changes_nothing_unless_forced(data, tmp_path):
     index = create(data, tmp_path / "i")
-    index.fit(data, config=SETTINGS)
+    index.train(data, config=SETTINGS)
     before = (tmp_path / "i" / "index.json").read_bytes()
-    fitted = index.fit(data, config=QUICK)
+    fitted = index.train(data, config=QUICK)
     assert not fitted.kept
     assert fitted.after.at_5 < fitted.before.at_5
     assert (tmp_path / "i" / "index.json").read_bytes() == before
     assert len(list((tmp_path / "i" / "segments").iterdir())) == 1
-    assert index.verify().items == ITEMS
-    assert index.fit(data, config=QUICK, force=True).kept
+    assert index.check().items == ITEMS
+    assert index.train(data, config=QUICK, force=True).kept
 
 
 @pytest.mark.parametrize("fails", ["fit.sync_tree", "writer.write_manifest"])
@@ -200,16 +199,16 @@ def test_training_that_dies_leaves_the_old_model(data, tmp_path, monkeypatch, fa
     with monkeypatch.context() as patch:
         patch.setattr(f"genius_search.index.{fails}", None)
         with pytest.raises(TypeError):
-            index.fit(data, config=QUICK, force=True)
+            index.train(data, config=QUICK, force=True)
     opened = Index.open(tmp_path / "i")
     assert opened.model.fingerprint == old
-    assert opened.verify().items == ITEMS
-    assert opened.fit(data, config=QUICK, force=True).kept
+    assert opened.check().items == ITEMS
+    assert opened.train(data, config=QUICK, force=True).kept
     assert [path.name for path in (tmp_path / "i").glob("model*")] == ["model-2"]
 
 
 def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
-    Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
+    Index.create(tmp_path / "i", pictures, encoder=f"clip:{clip_folder}")
     log = tmp_path / "log.jsonl"
     log.write_text(
         "".join(line(text=f"red anchor {n % 30}", id=f"{n % 30}.png") for n in range(80))
@@ -240,17 +239,17 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     ],
 )
 def test_pairs_that_cannot_be_used_are_refused(pictures, clip_folder, tmp_path, written, fact):
-    index, _ = Index.create(tmp_path / "i", pool=pictures, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", pictures, encoder=f"clip:{clip_folder}")
     (tmp_path / "log.jsonl").write_text(written + "\n")
     with pytest.raises(BadData, match=fact):
-        index.fit(tmp_path / "log.jsonl")
+        index.train(tmp_path / "log.jsonl")
 
 
 def test_queries_without_ids_have_no_precomputed_features(data, tmp_path):
     index = create(data, tmp_path / "i")
     (tmp_path / "log.jsonl").touch()
     with pytest.raises(UsageError, match="looked up by id"):
-        index.fit(tmp_path / "log.jsonl")
+        index.train(tmp_path / "log.jsonl")
 
 
 def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path):
@@ -261,10 +260,8 @@ def test_queries_are_told_apart_by_an_encoder_of_texts(sentence_folder, tmp_path
             )
             pool.write(line(did=f"9:{n}", modality="text", txt=words, img_path=None))
             log.write(line(text=words, id=f"9:{n}"))
-    index, _ = Index.create(
-        tmp_path / "i", pool=tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
-    )
-    assert index.fit(tmp_path / "log.jsonl", config=TINY).before.at_5 > 0.5
+    index = Index.create(tmp_path / "i", tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}")
+    assert index.train(tmp_path / "log.jsonl", config=TINY).before.at_5 > 0.5
 
 
 def test_what_was_learned_is_trained_on_and_stays(sentence_folder, tmp_path):
@@ -272,12 +269,12 @@ def test_what_was_learned_is_trained_on_and_stays(sentence_folder, tmp_path):
         " ".join(["red", "green", "anchor", "ground"][n // 4**p % 4] for p in range(4))
         for n in range(200)
     ]
-    index, _ = Index.create(tmp_path / "i", pool=words, encoder=f"text:{sentence_folder}")
+    index = Index.create(tmp_path / "i", words, encoder=f"text:{sentence_folder}")
     index.learn_many(
         [{"text": text, "chosen": str((n + 100) % 200)} for n, text in enumerate(words)]
     )
     pairs = len({*words})
-    fitted = index.fit(config=QUICK, force=True)
+    fitted = index.train(config=QUICK, force=True)
     assert (fitted.kept, fitted.left_out) == (True, 0)
     assert len([*index.choices()]) == fitted.pairs >= pairs
     for handle in (index, Index.open(tmp_path / "i")):
@@ -287,9 +284,9 @@ def test_what_was_learned_is_trained_on_and_stays(sentence_folder, tmp_path):
 
 def test_an_index_of_a_trained_model_is_not_trained_on(trained, tmp_path):
     pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
-    index, _ = Index.create(tmp_path / "i", pool=pool, model=trained.model)
+    index = Index.create(tmp_path / "i", pool, model=trained.model)
     with pytest.raises(UsageError, match="trained model"):
-        index.fit(trained.data)
+        index.train(trained.data)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import pytest
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.errors import ArtifactMismatch, GeniusError, UsageError
-from genius_search.index import index as indexes
 from genius_search.index import snapshot
 from genius_search.index.index import Index
 from genius_search.index.info import check
@@ -24,6 +24,7 @@ from genius_search.index.roots import new_root
 from genius_search.index.store import Root
 from genius_search.index.writer import save_table
 from genius_search.search.table import IdTable
+from genius_search.serve import watch
 
 DIM, ITEMS = 8, 80
 REMEDY = "create the index again"
@@ -36,8 +37,8 @@ def made(request, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("foreign") / str(request.param)
     vectors = np.random.default_rng(0).standard_normal((ITEMS, DIM)).astype(np.float32)
     known = {"texts": ["a kite"] * ITEMS, "fields": [{"x": 1}] * ITEMS}
-    index, _ = Index.create(folder, vectors=vectors, embedding_bits=request.param, **known)
-    index.add(vectors=vectors[:30] + 1, ids=[f"new {row}" for row in range(30)])
+    index = Index.from_vectors(folder, vectors, embedding_bits=request.param, **known)
+    index.add_vectors(vectors[:30] + 1, ids=[f"new {row}" for row in range(30)])
     assert index.get(4).id == "4"
     assert index.delete([3, "4", "new 5"]) == (3, [])
     return folder
@@ -298,15 +299,15 @@ def test_an_index_that_is_too_large_to_be_compared_first_is_compared_by_its_watc
     folder, monkeypatch, caplog
 ):
     monkeypatch.setattr(snapshot, "MAX_BYTES_CHECKED_FIRST", 0.0)
-    monkeypatch.setattr(indexes, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "MIN_PAUSE_SECONDS", 0.02)
     flip_embeddings(folder)
     index = Index.open(folder)
     assert index.search(vector=QUERIES[0])
-    index.watch()
+    file_watch = watch.FileWatch(index)
     for _ in range(500):
-        if index.damage:
+        if file_watch.damage:
             break
-        indexes.time.sleep(0.02)
+        time.sleep(0.02)
     assert "embeddings.npy" in caplog.text
     for _ in range(2):
         with pytest.raises(ArtifactMismatch, match=r"embeddings\.npy have changed"):
@@ -314,7 +315,7 @@ def test_an_index_that_is_too_large_to_be_compared_first_is_compared_by_its_watc
 
 
 def test_two_states_that_share_a_segment_are_compared_at_the_same_time(folder, monkeypatch):
-    before = Index.open(folder).snapshot
+    before = Index.open(folder)._snapshot
     after = snapshot.Snapshot.load(folder, before.manifest, before)
     fingerprint = snapshot.file_fingerprint
 
@@ -331,10 +332,10 @@ def test_two_states_that_share_a_segment_are_compared_at_the_same_time(folder, m
 def test_a_change_keeps_the_segments_that_are_open_and_closes_those_that_are_gone(folder):
     index, other = Index.open(folder), Index.open(folder)
     index.search(vector=QUERIES[0])
-    table = index.snapshot.segments[0].table
+    table = index._snapshot.segments[0].table
     other.delete("9")
-    assert index.snapshot.segments[0].table is table
-    assert not index.snapshot.segments[0].unchecked
+    assert index._snapshot.segments[0].table is table
+    assert not index._snapshot.segments[0].unchecked
     del table
     other.compact(min_deleted=0)
     assert index.search(vector=QUERIES[0])

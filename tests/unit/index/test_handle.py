@@ -19,7 +19,7 @@ ANOTHER = "is another index than the one that was opened .it was created again.;
 
 
 def create(folder: str | Path, prefix: str = "item") -> Index:
-    return Index.create(folder, vectors=VECTORS, ids=[f"{prefix}-{n}" for n in range(300)])[0]
+    return Index.from_vectors(folder, VECTORS, ids=[f"{prefix}-{n}" for n in range(300)])
 
 
 def pickled(thing: Any) -> Any:
@@ -32,7 +32,7 @@ def index(tmp_path) -> Index:
 
 
 CHANGES: dict[str, Callable[[Index], object]] = {
-    "add": lambda index: index.add(vectors=VECTORS[:1], ids=["new"]),
+    "add": lambda index: index.add_vectors(VECTORS[:1], ids=["new"]),
     "delete": lambda index: index.delete("item-5"),
     "learn": lambda index: index.learn("item-6", vector=VECTORS[3]),
     "forget": lambda index: index.forget(),
@@ -45,7 +45,7 @@ READS: dict[str, Callable[[Index], object]] = {
     "get": lambda index: index.get("item-5"),
     "len": len,
     "info": lambda index: index.info(),
-    "verify": lambda index: index.verify(),
+    "verify": lambda index: index.check(),
     "choices": lambda index: list(index.choices()),
 }
 
@@ -60,7 +60,7 @@ def test_a_handle_stays_with_its_index_when_the_working_folder_changes(tmp_path,
     letters, invoices = handles.values()
     assert letters.folder == tmp_path / "letters" / "mine.index"
     assert [hit.id for hit in letters.search(vector=VECTORS[3], k=1)] == ["letters-3"]
-    letters.add(vectors=VECTORS[:1], ids=["a new letter"])
+    letters.add_vectors(VECTORS[:1], ids=["a new letter"])
     assert "a new letter" in letters
     assert len(invoices) == 300
 
@@ -83,7 +83,7 @@ def test_an_index_that_was_created_again_in_its_place_is_refused(index, use):
     with pytest.raises(ArtifactMismatch, match=ANOTHER):
         use(index)
     assert {path for path in index.folder.rglob("*") if path.name != ".lock"} == files
-    assert again.verify().items == 300
+    assert again.check().items == 300
 
 
 @pytest.mark.parametrize("use", {**READS, **CHANGES}.values(), ids={**READS, **CHANGES})
@@ -110,16 +110,16 @@ def test_an_index_that_is_removed_while_it_is_changed_is_not_made_again(index, t
         with pytest.raises(ArtifactMismatch, match=ANOTHER):
             writer.update_manifest(density_weight=0.0)
     again = Index.open(index.folder)
-    assert again.verify().items == 300
+    assert again.check().items == 300
     again.delete("item-7")
-    assert again.verify().items == 299
+    assert again.check().items == 299
 
 
 def test_changes_and_copies_of_the_folder_are_followed(index, tmp_path):
     other = Index.open(index.folder)
     for name in CHANGES.keys() - {"sync"}:
         CHANGES[name](other)
-        assert index.snapshot.manifest == other.snapshot.manifest
+        assert index._snapshot.manifest == other._snapshot.manifest
     backup = tmp_path / "backup"
     shutil.copytree(index.folder, backup)
     other.delete("item-9")
@@ -182,7 +182,7 @@ def test_a_pickled_or_copied_handle_opens_the_folder_again(index, duplicate):
 def test_a_pickled_handle_knows_where_its_model_is(trained, tmp_path):
     shutil.copytree(trained.model, tmp_path / "model", ignore=shutil.ignore_patterns("evaluation"))
     pool = [NewItem(str(n), f"a {colour} kite") for n, colour in enumerate(["red", "blue"])]
-    made, _ = Index.create(tmp_path / "index", model=trained.model, pool=pool)
+    made = Index.create(tmp_path / "index", pool, model=trained.model)
     index = Index.open(tmp_path / "index", model=tmp_path / "model")
     other = pickled(index)
     assert other.model.folder == tmp_path / "model"

@@ -48,7 +48,7 @@ def pool(trained, candidates, tmp_path_factory) -> Path:
 def shared(model, pool, tmp_path_factory) -> Index:
     """An index that no test changes."""
     folder = tmp_path_factory.mktemp("shared") / "index"
-    return Index.create(folder, model=model, pool=pool, embeddings="fused")[0]
+    return Index.create(folder, pool, model=model, embeddings="fused")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_the_numbers_of_info_are_counted_right(shared):
     ids = [hit.codes for hit in everything]
     assert info.distinct_ids == len(set(ids))
     assert info.collision_rate == pytest.approx(sum(ids.count(id_) > 1 for id_ in ids) / len(ids))
-    (segment,) = shared.snapshot.segments
+    (segment,) = shared._snapshot.segments
     sizes = {file.name: file.stat().st_size for file in segment.folder.iterdir()}
     assert info.bytes_per_item == {
         name.partition(".")[0]: size / 36 for name, size in sizes.items()
@@ -138,7 +138,7 @@ def test_an_instruction_changes_the_query_and_without_one_the_models_own_is_used
 
 
 def test_re_ranking_by_embeddings_that_are_not_stored_is_refused_with_advice(model, pool, tmp_path):
-    index, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    index = Index.create(tmp_path / "index", pool, model=model)
     assert index.info().embeddings == "none"
     with pytest.raises(UsageError, match="embeddings='fused'"):
         index.search("a star", config=SearchConfig(rerank="embeddings"))
@@ -173,9 +173,9 @@ def test_an_index_built_by_adding_equals_one_built_at_once(model, candidates, po
     halves = [root / "cand_pool" / f"half{number}.jsonl" for number in (0, 1)]
     for number, path in enumerate(halves):
         write_candidates(path, candidates[number::2])
-    index, _ = Index.create(tmp_path / "halves", model=model, pool=halves[0])
+    index = Index.create(tmp_path / "halves", halves[0], model=model)
     index.add(halves[1])
-    whole, _ = Index.create(tmp_path / "whole", model=model, pool=pool)
+    whole = Index.create(tmp_path / "whole", pool, model=model)
     found, expected = (
         {hit.id: (hit.codes, pytest.approx(hit.score, abs=1e-5)) for hit in hits}
         for hits in (
@@ -203,7 +203,7 @@ def test_a_pool_without_anything_usable_is_refused_and_leaves_no_index(model, tm
             if kind == "only broken":
                 (pool / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     with pytest.raises(BadData):
-        Index.create(tmp_path / "index", model=model, pool=pool)
+        Index.create(tmp_path / "index", pool, model=model)
     assert not (tmp_path / "index").exists()
     with pytest.raises(ArtifactMissing):
         Index.open(tmp_path / "index")
@@ -216,7 +216,7 @@ def test_an_index_that_could_not_be_made_or_added_to_leaves_other_files_alone(ow
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
     before = own.info()
     with pytest.raises(UsageError, match="a folder of its own"):
-        Index.create(tmp_path / "mine", model=model, pool=tmp_path / "torn")
+        Index.create(tmp_path / "mine", tmp_path / "torn", model=model)
     with pytest.raises(BadData, match=r"nothing to index.*torn\.png: "):
         own.add(tmp_path / "torn")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
@@ -227,17 +227,17 @@ def test_an_index_that_could_not_be_made_or_added_to_leaves_other_files_alone(ow
 def test_a_pool_that_names_a_candidate_twice_is_refused_with_file_and_line(model, tmp_path):
     rows = write_rows(tmp_path / "pool.jsonl", [text_row("1:1", "a"), text_row("1:1", "b")])
     with pytest.raises(BadRecord, match=r"pool\.jsonl:2"):
-        Index.create(tmp_path / "index", model=model, pool=rows)
+        Index.create(tmp_path / "index", rows, model=model)
 
 
 def test_an_index_of_another_model_does_not_open(trained, tmp_path):
-    index, _ = Index.create(tmp_path / "own.index", vectors=np.eye(20))
+    index = Index.from_vectors(tmp_path / "own.index", np.eye(20))
     with pytest.raises(ArtifactMismatch, match="another model"):
         Index.open(index.folder, model=trained.model)
 
 
 def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool, tmp_path):
-    index, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings="raw")
+    index = Index.create(tmp_path / "index", pool, model=model, embeddings="raw")
     config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings")
     asked = model.instruction_for(Modality.TEXT, Modality.IMAGE)
     hits = index.search("a red star", instruction=asked, hybrid=False, k=100, config=config)
@@ -251,4 +251,4 @@ def test_raw_embeddings_re_rank_by_the_sums_of_the_encoders_features(model, pool
 
 def test_a_whole_data_set_is_no_pool_and_its_pools_are_named(model, trained, tmp_path):
     with pytest.raises(BadData, match=r"give one of its pools.*cand_pool"):
-        Index.create(tmp_path / "index", model=model, pool=trained.data)
+        Index.create(tmp_path / "index", trained.data, model=model)

@@ -26,9 +26,7 @@ def draw(count: int, seed: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Index:
     folder = tmp_path_factory.mktemp("learned") / "i"
-    return Index.create(
-        folder, vectors=draw(ITEMS, 0), modalities=["image", "text"] * (ITEMS // 2)
-    )[0]
+    return Index.from_vectors(folder, draw(ITEMS, 0), modalities=["image", "text"] * (ITEMS // 2))
 
 
 @pytest.fixture
@@ -102,7 +100,7 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
     assert index.forget(chosen=chosen[0]) == chosen.count(chosen[0])
     assert chosen[0] not in ids(index, queries[0], modality="image")[:5]
     with pytest.raises(BadData, match="what was learned for texts gives 0 pairs"):
-        index.fit()
+        index.train()
     assert main(["index", "learn", str(index.folder), "--forget-all"]) == 0
     assert not [*index.choices()]
     plain = [ids(index, query, modality="image") for query in queries]
@@ -128,15 +126,15 @@ def test_the_log_follows_changes_of_the_index(index):
     query = draw(1, 6)[0]
     chosen = far_choice(index, query)
     index.learn(chosen, vector=query)
-    index.add(vectors=draw(50, 7), ids=[f"new {row}" for row in range(50)], modalities="image")
+    index.add_vectors(draw(50, 7), ids=[f"new {row}" for row in range(50)], modalities="image")
     index.compact(min_deleted=0)
     index.refit()
     assert chosen in ids(index, query, modality="image")[:5]
-    assert index.verify().items == ITEMS + 50
+    assert index.check().items == ITEMS + 50
     (path, *_) = (index.folder / "learned" / "segments").glob("*/*.npy")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ArtifactMismatch, match=path.name):
-        index.verify()
+        index.check()
 
 
 def damage_log(index: Index, how: str) -> None:
@@ -166,7 +164,7 @@ def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog,
     (warning,) = {record.message for record in caplog.records}
     assert "--forget-all" in warning
     for change in (
-        opened.verify,
+        opened.check,
         lambda: [*opened.choices()],
         lambda: opened.forget(chosen=chosen),
     ):
@@ -174,17 +172,17 @@ def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog,
             change()
     with pytest.raises(ArtifactMismatch, match="--forget-all"):
         opened.learn_many([{"chosen": chosen, "vector": one} for one in draw(9, 9)])
-    opened.add(vectors=draw(1, 7), ids=["new"])
+    opened.add_vectors(draw(1, 7), ids=["new"])
     assert ids(opened, query) == plain
     assert main(["index", "learn", str(index.folder), "--forget-all"]) == 0
-    assert opened.verify().items == ITEMS + 1
+    assert opened.check().items == ITEMS + 1
     opened.learn(chosen, vector=query)
     assert chosen in ids(opened, query)
 
 
 def test_a_text_is_forgotten_in_any_form_of_unicode(tmp_path):
     texts = [f"a kite number {number}" for number in range(20)]
-    index, _ = Index.create(tmp_path / "i", pool=texts, encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", texts, encoder="text:wordllama")
     for composed in ("caf\u00e9", "cafe\u0301"):
         for asked in ("caf\u00e9", "cafe\u0301"):
             index.learn("7", composed)

@@ -21,10 +21,9 @@ TEXTS = [
 def index(tmp_path_factory):
     """Nobody may change it."""
     items = [NewItem(f"t{number}", text) for number, text in enumerate(TEXTS)]
-    made, _ = Index.create(
-        tmp_path_factory.mktemp("words") / "t.index", pool=items, encoder="text:wordllama"
+    return Index.create(
+        tmp_path_factory.mktemp("words") / "t.index", items, encoder="text:wordllama"
     )
-    return made
 
 
 @pytest.mark.parametrize(
@@ -78,13 +77,13 @@ def test_conditions_and_alternatives_keep_the_words_that_a_query_leaves_out(inde
     options = {"parts": [SearchPart(text="soup -bowl")], "combine": "any"}
     for where in ((), Filter(match="beach")):
         request = SearchRequest(text="beach -people", where=where, **options)
-        [hits] = index.search_many([request])
+        [hits] = index.search([request])
         assert {hit.id for hit in hits} == ({"t1"} if where else {"t1", "t2", "t3"})
     assert {hit.id for hit in index.search("dawn -people", match="beach")} == {"t1"}
 
 
 def test_choices_for_a_query_are_those_for_the_query_without_them(tmp_path):
-    made, _ = Index.create(tmp_path / "t.index", pool=TEXTS, encoder="text:wordllama")
+    made = Index.create(tmp_path / "t.index", TEXTS, encoder="text:wordllama")
     made.learn("0", "seaside -crowd")
     assert made.search("seaside", k=1)[0].id == "0"
     assert made.search("seaside -people", k=1)[0].id == "1"

@@ -29,7 +29,7 @@ def as_bytes(colour):
 
 
 def create(tmp_path, clip_folder, pool):
-    return Index.create(tmp_path / "i", pool=pool, encoder=f"clip:{clip_folder}")
+    return Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
 
 
 def test_a_list_of_everything_becomes_an_index(tmp_path, clip_folder):
@@ -43,19 +43,20 @@ def test_a_list_of_everything_becomes_an_index(tmp_path, clip_folder):
         NewItem("mine", "a green anchor", image("green"), {"price": 3}),
         {"text": "green ground", "fields": {"price": 4}},
     ]
-    index, added = create(tmp_path, clip_folder, iter(pool))
+    index = create(tmp_path, clip_folder, iter(pool))
+    added = index.last_change
     assert (added.added, added.left_out) == (7, [])
     gold = (tmp_path / "gold.png").as_posix()
-    assert sorted(index.snapshot.ids()) == sorted(["0", "1", "2", "3", gold, "mine", "6"])
+    assert sorted(index._snapshot.ids()) == sorted(["0", "1", "2", "3", gold, "mine", "6"])
     assert [hit.id for hit in index.search("anchor", where=["price>3"])] == ["6"]
     (blue,) = index.search("anchor", where=["id=2"])
     assert open_image(Path(blue.image)).getpixel((3, 3)) == BLUE
-    assert index.verify().items == 7
+    assert index.check().items == 7
 
 
 @pytest.mark.parametrize("given", ["path", "str", "bytes", "pillow", "array"])
 def test_a_query_takes_every_kind_of_picture(tmp_path, clip_folder, given):
-    index, _ = create(tmp_path, clip_folder, [image("red"), image("blue")])
+    index = create(tmp_path, clip_folder, [image("red"), image("blue")])
     image("blue").save(tmp_path / "q.png")
     query = {
         "path": tmp_path / "q.png",
@@ -89,7 +90,7 @@ def test_other_elements_are_refused_by_name(tmp_path, clip_folder, given, said):
 
 def test_hits_become_a_data_frame(tmp_path, clip_folder, monkeypatch):
     pytest.importorskip("pandas")
-    index, _ = create(
+    index = create(
         tmp_path, clip_folder, [NewItem("a", "red", fields={"price": 3}), NewItem("b", "green")]
     )
     hits = index.search("red")
@@ -128,7 +129,8 @@ def broken(kind):
 )
 def test_a_broken_picture_is_left_out_and_nothing_of_it_is_kept(tmp_path, clip_folder, kind, said):
     items = [NewItem("red", "red"), NewItem("x", image=broken(kind))]
-    index, added = create(tmp_path, clip_folder, items)
+    index = create(tmp_path, clip_folder, items)
+    added = index.last_change
     assert (added.added, [said in one.reason for one in added.left_out]) == (1, [True])
     (outcome,) = index.add([NewItem("y", "a text", broken(kind))]).left_out
     assert said in outcome.reason
@@ -147,6 +149,6 @@ def test_a_list_that_fails_half_way_leaves_nothing(tmp_path, clip_folder):
 
 
 def test_a_whole_number_of_any_size_is_a_field(tmp_path, clip_folder):
-    index, _ = create(tmp_path, clip_folder, [NewItem("a", "a", fields={"n": 10**400}), "red"])
+    index = create(tmp_path, clip_folder, [NewItem("a", "a", fields={"n": 10**400}), "red"])
     assert [hit.id for hit in index.search("a", where=["n>3"])] == ["a"]
     assert not index.search("a", where=["n<3"])

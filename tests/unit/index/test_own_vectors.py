@@ -28,14 +28,15 @@ def draw(count: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Index:
-    index, added = Index.create(
+    index = Index.from_vectors(
         tmp_path_factory.mktemp("vectors") / "own.index",
-        vectors=draw(ITEMS),
+        draw(ITEMS),
         ids=[f"item {row}" for row in range(ITEMS)],
         modalities=["image"] * 60 + ["text"] * 30,
         texts=[f"number {row}" for row in range(ITEMS)],
         fields=[{"price": row} for row in range(ITEMS)],
     )
+    added = index.last_change
     assert added.added == ITEMS
     return index
 
@@ -69,7 +70,7 @@ def test_options_change_only_the_settings_they_name_and_need_no_torch(index, opt
     assert hits
     assert hits == index.search(**asked, config=settings)
     assert (hits == index.search(**asked)) == ("rerank" not in options)
-    searcher = SnapshotSearcher(index.model, index.snapshot, SearchConfig(**options))
+    searcher = SnapshotSearcher(*index._current(), SearchConfig(**options))
     assert searcher.config == settings
 
 
@@ -101,9 +102,9 @@ def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path
     meanings = random.standard_normal((500, 32)) / 32**0.5
     images = np.hstack([meanings[:400], np.tile([3.0, 0.0], (400, 1))])
     texts = np.hstack([meanings[400:], np.tile([0.0, 3.0], (100, 1))])
-    mixed, _ = Index.create(
+    mixed = Index.from_vectors(
         tmp_path / "mixed.index",
-        vectors=np.vstack([images, texts]).astype(np.float32),
+        np.vstack([images, texts]).astype(np.float32),
         modalities=["image"] * 400 + ["text"] * 100,
     )
     asked = np.hstack([meanings[:50], np.tile([0.0, 3.0], (50, 1))])
@@ -113,7 +114,7 @@ def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path
     assert [hits[0].id for hits in own] == [*map(str, range(50)), *map(str, range(400, 450))]
     alone = mixed.search_vectors(asked[:1], k=5, modality="image")
     assert {hit.excess for hit in alone[0]} == {None}
-    mixed.add(vectors=asked.astype(np.float32), ids=[f"late {row}" for row in range(50)])
+    mixed.add_vectors(asked.astype(np.float32), ids=[f"late {row}" for row in range(50)])
     of_two_segments = [hit.excess for hit in mixed.search_vectors(asked[:1], k=5)[0]]
     mixed.compact(min_deleted=0)
     of_one = [hit.excess for hit in mixed.search_vectors(asked[:1], k=5)[0]]
@@ -124,23 +125,23 @@ def test_queries_about_nothing_in_the_index_have_no_good_match(tmp_path):
     vectors, noise = draw(400), draw(400, seed=5)
     asked, others = vectors + 0.4 * noise, draw(100, seed=6)
     about = lambda index, queries: [*map(index.good_match, index.search_vectors(queries, k=3))]  # noqa: E731
-    plain, _ = Index.create(tmp_path / "plain.index", vectors=vectors)
+    plain = Index.from_vectors(tmp_path / "plain.index", vectors)
     assert about(plain, asked[:1]) == [None]
-    index, _ = Index.create(tmp_path / "asked.index", vectors=vectors, query_vectors=asked[:200])
+    index = Index.from_vectors(tmp_path / "asked.index", vectors, query_vectors=asked[:200])
     assert about(index, asked[200:]).count(False) <= 15
     assert about(index, others).count(False) > 50
     index.refit()
     assert about(index, asked[200:]).count(False) <= 15
-    assert index.good_match(index.search(parts=[SearchPart(vector=others[0])])) is None
+    assert index.search(parts=[SearchPart(vector=others[0])]).good_match is None
     lines = {
         one.__doc__.partition(".")[0]
         for module in (str, os, math)
         for one in vars(module).values()
         if one.__doc__
     }
-    texts, _ = Index.create(tmp_path / "texts.index", pool=sorted(lines), encoder="text:wordllama")
-    assert texts.good_match(texts.search("return the square root of a number"))
-    assert texts.good_match(texts.search("two dogs play with a ball in the snow")) is False
+    texts = Index.create(tmp_path / "texts.index", sorted(lines), encoder="text:wordllama")
+    assert texts.search("return the square root of a number").good_match
+    assert texts.search("two dogs play with a ball in the snow").good_match is False
 
 
 def test_filters_words_and_parts_go_with_vectors(made):
@@ -155,8 +156,8 @@ def test_filters_words_and_parts_go_with_vectors(made):
 
 def test_vectors_are_added_replaced_and_deleted(index):
     more = draw(3, seed=3)
-    assert index.add(vectors=more, ids=["a", "b", "item 1"], modalities="image").added == 3
-    assert index.add(vectors=more, ids=["a", "b", "item 1"], modalities="image").unchanged == 3
+    assert index.add_vectors(more, ids=["a", "b", "item 1"], modalities="image").added == 3
+    assert index.add_vectors(more, ids=["a", "b", "item 1"], modalities="image").unchanged == 3
     assert index.search(vector=more[2], k=1, modality="image")[0].id == "item 1"
     index.delete("a")
     assert "a" not in [hit.id for hit in index.search(vector=more[0], k=50)]
@@ -172,16 +173,16 @@ def bad_rows(kind: str) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["zero", "nan", "infinite"])
 def test_a_row_without_direction_is_named_and_nothing_changes(index, kind, tmp_path):
     with pytest.raises(BadData, match="row 4 "):
-        index.add(vectors=bad_rows(kind), ids=list("abcdef"))
+        index.add_vectors(bad_rows(kind), ids=list("abcdef"))
     with pytest.raises(BadData, match="row 4 "):
-        Index.create(tmp_path / "new.index", vectors=bad_rows(kind))
+        Index.from_vectors(tmp_path / "new.index", bad_rows(kind))
     assert index.info().items == ITEMS
     assert not (tmp_path / "new.index").exists()
 
 
 def test_vectors_may_be_long_beyond_single_precision(index):
     longest = (draw(1, seed=5) * np.float64(1e150)).astype(np.float64)
-    assert index.add(vectors=longest, ids=["far"]).added == 1
+    assert index.add_vectors(longest, ids=["far"]).added == 1
     assert index.search(vector=draw(1, seed=5)[0], k=1)[0].id == "far"
 
 
@@ -194,7 +195,7 @@ def test_vectors_may_be_long_beyond_single_precision(index):
 )
 def test_bad_ids_are_named_by_their_rows(index, ids, words):
     with pytest.raises(BadData, match=words):
-        index.add(vectors=draw(4), ids=ids)
+        index.add_vectors(draw(4), ids=ids)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +203,12 @@ def test_bad_ids_are_named_by_their_rows(index, ids, words):
     [
         ({"vectors": draw(2)[:, :5], "ids": ["x", "y"]}, "have 5 numbers, those of this index 12"),
         ({"vectors": draw(2), "ids": ["x"]}, "2 vectors and 1 ids"),
-        ({"vectors": draw(2)}, "need ids="),
         ({"vectors": draw(1)[0], "ids": ["x"]}, r"of shape \(12,\)"),
     ],
 )
 def test_other_shapes_are_refused(index, given, words):
     with pytest.raises(UsageError, match=words):
-        index.add(**given)
+        index.add_vectors(**given)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,11 @@ def test_words_are_refused_because_nobody_knows_the_encoder(made):
         made.search("a dog")
 
 
-def test_either_a_pool_or_vectors(tmp_path):
-    with pytest.raises(UsageError, match="either a pool, or vectors"):
-        Index.create(tmp_path / "x.index", pool=["a"], vectors=draw(3))
+def test_a_matrix_is_not_a_pool(index, tmp_path):
+    with pytest.raises(UsageError, match="from_vectors"):
+        Index.create(tmp_path / "x.index", draw(3))
+    with pytest.raises(UsageError, match="add_vectors"):
+        index.add(draw(3))
 
 
 def test_the_command_line_takes_files(tmp_path, capsys):
@@ -260,10 +262,8 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
         pairs = zip(found, exact.tolist(), strict=True)
         return np.mean([len({int(hit.id) for hit in hits} & {*rows}) / 10 for hits, rows in pairs])
 
-    plain, _ = Index.create(tmp_path / "plain.index", vectors=items, levels=2)
-    aware, _ = Index.create(
-        tmp_path / "aware.index", vectors=items, levels=2, query_vectors=asked[:200]
-    )
+    plain = Index.from_vectors(tmp_path / "plain.index", items, levels=2)
+    aware = Index.from_vectors(tmp_path / "aware.index", items, levels=2, query_vectors=asked[:200])
     assert share(aware) > 1.2 * share(plain)
     assert (aware.info().knows_queries, plain.info().knows_queries) == (True, False)
     aware.refit(levels=5)  # keeps what is known of queries
@@ -278,7 +278,7 @@ def test_codes_keep_what_queries_ask_for(tmp_path):
 
 def test_the_most_levels_keep_all(tmp_path):
     items = np.random.default_rng(0).standard_normal((60, 8))
-    index, _ = Index.create(tmp_path / "x.index", vectors=items, levels=32)
+    index = Index.from_vectors(tmp_path / "x.index", items, levels=32)
     config = dataclasses.replace(index.settings, rerank="codes")
     found = index.search_vectors(items, k=1, config=config)
     assert [hits[0].id for hits in found] == [str(row) for row in range(60)]

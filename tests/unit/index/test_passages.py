@@ -46,7 +46,8 @@ def create(place):
         )
     for topic, words in TOPICS.items():
         (notes / f"{topic}.txt").write_text(f"A short note on {topic}: {words}.")
-    made, added = Index.create(place / "notes.index", pool=notes, encoder=WORDLLAMA)
+    made = Index.create(place / "notes.index", notes, encoder=WORDLLAMA)
+    added = made.last_change
     assert (added.added, added.shortened, len(made)) == (12, [], 12)
     assert made.info().passages > 40
     return made
@@ -113,7 +114,7 @@ def test_passages_follow_their_item_through_changes(changing, tmp_path):
         assert set(hits["moved.txt"].passage.split()) <= set(chapters(TOPICS).split())
         assert hits["book 0.txt"].passage in hits["book 0.txt"].text
     assert 0 < index.info().passages < before
-    index.verify()
+    index.check()
 
 
 def test_long_captions_beside_and_inside_photos_have_passages(tmp_path):
@@ -123,9 +124,8 @@ def test_long_captions_beside_and_inside_photos_have_passages(tmp_path):
     PIL.Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "inside.jpg", exif=exif)
     PIL.Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "beside.jpg")
     (tmp_path / "photos" / "beside.txt").write_text(chapters(["bread", "ships"]))
-    index, added = Index.create(
-        tmp_path / "made.index", pool=tmp_path / "photos", encoder=WORDLLAMA
-    )
+    index = Index.create(tmp_path / "made.index", tmp_path / "photos", encoder=WORDLLAMA)
+    added = index.last_change
     assert (len(index), added.shortened) == (2, [])
     for photo, topic in (("inside.jpg", "winter"), ("beside.jpg", "ships")):
         hit = index.search(TOPICS[topic])[0]
@@ -205,7 +205,7 @@ def test_all_of_a_long_query_is_searched_for(index):
 def test_a_long_query_is_the_normalised_mean_of_its_passages(index):
     text = chapters(TOPICS)
     texts = [text[start:end] for start, end in divide(index.model.encoder, text, format_text)]
-    searcher = SnapshotSearcher(*index.current())
+    searcher = SnapshotSearcher(*index._current())
     long, *parts = searcher.encode([SearchRequest(text=one) for one in (text, *texts)])
     mean = np.mean([part.feature for part in parts], axis=0)
     assert len(parts) > 10

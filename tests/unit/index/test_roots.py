@@ -37,7 +37,7 @@ def write(folder, *names):
 
 
 def ids(index):
-    return sorted(index.snapshot.ids())
+    return sorted(index._snapshot.ids())
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def notes(tmp_path):
 
 @pytest.fixture
 def index(notes, tmp_path):
-    return Index.create(tmp_path / "i", pool=notes, encoder="text:wordllama")[0]
+    return Index.create(tmp_path / "i", notes, encoder="text:wordllama")
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_of_two_folders_with_the_same_names_nothing_is_lost_doubled_or_encoded_t
     for number in range(6):
         draw(first / "DCIM" / f"{number}.png", number)
         draw(second / "DCIM" / f"{number}.png", number + 10)
-    index, _ = Index.create(tmp_path / "i", pool=first, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", first, encoder=f"clip:{clip_folder}")
     with pytest.raises(KeyboardInterrupt):
         index.add(second)
     draw(second / "DCIM" / "6.png", 16)
@@ -118,7 +118,7 @@ def test_of_two_folders_with_the_same_names_nothing_is_lost_doubled_or_encoded_t
     moved = index.get("camB/moved.png")
     assert (moved.image, moved.text) == (str(tmp_path / "camC" / "moved.png"), "a red anchor 0")
     assert set(opened.values()) == {1}
-    assert index.verify().items == 13
+    assert index.check().items == 13
 
 
 def test_folders_in_and_around_a_remembered_one_add_what_is_new_only(index, notes, tmp_path):
@@ -239,7 +239,7 @@ def test_a_renamed_picture_keeps_text_and_fields_that_a_list_gave_its_old_name(t
         draw(place / f"{name}.png", ord(name))
     rows = "a.png,a red kite,Ulm\nb.png,a boat,Bonn\nc.png,a car,Hof\n"
     (place / "metadata.csv").write_text(f"file_name,text,town\n{rows}")
-    index, _ = Index.create(tmp_path / "i", pool=place, encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", place, encoder="text:wordllama")
     (place / "sub").mkdir()
     for again in ("a.png", "sub/d.png"):
         (place / again).rename(place / "sub" / "d.png")
@@ -261,13 +261,13 @@ def test_a_renamed_picture_keeps_text_and_fields_that_a_list_gave_its_old_name(t
 def test_captions_stay_while_their_file_cannot_be_read(tmp_path, clip_folder):
     draw(tmp_path / "trip" / "a.png", 1)
     (tmp_path / "trip" / "metadata.csv").write_text("file_name,text\na.png,a red kite\n")
-    index, _ = Index.create(tmp_path / "i", pool=tmp_path / "trip", encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "i", tmp_path / "trip", encoder=f"clip:{clip_folder}")
     (tmp_path / "trip" / "metadata.csv").write_bytes(b"\xff\x00\xff")
     assert (index.sync().unchanged, index.get("a.png").text) == (1, "a red kite")
 
 
 def test_a_single_file_that_was_renamed_in_another_root_is_one_item(notes, tmp_path):
-    index, _ = Index.create(tmp_path / "i", pool=notes / "a.txt", encoder="text:wordllama")
+    index = Index.create(tmp_path / "i", notes / "a.txt", encoder="text:wordllama")
     index.add(notes)
     (notes / "a.txt").rename(notes / "z.txt")
     assert (index.sync().moved, "notes/z.txt" in index, len(index)) == (1, True, 4)

@@ -54,7 +54,7 @@ def index(model, pool, tmp_path_factory) -> Index:
     """An index of two segments with deleted items that no test changes."""
     folder = tmp_path_factory.mktemp("made") / "index"
     lines = pool.read_text().splitlines(keepends=True)
-    made, _ = Index.create(folder, model=model, pool=pool, embeddings="fused")
+    made = Index.create(folder, pool, model=model, embeddings="fused")
     more = pool.with_name("more.jsonl")
     more.write_text(
         "".join(
@@ -123,7 +123,7 @@ def test_an_unknown_field_is_an_error_that_names_the_known_ones(index):
 def test_a_request_takes_what_search_takes(index):
     request = SearchRequest(text="a kite", modality="image", where=["price<20"], k=3)
     assert request.modality is Modality.IMAGE
-    assert index.search_many([request]) == [
+    assert index.search([request]) == [
         index.search("a kite", modality="image", where={"price": {"<": 20}}, k=3)
     ]
     with pytest.raises(UsageError, match="sound"):
@@ -153,9 +153,9 @@ REQUESTS = [
 )
 def test_many_requests_together_are_answered_as_one_by_one(index, pool, config):
     requests = [*REQUESTS, SearchRequest(text="the same", image=pool.with_name("green.png"), k=4)]
-    together = index.search_many(requests, config=config)
+    together = index.search(requests, config=config)
     for request, found in zip(requests, together, strict=True):
-        (alone,) = index.search_many([request], config=config)
+        (alone,) = index.search([request], config=config)
         assert ids(found) == ids(alone)
         assert [hit.codes for hit in found] == [hit.codes for hit in alone]
         assert [hit.score for hit in found] == pytest.approx([hit.score for hit in alone], abs=1e-4)
@@ -190,8 +190,8 @@ def test_embeddings_of_fewer_bits_rank_nearly_as_those_of_16(model, pool, tmp_pa
     config = dataclasses.replace(PAPER_SEARCH, beam=500, rerank="embeddings")
     found = []
     for bits in (16, 8, 4, 1):
-        made, _ = Index.create(
-            tmp_path / str(bits), model=model, pool=pool, embeddings="fused", embedding_bits=bits
+        made = Index.create(
+            tmp_path / str(bits), pool, model=model, embeddings="fused", embedding_bits=bits
         )
         hits = made.search("a red kite", k=100, config=config)
         found.append({hit.id: hit.score for hit in hits})
@@ -216,11 +216,11 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(
     spreads[:, 2] = 1
     monkeypatch.setitem(model.codebooks.weights, "spreads", spreads)
     monkeypatch.setattr(model, "coder", Coder(model.codebooks))
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool, embeddings=kind)
-    (table,) = (part.table for part in made.snapshot.search_segments)
+    made = Index.create(tmp_path / "index", pool, model=model, embeddings=kind)
+    (table,) = (part.table for part in made._snapshot.search_segments)
     levels, weight = model.num_levels, 0.25
     of_ids = {tuple(row[:levels]): row[levels + 1] for row in table.ids.tolist()}
-    of_items = made.snapshot.evidence(model.ranker).densities
+    of_items = made._snapshot.evidence(model.ranker).densities
     assert (of_items is not None) == (kind == "fused")
     for rerank, is_corrected in (("codes", True), ("embeddings", kind == "fused"), ("none", False)):
         plain, other = (
@@ -247,7 +247,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(
                 continue
             density, share = (of_ids[hit.codes] - 128) / 800, 1.0
             if rerank == "embeddings":
-                density = (int(of_items[0][made.snapshot.locate(name).row]) - 128) / 800
+                density = (int(of_items[0][made._snapshot.locate(name).row]) - 128) / 800
                 share = min(max((1 - hit.score) / 0.25, 0), 1) ** 3  # of a product near 1
             cost = weight * share * density
             if abs(cost) > 1e-3:
@@ -303,13 +303,13 @@ def test_a_search_that_has_ranked_all_that_it_may_find_is_not_repeated(index, mo
 
 
 def test_without_modality_and_instruction_each_modality_is_searched(model, pool, tmp_path):
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    made = Index.create(tmp_path / "index", pool, model=model)
     merged = made.search("a red kite", k=6)
     assert [hit.rank for hit in merged] == list(range(1, 7))
     alone = [made.search("a red kite", modality=kind, k=6) for kind in ("text", "image")]
     best = sorted((hit for hits in alone for hit in hits), key=lambda hit: -hit.score)
     assert ids(merged) == ids(best[:6])  # their scores are comparable
-    both = made.search_many(
+    both = made.search(
         [SearchRequest(text="a red kite", k=6), SearchRequest(text="star", modality="text")]
     )
     assert ids(both[0]) == ids(merged)
@@ -321,7 +321,7 @@ def test_without_modality_and_instruction_each_modality_is_searched(model, pool,
 def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(
     model, pool, tmp_path
 ):
-    made, _ = Index.create(tmp_path / "index", model=model, pool=pool)
+    made = Index.create(tmp_path / "index", pool, model=model)
     lists = [
         [
             dataclasses.replace(hit, probability=chance)

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 def index(folder, clip_folder, tmp_path_factory):
     """An index of two segments, which nobody may change."""
     place = tmp_path_factory.mktemp("words")
-    index, _ = Index.create(place / "index", pool=folder, encoder=f"clip:{clip_folder}")
+    index = Index.create(place / "index", folder, encoder=f"clip:{clip_folder}")
     (place / "more").mkdir()
     (place / "more" / "late.txt").write_text(
         "a red anchor, part AX-7774 of 2021, painted by Lindhu"
@@ -88,11 +88,11 @@ def test_what_many_items_contain_changes_nothing(index):
 
 
 def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
-    words = find_word_matches(index.snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
+    words = find_word_matches(index._snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
 
     def named(places):
         rows = zip(*decode_locations(places), strict=True)
-        return {index.snapshot.item_at(Location(*place)).id for place in rows}
+        return {index._snapshot.item_at(Location(*place)).id for place in rows}
 
     assert named(words.locations) == {
         "note 100.txt",
@@ -114,7 +114,7 @@ def test_filters_and_deleted_items_count(index, tmp_path):
 
 
 def test_a_generators_order_is_searched_too(folder, model, tmp_path):
-    index, _ = Index.create(tmp_path / "index", model=model, pool=folder)
+    index = Index.create(tmp_path / "index", folder, model=model)
     config = SearchConfig(router="generator")
     assert index.search("kerlin", modality="text", config=config)[0].id == "note 100.txt"
 
@@ -142,7 +142,7 @@ def test_codes_put_items_first_and_counts_do_not(index):
         "rtx3090",
     ]
     for text in ("104 anchors", "the 104th anchor"):
-        assert not find_word_matches(index.snapshot, text).has_code.any()
+        assert not find_word_matches(index._snapshot, text).has_code.any()
 
 
 def test_the_command(index, capsys):
@@ -163,10 +163,9 @@ def many(clip_folder, tmp_path_factory):
         kind = KINDS[number % 15] if number % 15 < len(KINDS) else "thing"
         colour = COLOURS[number % 12] if number % 12 < len(COLOURS) else "plain"
         texts.append(f"number {number} is a {colour} {kind}")
-    index, _ = Index.create(
-        tmp_path_factory.mktemp("many") / "index", pool=texts, encoder=f"clip:{clip_folder}"
+    return Index.create(
+        tmp_path_factory.mktemp("many") / "index", texts, encoder=f"clip:{clip_folder}"
     )
-    return index
 
 
 def texts_of(hits):
@@ -186,8 +185,8 @@ def test_items_with_both_words_of_a_query_come_before_those_with_one(many):
 
 
 def test_a_word_counts_by_how_rare_it_is(many):
-    matches = find_word_matches(many.snapshot, "a scarlet kite number 7 of them")
-    texts = texts_of(many.snapshot.items_at(*decode_locations(matches.locations)))
+    matches = find_word_matches(many._snapshot, "a scarlet kite number 7 of them")
+    texts = texts_of(many._snapshot.items_at(*decode_locations(matches.locations)))
     shares = dict(zip(texts, matches.shares.tolist(), strict=True))
     rare, kite, scarlet = (0.3 * math.log(100 / items) / math.log(100) for items in (1, 7, 9))
     assert shares["number 7 is a plain thing"] == pytest.approx(rare)
@@ -195,14 +194,14 @@ def test_a_word_counts_by_how_rare_it_is(many):
     assert shares["number 0 is a green kite"] == pytest.approx(kite)
     assert "number 8 is a plain thing" not in shares  # "is" and "a" are frequent
     assert not matches.has_all.any()  # nothing contains "of" or "them"
-    assert find_word_matches(many.snapshot, "a number").is_frequent
+    assert find_word_matches(many._snapshot, "a number").is_frequent
 
 
 def test_of_a_long_query_only_rare_words_count(many, monkeypatch):
     monkeypatch.setattr("genius_search.index.words.MAX_RARE_ITEMS", 5)
     page = " ".join([*(f"word{number}x" for number in range(40)), "kite", "number 7"])
-    matches = find_word_matches(many.snapshot, page)
-    (item,) = many.snapshot.items_at(*decode_locations(matches.locations))
+    matches = find_word_matches(many._snapshot, page)
+    (item,) = many._snapshot.items_at(*decode_locations(matches.locations))
     assert item.text == "number 7 is a plain thing"
 
 
@@ -244,7 +243,7 @@ def test_a_text_without_words_of_the_query_is_compared_and_one_with_all_is_not(m
     least = [hit.least_score for hit in many.search("umbrella", k=8)]
     assert least[:7] == [None] * 7
     assert least[7] is not None
-    assert many.good_match(many.search("umbrella")) is not False
+    assert many.search("umbrella").good_match is not False
     assert [hit.least_score for hit in many.search("umbrella", where=["text~number"], k=9)] == [
         None
     ] * 9

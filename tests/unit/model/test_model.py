@@ -65,14 +65,14 @@ def test_a_part_that_a_later_training_replaced_is_found_out_and_named(copied, pa
 
 
 def test_an_encoder_with_other_weights_is_found_out_also_after_opening(copied, tmp_path):
-    index, _ = Index.create(tmp_path / "index", model=copied, pool=["a kite", "a boat"])
+    index = Index.create(tmp_path / "index", ["a kite", "a boat"], model=copied)
     weights = copied / "encoder" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-4:] = np.float32(0.5).tobytes()
     weights.write_bytes(content)
     with pytest.raises(ArtifactMismatch, match="encoder"):
         Genius.open(copied)
-    for read in (index.verify, lambda: index.search("a kite")):
+    for read in (index.check, lambda: index.search("a kite")):
         with pytest.raises(ArtifactMismatch, match=r"model\.safetensors have changed"):
             read()
 
@@ -108,7 +108,7 @@ def test_embeddings_are_unit_vectors_and_the_code_cosine_is_that_with_the_ids_ve
     batch = features.gather(np.arange(20))
     encoded = model.encode(batch, features.modality[:20].astype(np.int64))
     np.testing.assert_allclose(np.linalg.norm(encoded.embeddings, axis=1), 1, atol=1e-6)
-    assert np.array_equal(model.embed(batch), encoded.embeddings)
+    assert np.array_equal(model.embed_features(batch), encoded.embeddings)
     vectors = normalize(model.ranker.vectors(encoded.codes))
     np.testing.assert_allclose(
         encoded.code_cosine, np.vecdot(vectors, encoded.embeddings), atol=1e-6

@@ -55,8 +55,7 @@ def make_index(folder: Path, model: Genius) -> Index:
     file.write_text(
         "".join(json.dumps({"txt": None, "img_path": None, **row}) + "\n" for row in rows)
     )
-    made, _ = Index.create(folder / "things.index", model=model, pool=file)
-    return made
+    return Index.create(folder / "things.index", file, model=model)
 
 
 def form(body: object, **pictures: bytes) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import read_manifest
 from genius_search.index.writer import open_writer
 from genius_search.serve import service
+from genius_search.serve.watch import FileWatch
 
 from .test_guard import is_problem
 
@@ -30,7 +31,7 @@ def test_changes_at_once_are_all_made_and_searches_go_on(writable, found):
         assert list(pool.map(change, range(16))) == [[3, 1, 10]] * 16
     assert {f"{n}-{place}" for n in range(16) for place in (1, 2)} <= found()
     index = writable.app.state.service.indexes["things"]
-    assert Index.open(index.folder, model=index.model).verify().items == 12 + 32
+    assert Index.open(index.folder, model=index.model).check().items == 12 + 32
 
 
 def test_an_index_with_many_deleted_items_is_compacted(writable):
@@ -42,7 +43,7 @@ def test_an_index_with_many_deleted_items_is_compacted(writable):
     ):
         assert time.monotonic() < until
         time.sleep(0.02)
-    assert index.snapshot.num_alive == 7
+    assert index._snapshot.num_alive == 7
 
 
 def removed_but_open(index: Index) -> list[str]:
@@ -104,9 +105,10 @@ def test_a_damaged_file_is_told_by_healthz_and_is_not_searched(writable):
     contents = bytearray(file.read_bytes())
     contents[-1] ^= 1
     file.write_bytes(contents)  # the same file, as a failing disk changes it
-    index.watch()
+    watch = FileWatch(index)
+    writable.app.state.service.watches = [watch]
     waited = time.monotonic() + 20
-    while not index.damage and time.monotonic() < waited:
+    while not watch.damage and time.monotonic() < waited:
         time.sleep(0.02)
     assert writable.get("/healthz").json() == {"status": "damaged"}
     is_problem(writable.post("/v1/search", json={"text": "x"}), 500)

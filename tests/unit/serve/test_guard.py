@@ -148,7 +148,7 @@ def test_errors_of_the_server_are_logged_and_hidden(client, monkeypatch, caplog,
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(client.app.state.service.indexes["things"], "search_many", fail)
+    monkeypatch.setattr(client.app.state.service.indexes["things"], "search", fail)
     response = client.post("/v1/search", json=SEARCH)
     assert "secret" not in response.text
     body = is_problem(response, 500)
@@ -162,7 +162,7 @@ def test_folders_of_the_server_are_redacted(client, monkeypatch):
     def refuse(*_, **__):
         raise UsageError(f"{index.folder}/items.sqlite has no full text, says {index.model.folder}")
 
-    monkeypatch.setattr(index, "search_many", refuse)
+    monkeypatch.setattr(index, "search", refuse)
     body = is_problem(client.post("/v1/search", json=SEARCH), 422)
     assert body["detail"] == "things/items.sqlite has no full text, says things"
 

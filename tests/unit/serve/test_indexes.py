@@ -105,7 +105,7 @@ def index(client):
 def test_some_items_give_an_impression_of_an_index(client, index):
     items = client.get("/v1/items/examples").json()["items"]
     assert 1 < len(items) <= 16
-    assert {item["id"] for item in items} <= set(index.snapshot.ids())
+    assert {item["id"] for item in items} <= set(index._snapshot.ids())
 
 
 def test_a_hit_is_explained_code_by_code(client, index):

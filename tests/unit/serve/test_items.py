@@ -82,7 +82,7 @@ def test_no_other_file_than_a_picture_is_given_away(writable, tmp_path):
     is_problem(writable.get("/v1/items/original", params={"id": "photo"}), 404)
     os.truncate(stored, 1 << 40)
     with pytest.raises(ArtifactMismatch, match=stored.name):
-        writable.app.state.service.indexes["things"].verify()
+        writable.app.state.service.indexes["things"].check()
 
 
 def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(
@@ -115,7 +115,7 @@ def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_inde
     photo = tmp_path / "photos" / "trip" / "a.jpg"
     photo.parent.mkdir(parents=True)
     photo.write_bytes(picture(kind="JPEG", exif=exif))
-    made, _ = Index.create(tmp_path / "photos.index", model=model, pool=tmp_path / "photos")
+    made = Index.create(tmp_path / "photos.index", tmp_path / "photos", model=model)
     with serving(made) as client:
         for data, status in ((photo.read_bytes(), 200), (picture("blue", kind="JPEG"), 404)):
             photo.write_bytes(data)
@@ -171,7 +171,7 @@ def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
     assert {"a/../b", "p", added["ids"][2]} < found()
     index = writable.app.state.service.indexes["things"]
     reopened = Index.open(index.folder, model=index.model)
-    assert reopened.verify().items == 15
+    assert reopened.check().items == 15
     (hit,) = reopened.search("a drum", where=["price=7.5"])
     assert hit.id == "a/../b"
 

@@ -250,7 +250,7 @@ def test_a_panic_of_a_library_fails_one_request(client, monkeypatch):
 
     index = client.app.state.service.indexes["things"]
     with monkeypatch.context() as patch:
-        for method in ("search_many", "explain", "add"):
+        for method in ("search", "explain", "add"):
             patch.setattr(index, method, panic)
         patch.setattr("genius_search.serve.app.some_items", panic)
         for _ in range(5):

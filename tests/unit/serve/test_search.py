@@ -145,7 +145,7 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ("red ground", "green ground", "blue ground", "red a", "green a", "blue a")
     ):
         (pool / f"{number}.txt").write_text(words)
-    index, _ = Index.create(tmp_path / "index", pool=pool, encoder=f"clip:{clip_folder}")
+    index = Index.create(tmp_path / "index", pool, encoder=f"clip:{clip_folder}")
     assert index.settings.rerank == "embeddings"
     with serving(index) as running:
         hits = post(running, text="green ground").json()["hits"]

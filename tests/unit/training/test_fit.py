@@ -102,7 +102,7 @@ def test_an_output_that_is_something_else_is_refused_before_anything_is_written(
         folder.write_text("")
     elif output == "index":
         pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
-        Index.create(folder, model=trained.model, pool=pool)
+        Index.create(folder, pool, model=trained.model)
     else:
         folder.mkdir()
         (folder / "beach.jpg").write_bytes(b"")

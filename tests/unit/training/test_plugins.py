@@ -67,8 +67,8 @@ def test_an_encoder_of_another_package_is_trained_with_indexed_and_searched(
     assert isinstance(model.encoder, parts.LetterEncoder)
     assert model.fingerprint == fitted.fingerprint
     pool = trained.data / "cand_pool" / "global" / "mbeir_union_val_cand_pool.jsonl"
-    index, _ = Index.create(tmp_path / "index", model=tmp_path / "model", pool=pool)
-    assert len(index.search(text="a red bag", k=5)) == 5
+    index = Index.create(tmp_path / "index", pool, model=tmp_path / "model")
+    assert len(index.search("a red bag", k=5)) == 5
     saved = save(fitted.folder, tmp_path / "saved", name="me/model")
     assert Genius.open(saved).fingerprint == fitted.fingerprint
     monkeypatch.setattr(base, "entry_points", lambda **_: EntryPoints([]))

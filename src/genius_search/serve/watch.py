@@ -1,0 +1,50 @@
+"""Checks of the files of served indexes in the background, again and again."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from threading import Thread
+from typing import Final
+
+from genius_search.index.index import Index, current_state
+from genius_search.index.info import check
+from genius_search.serve.schemas import log
+
+MIN_PAUSE_SECONDS: Final = 30.0
+"""Shortest pause between two checks of an index."""
+PAUSE_FACTOR: Final = 9
+"""A pause is at least this many times as long as the check before, so that checks take a tenth of the time."""
+
+
+class FileWatch:
+    """Compares all files of an index but pictures with their checksums, in a thread.
+
+    The files are read at about 2 GB a second. Damage is logged, and searches raise an error until the
+    index is opened again or changed. The thread ends when nobody else holds the index.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.damage: str | None = None
+        """The damage found by the last check, and the remedy; None if all files are intact."""
+        self._index = weakref.ref(index)
+        Thread(target=self._run, name=f"watch {index.folder}", daemon=True).start()
+
+    def _run(self) -> None:
+        while (index := self._index()) is not None:
+            started = time.monotonic()
+            self._check(index)
+            del index
+            duration = time.monotonic() - started
+            time.sleep(max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * duration))
+
+    def _check(self, index: Index) -> None:
+        damage_before = self.damage
+        try:
+            snapshot = current_state(index).snapshot
+            check(index.folder, snapshot, model_folder=index.model.folder, with_pictures=False)
+            self.damage = current_state(index).snapshot.damage
+        except Exception as error:  # noqa: BLE001  whatever it is, the index cannot be read
+            self.damage = str(error)
+            if self.damage != damage_before:
+                log.error("%s", error)
