@@ -152,14 +152,14 @@ def test_without_re_ranking_the_score_is_the_log_probability(shared):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"text": "a red star", "k": 0}, "k is 0"),
-        ({"text": "a red star", "k": 10**9 + 1}, "k is 1000000001"),
-        ({"text": "a red star", "beam": 0}, "beam is 0"),
-        ({"text": "caf\udce9"}, "half a character"),
-        ({"text": "x", "instruction": "\ud800"}, "half a character"),
+        ({"query": "a red star", "k": 0}, "k is 0"),
+        ({"query": "a red star", "k": 10**9 + 1}, "k is 1000000001"),
+        ({"query": "a red star", "beam": 0}, "beam is 0"),
+        ({"query": "caf\udce9"}, "half a character"),
+        ({"query": "x", "instruction": "\ud800"}, "half a character"),
         ({"instruction": "Find a photo"}, "a text, an image, or both"),
-        ({"text": " \n"}, "a text, an image, or both"),
-        ({"text": "a", "parts": [SearchPart(text="b", id="1")]}, "a text, an image, or both"),
+        ({"query": " \n"}, "a text, an image, or both"),
+        ({"query": "a", "parts": [SearchPart(text="b", id="1")]}, "a text, an image, or both"),
         ({"parts": [SearchPart(text="b", weight=2.0)], "combine": "any"}, "no effect"),
     ],
 )

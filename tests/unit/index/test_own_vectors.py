@@ -124,7 +124,7 @@ def test_modalities_are_merged_by_how_far_a_hit_stands_out_from_its_own(tmp_path
 def test_queries_about_nothing_in_the_index_have_no_good_match(tmp_path):
     vectors, noise = draw(400), draw(400, seed=5)
     asked, others = vectors + 0.4 * noise, draw(100, seed=6)
-    about = lambda index, queries: [*map(index.good_match, index.search_vectors(queries, k=3))]  # noqa: E731
+    about = lambda index, queries: [hits.good_match for hits in index.search_vectors(queries, k=3)]  # noqa: E731
     plain = Index.from_vectors(tmp_path / "plain.index", vectors)
     assert about(plain, asked[:1]) == [None]
     index = Index.from_vectors(tmp_path / "asked.index", vectors, query_vectors=asked[:200])

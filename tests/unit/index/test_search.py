@@ -272,7 +272,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(
 )
 @pytest.mark.parametrize("options", [{}, {"modality": "image"}, {"where": ["price<20"]}])
 def test_pages_of_any_size_are_those_of_one_list_down_to_the_last_item(index, config, options):
-    query = {"text": "a red kite", "config": config, **options}
+    query = {"query": "a red kite", "config": config, **options}
     whole = index.search(**query, k=len(index))
     listed = index.search(**options, k=len(index)) if options else index
     assert sorted(ids(whole)) == sorted(item.id for item in listed)
