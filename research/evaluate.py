@@ -25,7 +25,8 @@ from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import PAPER_SEARCH, validate_settings
 from genius_search.data.features import Features, look_up
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
-from genius_search.encoders.base import Encoder, absolute_spec
+from genius_search.encoders.base import Encoder
+from genius_search.encoders.open import absolute_spec
 from genius_search.errors import BadData, UsageError
 from genius_search.index.evaluate import KS
 from genius_search.index.store import StoredEmbeddings

@@ -14,7 +14,7 @@ from jaxtyping import Float16
 
 from genius_search.cli.options import command
 from genius_search.cli.terminal import print_text
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import BadData
 from research.command import run
 

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from genius_search.artifact import open_artifact, read_json
-from genius_search.encoders.base import Encoder, Keys, cut_texts, load_encoder, read_tokenizer
+from genius_search.encoders.base import Encoder, Keys, cut_texts, read_tokenizer
+from genius_search.encoders.open import load_encoder
 from genius_search.encoders.pretrained import clip_reader, middle_square
 from genius_search.errors import need_packages
 from genius_search.nn.weights import in_batches

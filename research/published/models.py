@@ -28,7 +28,8 @@ from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import FusionConfig, to_json, validate_settings
 from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates
-from genius_search.encoders.base import Encoder, absolute_spec, load_encoder
+from genius_search.encoders.base import Encoder
+from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import QUANTIZER_KIND as QUANTIZER

@@ -23,7 +23,8 @@ from genius_search.artifact import (
 )
 from genius_search.border import as_path
 from genius_search.config import SearchSettings
-from genius_search.encoders.base import Encoder, LateEncoder, load_encoder
+from genius_search.encoders.base import Encoder, LateEncoder
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.forks import renew_in_children
 from genius_search.nn.codebooks import StoredQuantizer

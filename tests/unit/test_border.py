@@ -18,7 +18,7 @@ from genius_search.border import as_id, as_ids, as_matrix, as_numbers, as_path, 
 from genius_search.cli import main
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels
 from genius_search.data.values import fields_to_json
-from genius_search.encoders.base import absolute_spec
+from genius_search.encoders.open import absolute_spec
 from genius_search.errors import BadData, GeniusError, UsageError
 from genius_search.index.calibrate import read_pairs
 

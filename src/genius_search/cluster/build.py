@@ -25,7 +25,7 @@ from genius_search.cluster.searcher import (
     shard_folder,
     shard_of,
 )
-from genius_search.encoders.base import absolute_spec, load_encoder
+from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index.build import add_pool, find_changes, fit_model, new_manifest
 from genius_search.index.items import Item

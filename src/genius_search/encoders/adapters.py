@@ -1,7 +1,7 @@
-"""`adapters:FOLDER`: two small trained networks over two frozen encoders, one of images and one of texts.
+"""`adapters:FOLDER`: small trained networks over two frozen encoders, one for images, one for texts.
 
-The encoders may be of any kinds and widths; training/adapters.py trains the networks. Here they are run in
-NumPy, so that a search needs PyTorch only if one of the encoders does.
+The encoders may have any architectures and widths. training/adapters.py trains the networks. This
+module runs them in NumPy, so a search needs PyTorch only if one of the encoders does.
 """
 
 from __future__ import annotations
@@ -22,47 +22,38 @@ from genius_search.artifact import (
     read_arrays,
     read_json,
 )
-from genius_search.encoders.base import Keys, load_encoder, reads_images
+from genius_search.encoders.base import Encoder, Keys, reads_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import as_array, normalize
 
 KIND: Final = "adapters"
 CONFIG_FILE: Final = "config.json"
-"""Names the two encoders: ``{"image": SPEC, "text": SPEC}``."""
+"""The file with the specs of the two encoders: ``{"image": SPEC, "text": SPEC}``."""
 WEIGHTS_FILE: Final = "model.safetensors"
 PARTS: Final = ("image", "text")
-_BATCH: Final = 1024
+_ITEMS_AT_ONCE: Final = 1024
+"""Items that pass through the network together."""
 
 
 class FrozenPair:
-    """Images by one encoder and texts by another, as features of two widths.
+    """One encoder for images and another one for texts; the two features may differ in width.
 
     Raises
     ------
     UsageError
-        An encoder is itself one of adapters, or the first reads no images.
+        The image encoder reads no images.
     """
 
-    dim = 0  # the two widths may differ
+    dim = 0  # there is no common width
 
-    def __init__(
-        self, image: str, text: str, *, download: bool = False, device: str = "cpu"
-    ) -> None:
-        for spec in (image, text):
-            if spec.startswith(f"{KIND}:"):
-                raise UsageError(
-                    f"{spec} cannot be inside adapters; give an encoder such as clip: or text:"
-                )
-        self.encoders = {
-            part: load_encoder(spec, download=download, device=device)
-            for part, spec in zip(PARTS, (image, text), strict=True)
-        }
-        if not reads_images(self.encoders["image"]):
+    def __init__(self, image: Encoder, text: Encoder, *, spec: str) -> None:
+        if not reads_images(image):
             raise UsageError(
-                f"{image} reads texts only; the first encoder of adapters: must read images"
+                f"{image.spec} reads only texts; the first encoder of adapters: must read images"
             )
-        self.spec = f"{KIND}:{image},{text}"
-        self.needs_pixels = self.encoders["image"].needs_pixels
+        self.encoders = {"image": image, "text": text}
+        self.spec = spec
+        self.needs_pixels = image.needs_pixels
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,21 +65,27 @@ class FrozenPair:
     def image_features(
         self, images: Sequence[Any], keys: Keys = ()
     ) -> Float32[np.ndarray, "items image_dim"]:
-        """Return the features of images, of the first encoder's width."""
+        """Return the features of images by the image encoder."""
         return as_array(self.encoders["image"].image_features(images, keys))
 
     def text_features(
         self, texts: Sequence[str], keys: Keys = ()
     ) -> Float32[np.ndarray, "items text_dim"]:
-        """Return the features of texts, of the second encoder's width."""
+        """Return the features of texts by the text encoder."""
         return as_array(self.encoders["text"].text_features(texts, keys))
 
 
 class Adapter(NamedTuple):
-    """The sum of a linear map and a network of one hidden layer, or several such whose outputs are joined."""
+    """A linear map plus a network with one hidden layer, in one or several copies (members).
+
+    For standardised features x, and member m of M::
+
+        y_m    = linear_m x + output_m gelu(hidden_m x + hidden_bias_m)
+        result = (y_1 / |y_1|, ..., y_M / |y_M|) / sqrt(M)
+    """
 
     is_rooted: Bool[np.ndarray, ""]
-    """Whether roots of features are read: of those that are never negative, as behind a ReLU."""
+    """Whether the network reads square roots of the features, which are never negative (ReLU)."""
     mean: Float32[np.ndarray, " width"]
     scale: Float32[np.ndarray, " width"]
     linear: Float32[np.ndarray, "members dim width"]
@@ -100,80 +97,84 @@ class Adapter(NamedTuple):
         self, features: Float32[np.ndarray, "items width"]
     ) -> Float32[np.ndarray, "items dim"]:
         """Return unit vectors."""
-        parts = [np.zeros((0, self.output.shape[0] * self.output.shape[1]), dtype=np.float32)]
-        for start in range(0, len(features), _BATCH):
-            batch = features[start : start + _BATCH]
-            inputs = (
-                (np.sqrt(batch.clip(min=0)) if self.is_rooted else batch) - self.mean
-            ) * self.scale
+        members, dim, _ = self.output.shape
+        batches = [np.zeros((0, members * dim), dtype=np.float32)]
+        for start in range(0, len(features), _ITEMS_AT_ONCE):
+            batch = features[start : start + _ITEMS_AT_ONCE]
+            roots = np.sqrt(batch.clip(min=0)) if self.is_rooted else batch
+            inputs = (roots - self.mean) * self.scale
+            # Arrays of shape (members, items, width) from here on.
             hidden = gelu(inputs @ self.hidden.transpose(0, 2, 1) + self.hidden_bias[:, None])
-            outputs = hidden @ self.output.transpose(0, 2, 1) + inputs @ self.linear.transpose(
-                0, 2, 1
-            )
-            parts.append(
-                np.concatenate(list(normalize(outputs)), axis=1) / math.sqrt(len(self.output))
-            )
-        return np.concatenate(parts)
+            nonlinear = hidden @ self.output.transpose(0, 2, 1)
+            linear = inputs @ self.linear.transpose(0, 2, 1)
+            unit_vectors = normalize(nonlinear + linear)
+            batches.append(np.concatenate(list(unit_vectors), axis=1) / math.sqrt(members))
+        return np.concatenate(batches)
 
 
 def gelu(values: np.ndarray) -> np.ndarray:
-    """Compute GELU's approximation by the hyperbolic tangent (Hendrycks and Gimpel, 2016)."""
-    result: np.ndarray = (
-        values * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3))) / 2
-    )
+    """Compute the tanh approximation of GELU (Hendrycks and Gimpel, 2016)."""
+    inner = math.sqrt(2 / math.pi) * (values + 0.044715 * values**3)
+    result: np.ndarray = values * (1 + np.tanh(inner)) / 2
     return result
 
 
+def read_specs(folder: Path) -> tuple[str, str]:
+    """Return the specs of the image encoder and the text encoder of trained adapters.
+
+    Raises
+    ------
+    ArtifactMissing
+        The folder lacks a file.
+    ArtifactMismatch
+        A spec is missing.
+    """
+    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise ArtifactMissing(
+            f"{folder} holds no trained adapters: it lacks {', '.join(missing)}. "
+            "`genius fit DATA --encoder adapters:IMAGE,TEXT --out MODEL` trains them in "
+            "MODEL/encoder"
+        )
+    specs = read_json(folder / CONFIG_FILE)
+    image, text = (specs.get(part) for part in PARTS)
+    if not isinstance(image, str) or not isinstance(text, str):
+        raise ArtifactMismatch(f"{folder / CONFIG_FILE} does not name an image and a text encoder")
+    return image, text
+
+
 class AdapterEncoder:
-    """Two frozen encoders and the networks that bring their features together, as one encoder.
+    """Two frozen encoders, and the networks that map their features into one space.
 
     Parameters
     ----------
     folder
-        the networks, with the specs of the two encoders.
+        The trained networks.
     pair
-        the encoders, if they are open.
+        The encoders over which the networks were trained (:func:`read_specs`).
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        The folder lacks files, or they do not fit together or to the encoders.
+        The networks are absent or damaged, or their widths are not those of the encoders.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        pair: FrozenPair | None = None,
-        *,
-        download: bool = False,
-        device: str = "cpu",
-    ) -> None:
-        missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
-        if missing:
-            raise ArtifactMissing(
-                f"{folder} holds no trained adapters: it lacks {', '.join(missing)}. "
-                "`genius fit DATA --encoder adapters:IMAGE,TEXT --out MODEL` trains them in MODEL/encoder"
-            )
-        specs = read_json(folder / CONFIG_FILE)
-        if not all(isinstance(specs.get(part), str) for part in PARTS):
-            raise ArtifactMismatch(
-                f"{folder / CONFIG_FILE} does not name an image and a text encoder"
-            )
-        self.pair = pair or FrozenPair(
-            specs["image"], specs["text"], download=download, device=device
-        )
+    def __init__(self, folder: Path, pair: FrozenPair) -> None:
+        read_specs(folder)  # for its errors
+        self.pair = pair
         self.spec = f"{KIND}:{folder}"
-        self.needs_pixels = self.pair.needs_pixels
-        for name in ("max_tokens", "num_tokens"):  # which tell whether a text is cut
-            if hasattr(self.pair.encoders["text"], name):
-                setattr(self, name, getattr(self.pair.encoders["text"], name))
+        self.needs_pixels = pair.needs_pixels
+        for name in ("max_tokens", "num_tokens"):  # present if the text encoder may truncate texts
+            if hasattr(pair.encoders["text"], name):
+                setattr(self, name, getattr(pair.encoders["text"], name))
         self._weights = folder / WEIGHTS_FILE
         arrays = read_arrays(self._weights)
         try:
             self.image, self.text = (
                 Adapter(*(arrays[f"{part}.{name}"] for name in Adapter._fields)) for part in PARTS
             )
-            for part, encoder in self.pair.encoders.items():
+            # One row of zeros through each network shows whether the shapes fit together.
+            for part, encoder in pair.encoders.items():
                 getattr(self, part)(np.zeros((1, encoder.dim), dtype=np.float32))
         except (KeyError, ValueError) as error:
             raise mismatch_error(self._weights, error) from None

@@ -1,11 +1,10 @@
-"""The encoder protocols; `load_encoder` opens an encoder by its spec."""
+"""The protocols that encoders follow, and functions that several encoders share."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -19,8 +18,7 @@ from typing import (
     runtime_checkable,
 )
 
-from genius_search.border import as_path
-from genius_search.errors import ArtifactMismatch, UsageError, need_packages
+from genius_search.errors import ArtifactMismatch, UsageError
 from genius_search.nn.codebooks import AnyArray
 
 if TYPE_CHECKING:
@@ -28,19 +26,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-PLUGINS: Final = "genius_search.encoders"
-"""The group of entry points by which other packages bring encoders."""
 CHARACTERS_PER_TOKEN: Final = 64
-"""Characters that are read of a text for each token that an encoder takes; words have about five."""
-_IN_PYTORCH: Final = ("small", "uniir")
-_KNOWN: Final = (
-    "FOLDER or onnx:NAME; st:, clip:, siglip: or text: and a name or folder; small:, adapters: or uniir: and "
-    "a folder; precomputed:PATH"
-)
+"""Characters of a text that are tokenized per token of the encoder's maximum; words have about 5."""
 
 
 class ItemKey(NamedTuple):
-    """The identity of a query or candidate; only encoders that look features up read it."""
+    """The identity of a query or candidate; only encoders that look up stored features need it."""
 
     role: Literal["query", "candidate"]
     id: str
@@ -53,13 +44,14 @@ Keys: TypeAlias = Sequence[ItemKey]
 class Encoder(Protocol):
     """An encoder of images and texts into unnormalised features, one row per input.
 
-    Features are NumPy arrays or PyTorch tensors, of shape (inputs, dim). Images are decoded (RGB, upright);
-    texts have their instruction. With them may come their keys, all of one role.
+    Features are NumPy arrays or PyTorch tensors of shape (inputs, dim). Images are decoded: RGB and
+    upright. Texts start with their instruction. ``keys``, if passed, name the inputs and have all
+    the same role.
     """
 
     @property
     def spec(self) -> str:
-        """The spec that opens this encoder, for example ``clip:openai/clip-vit-base-patch32``."""
+        """The spec that opens this encoder, such as ``clip:openai/clip-vit-base-patch32``."""
 
     @property
     def dim(self) -> int:
@@ -67,11 +59,11 @@ class Encoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash that changes whenever the features would."""
+        """A hash that changes whenever the features would change."""
 
     @property
     def needs_pixels(self) -> bool:
-        """Whether images must be decoded; False when features are looked up or only texts are read."""
+        """Whether the encoder reads decoded images; False if it looks features up or reads only texts."""
 
     def image_features(self, images: Sequence[Image.Image], keys: Keys = (), /) -> AnyArray:
         """Return the features of images."""
@@ -81,10 +73,10 @@ class Encoder(Protocol):
 
 
 class LateEncoder:
-    """An encoder that is opened when something is encoded: opening one may take longer than a change does."""
+    """An encoder that is opened when it first encodes, since opening may take seconds."""
 
-    def __init__(self, opened: Callable[[], Encoder]) -> None:
-        self._open = cache(opened)
+    def __init__(self, opener: Callable[[], Encoder]) -> None:
+        self._open = cache(opener)
 
     def image_features(self, images: Sequence[Image.Image], keys: Keys = ()) -> AnyArray:
         """Return the features of images."""
@@ -99,148 +91,61 @@ class LateEncoder:
 
 
 def reads_images(encoder: Encoder) -> bool:
-    """Return whether an encoder gives features of images; one of texts only has ``reads_images = False``."""
+    """Return whether an encoder reads images; text-only encoders have ``reads_images = False``."""
     return bool(getattr(encoder, "reads_images", True))
 
 
 @runtime_checkable
 class JointEncoder(Encoder, Protocol):
-    """An encoder that reads image and text together and returns one vector for both.
+    """An encoder that reads an image and a text together and returns one vector for both.
 
-    The vector is stored as the text feature, and the image feature is absent.
+    The vector is stored as the text feature; the image feature is absent.
     """
 
     def joint_features(
         self, images: Sequence[Image.Image | None], texts: Sequence[str], keys: Keys = (), /
     ) -> AnyArray:
-        """Return one unnormalised vector for each image and text together; one may be None, or empty."""
-
-
-def load_encoder(spec: str, *, download: bool = False, device: str = "cpu") -> Encoder:  # noqa: C901, PLR0911  a kind each
-    """Open an encoder by its spec, importing only the kind that is named.
-
-    Parameters
-    ----------
-    spec
-        a folder with ONNX graphs, or ``onnx:NAME-or-folder``; ``st:NAME-or-folder`` of a model of
-        sentence-transformers, for which ``clip:``, ``siglip:`` and ``text:`` are other names;
-        ``text:wordllama``, ``small:FOLDER``, ``precomputed:PATH``, ``adapters:FOLDER``, ``uniir:FOLDER``,
-        ``vectors:DIM``, or the name of an entry point of the group :data:`PLUGINS`: a function of another
-        package that is called with what follows the colon, ``download=`` and ``device=``.
-    download
-        Allow downloading a model by its name; otherwise nothing touches the network.
-    device
-        The torch device of the weights.
-
-    Raises
-    ------
-    UsageError
-        The spec names no known kind, or nothing follows the kind.
-    ArtifactMissing, ArtifactMismatch, MissingExtra, NetworkNeeded, BadData
-        The encoder cannot be opened.
-    """
-    if ":" not in spec and as_path(spec).is_dir():
-        spec = f"onnx:{spec}"
-    kind, _, place = spec.partition(":")
-    folder = as_path(place)
-    if kind in _IN_PYTORCH:
-        need_packages(f"the encoder {spec} needs", "torch")
-    match kind if place else "":
-        case "onnx":
-            from genius_search.encoders.onnx import OnnxEncoder  # noqa: PLC0415
-            from genius_search.hub import find_or_pull  # noqa: PLC0415
-
-            return OnnxEncoder(spec, find_or_pull(place, download=download))
-        case "small":
-            from genius_search.encoders.small import load_small  # noqa: PLC0415
-
-            return load_small(folder, device=device)
-        case "st" | "clip" | "siglip" | "text":
-            return _load_pretrained(kind, place, download=download, device=device)
-        case "precomputed":
-            from genius_search.encoders.precomputed import PrecomputedEncoder  # noqa: PLC0415
-
-            return PrecomputedEncoder(folder)
-        case "adapters":
-            from genius_search.encoders.adapters import AdapterEncoder  # noqa: PLC0415
-
-            return AdapterEncoder(folder, download=download, device=device)
-        case "uniir":
-            from genius_search.encoders.pretrained import ClipScoreFusion  # noqa: PLC0415
-
-            return ClipScoreFusion(folder, device=device)
-        case "vectors":
-            return VectorEncoder(place)
-    points = entry_points(group=PLUGINS)
-    if not place or kind not in points.names:
-        known = "; ".join([_KNOWN, *(f"{name}:PLACE" for name in sorted(points.names))])
-        raise UsageError(f"there is no encoder {spec!r}; give {known}")
-    try:
-        opener = points[kind].load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{kind!r} ({points[kind].value}) cannot be imported: {error}") from error
-    opened: Encoder = opener(place, download=download, device=device)
-    return opened
-
-
-def absolute_spec(spec: str) -> str:
-    """Return an encoder's spec such that it can be opened from any working directory."""
-    kind, colon, place = spec.partition(":")
-    if not colon and as_path(spec).is_dir():
-        kind, place = "onnx", spec
-    path = as_path(place)
-    return f"{kind}:{path.resolve()}" if place and path.exists() else spec
-
-
-def _load_pretrained(kind: str, name: str, *, download: bool, device: str) -> Encoder:
-    from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
-
-    if kind == "text" and name == WORDLLAMA:
-        return StaticEncoder(name)
-    folder = as_path(name)
-    if not folder.is_dir():
-        from genius_search.hub import find_or_pull  # noqa: PLC0415  searching by a folder needs none of it
-
-        folder = find_or_pull(name, download=download)
-    if kind in ("st", "text") and is_static(folder):
-        return StaticEncoder(name, folder)
-    need_packages(f"the encoder {kind}:{name} needs", "sentence_transformers")
-    from genius_search.encoders.pretrained import open_pretrained  # noqa: PLC0415
-
-    return open_pretrained(f"{kind}:{name}", folder, device=device)
+        """Return one unnormalised vector per pair; the image may be None, or the text empty."""
 
 
 def cut_texts(texts: Sequence[str], *, max_tokens: int) -> list[str]:
-    """Return the beginnings of texts, long enough for ``max_tokens`` tokens, without white space before them.
+    """Cut long texts to a length that still holds ``max_tokens`` tokens, after leading white space.
 
-    A tokenizer takes about 200 bytes of memory for each character, and drops most of a long text afterwards.
+    Tokenizers use about 200 bytes of memory per character, even for text that is truncated later.
     """
-    most = max_tokens * CHARACTERS_PER_TOKEN
-    return [text if len(text) <= most else text.lstrip()[:most] for text in texts]
+    max_characters = max_tokens * CHARACTERS_PER_TOKEN
+    return [
+        text if len(text) <= max_characters else text.lstrip()[:max_characters] for text in texts
+    ]
 
 
 def is_cut(encoder: Encoder, text: str) -> bool:
-    """Return whether an encoder reads only the beginning of a text; False for one that does not tell.
+    """Return whether an encoder truncates a text; False for encoders without a known limit.
 
-    It tells by ``max_tokens`` and ``num_tokens(text)``, which may stop counting behind ``max_tokens``.
+    An encoder with a limit has an attribute ``max_tokens`` and a method ``num_tokens(text)``, which
+    may stop counting after ``max_tokens``.
     """
-    most = getattr(encoder, "max_tokens", len(text))
-    return len(text) > most and encoder.num_tokens(*cut_texts([text], max_tokens=most)) > most  # type: ignore[attr-defined]
+    max_tokens: int | None = getattr(encoder, "max_tokens", None)
+    if max_tokens is None or len(text) <= max_tokens:  # a token has at least one character
+        return False
+    [beginning] = cut_texts([text], max_tokens=max_tokens)
+    num_tokens: int = encoder.num_tokens(beginning)  # type: ignore[attr-defined]
+    return num_tokens > max_tokens
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Open a ``tokenizer.json``, without the truncation and padding that it may ask for.
+    """Open a ``tokenizer.json`` and disable the truncation and padding that it may configure.
 
     Raises
     ------
     ArtifactMismatch
-        It is damaged.
+        The file is damaged.
     """
-    from tokenizers import Tokenizer  # noqa: PLC0415  not every encoder needs it
+    from tokenizers import Tokenizer  # noqa: PLC0415  not needed by every encoder
 
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001  tokenizers raises plain Exception for a damaged file
+    except Exception as error:  # noqa: BLE001  tokenizers raises plain Exceptions
         raise ArtifactMismatch(f"{file} cannot be read as a tokenizer ({error})") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -248,21 +153,21 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def refuse_images(keys: Keys) -> NoReturn:
-    """Raise :class:`UsageError` for images that an encoder of texts only was given."""
-    which = " ".join(filter(None, keys[0])) if keys else "something"
+    """Raise :class:`UsageError` because a text-only encoder was asked to encode images."""
+    item = " ".join(filter(None, keys[0])) if keys else "an input"
     raise UsageError(
-        f"this encoder reads texts only, and {which} has an image; for pictures, create the index with "
-        "onnx:NAME or st:NAME of a model that reads them"
+        f"this encoder reads only texts, and {item} has an image; for pictures, create the index "
+        "with onnx:NAME or st:NAME of a model that reads images"
     )
 
 
 class VectorEncoder:
-    """Stands for the encoder that a user's vectors come from, and that only the user has.
+    """The placeholder for an encoder that only the user has, and whose vectors the user passes in.
 
     Parameters
     ----------
     width
-        numbers of a vector, as a text: what follows the colon of ``vectors:512``.
+        Dimension of the vectors as a text: ``512`` in the spec ``vectors:512``.
     """
 
     needs_pixels = False
@@ -270,22 +175,24 @@ class VectorEncoder:
     def __init__(self, width: str) -> None:
         if not width.isdecimal() or not int(width):
             raise UsageError(
-                f"encoder 'vectors:{width}' is not known; give the numbers of a vector: vectors:512"
+                f"'vectors:{width}' is not an encoder; expected the dimension of your vectors, such "
+                "as vectors:512"
             )
         self.dim = int(width)
         self.spec = f"vectors:{self.dim}"
         self.fingerprint = hashlib.sha256(self.spec.encode()).hexdigest()
 
     def image_features(self, images: Sequence[Image.Image], _: Keys = ()) -> NoReturn:
-        """Refuse to encode."""
+        """Raise :class:`UsageError`."""
         self._refuse(f"{len(images)} pictures")
 
     def text_features(self, texts: Sequence[str], _: Keys = ()) -> NoReturn:
-        """Refuse to encode."""
+        """Raise :class:`UsageError`."""
         self._refuse(f"the text {texts[0][:40]!r}")
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, description: str) -> NoReturn:
         raise UsageError(
-            "this index was made of vectors, and does not know the encoder that they come from, so it cannot "
-            f"read {what}; search with vector= and add items with vectors=, each of {self.dim} numbers"
+            "this index was created from vectors and does not have their encoder, so it cannot encode "
+            f"{description}; search with vector= and add items with vectors=, each of {self.dim} "
+            "numbers"
         )

@@ -22,14 +22,8 @@ from genius_search.artifact import fingerprint_of
 from genius_search.config import CodebookConfig, validate_settings
 from genius_search.data.features import FeatureBatch, Features, LeftOut
 from genius_search.data.values import fields_to_json
-from genius_search.encoders.base import (
-    Encoder,
-    VectorEncoder,
-    absolute_spec,
-    is_cut,
-    load_encoder,
-    reads_images,
-)
+from genius_search.encoders.base import Encoder, VectorEncoder, is_cut, reads_images
+from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.encoders.passages import divide
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, GeniusError, UsageError

@@ -20,7 +20,8 @@ from jaxtyping import Bool, Int64, Shaped
 from genius_search.artifact import fingerprint_of
 from genius_search.config import CodebookConfig, SearchSettings, validate_settings
 from genius_search.data.features import Features, Pairs
-from genius_search.encoders.base import Encoder, ItemKey, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.open import load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import MAX_BATCH_ITEMS, encode_items, with_measures

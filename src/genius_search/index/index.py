@@ -188,7 +188,7 @@ class Index:
             of files, :class:`NewItem`, or dicts with its fields. Elements without an id are numbered
             from 0. Pictures that are not files are stored in the index.
         encoder
-            Spec of an encoder (:func:`genius_search.encoders.base.load_encoder`), instead of a model.
+            Spec of an encoder (:func:`genius_search.encoders.open.load_encoder`), instead of a model.
             Nothing is trained: codebooks are fitted to the pool and stored in the index.
         model
             A trained model, or its folder.

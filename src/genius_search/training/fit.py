@@ -16,7 +16,7 @@ from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.adapters import KIND as ADAPTERS
 from genius_search.encoders.adapters import FrozenPair
-from genius_search.encoders.base import absolute_spec, load_encoder
+from genius_search.encoders.open import absolute_spec, load_encoder, open_pair
 from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, ModelInstruction
 from genius_search.nn import parallel
@@ -127,7 +127,7 @@ def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | N
             f"{spec!r} names no two encoders; give adapters:IMAGE,TEXT, such as "
             "adapters:clip:FOLDER,text:FOLDER, or the folder of trained ones"
         )
-    return FrozenPair(*parts, download=download, device=device)
+    return open_pair(*parts, download=download, device=device)
 
 
 def _check_folder(folder: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from genius_search.encoders.base import Encoder, load_encoder
+from genius_search.encoders.base import Encoder
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded
 
 TEXTS = ["a red anchor", "a green anchor on a red ground", "anchor"]

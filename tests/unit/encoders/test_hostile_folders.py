@@ -11,7 +11,8 @@ import torch
 from genius_search.artifact import fingerprint_of, open_artifact
 from genius_search.config import FusionConfig, SmallEncoderConfig, to_json
 from genius_search.encoders import small
-from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts, load_encoder
+from genius_search.encoders.base import CHARACTERS_PER_TOKEN, cut_texts
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMismatch
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.nn.generator import Generator, load_generator, write_generator

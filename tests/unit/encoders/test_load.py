@@ -2,7 +2,7 @@
 
 import pytest
 
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMissing, UsageError
 
 

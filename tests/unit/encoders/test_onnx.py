@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from genius_search.encoders.base import absolute_spec, is_cut, load_encoder
+from genius_search.encoders.base import is_cut
 from genius_search.encoders.onnx import prepare_pixels
+from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
 
 TEXTS = ["a red anchor", "A green anchor on a red ground", "anchor"]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from genius_search.encoders.base import Encoder, ItemKey, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.open import load_encoder
 from genius_search.encoders.pretrained import JointPretrainedEncoder, PretrainedEncoder
 from genius_search.errors import ArtifactMismatch
 

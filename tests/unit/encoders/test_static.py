@@ -10,7 +10,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from genius_search.encoders import static
-from genius_search.encoders.base import Encoder, ItemKey, load_encoder
+from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.open import load_encoder
 from genius_search.encoders.static import StaticEncoder
 from genius_search.errors import ArtifactMismatch, MissingExtra, UsageError
 
@@ -43,7 +44,7 @@ def test_a_text_is_the_normalised_mean_of_its_words(folder):
         features(encoder, "RED anchor", "green ＧＲＥＥＮ"), expected, rtol=1e-6
     )
     assert features(encoder).shape == (0, 4)
-    with pytest.raises(UsageError, match=r"reads texts only, and candidate 9:1"):
+    with pytest.raises(UsageError, match=r"reads only texts, and candidate 9:1"):
         encoder.image_features([None], [KEY])
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from genius_search.encoders.base import Encoder, JointEncoder, load_encoder
+from genius_search.encoders.base import Encoder, JointEncoder
+from genius_search.encoders.open import load_encoder
 from genius_search.encoders.pretrained import clip_reader, middle_square
 from genius_search.progress import Silent
 from research.published.clip_tokens import START

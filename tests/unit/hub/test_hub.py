@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from genius_search import Index
 from genius_search.artifact import fingerprint_of
 from genius_search.cli import main
-from genius_search.encoders.base import load_encoder
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMissing, BadData, NetworkNeeded, UsageError
 from genius_search.hub import find_cached, is_name, pull
 from genius_search.index.store import read_manifest

@@ -11,7 +11,8 @@ import PIL.Image
 import pytest
 
 from genius_search.cli import main
-from genius_search.encoders.base import is_cut, load_encoder
+from genius_search.encoders.base import is_cut
+from genius_search.encoders.open import load_encoder
 from genius_search.encoders.passages import divide, query_passages
 from genius_search.index.build import find_passages
 from genius_search.index.index import Index

@@ -13,7 +13,8 @@ import torch
 from genius_search.data.features import FeatureBatch
 from genius_search.data.mbeir import MBeir
 from genius_search.encoders.adapters import AdapterEncoder
-from genius_search.encoders.base import ItemKey, load_encoder
+from genius_search.encoders.base import ItemKey
+from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
