@@ -74,7 +74,7 @@ MAX_VALUES: Final = 10_000
 """Maximum number of values in all conditions; more values would take longer than a second."""
 MAX_LISTED_FIELDS: Final = 30
 """Maximum number of fields that an error message lists."""
-MAX_SHOWN_CHARACTERS: Final = 200
+MAX_SHOWN_CONDITION_CHARACTERS: Final = 200
 """Maximum number of characters of a condition that an error message shows."""
 SCANNED_ITEMS_PER_LOOK_UP: Final = 5
 """A scan reads the modality of this many items in the time that looking up one item takes."""
@@ -287,7 +287,11 @@ def _require_texts(where: Iterable[object]) -> list[str]:
 
 def _parse_condition(text: str) -> Condition:
     """Parse a typed condition."""
-    shown = text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+    shown = (
+        text
+        if len(text) <= MAX_SHOWN_CONDITION_CHARACTERS
+        else f"{text[:MAX_SHOWN_CONDITION_CHARACTERS]}…"
+    )
     condition = _CONDITION.fullmatch(check_unicode(text).rstrip())
     if condition is None:
         raise UsageError(
@@ -341,7 +345,7 @@ def _parse_unquoted(shown: str, field: str, operator: Operator, text: str) -> Ty
     """Parse an unquoted value; refuse joined conditions and numbers in other notations."""
     if _JOINED.search(text):
         raise UsageError(
-            f"condition {shown!r}: {text[:MAX_SHOWN_CHARACTERS]!r} is not one value; give each "
+            f"condition {shown!r}: {text[:MAX_SHOWN_CONDITION_CHARACTERS]!r} is not one value; give each "
             "condition by itself, --where 'price<20' --where year=2020 or "
             "['price<20', 'year=2020'], and put a value that has = < > ~ in quotes"
         )
@@ -350,7 +354,7 @@ def _parse_unquoted(shown: str, field: str, operator: Operator, text: str) -> Ty
     needs_number = operator in _ORDERS or _SEPARATED.fullmatch(text)
     if needs_number and is_text and field not in COLUMN_OF_FIELD:
         raise UsageError(
-            f"condition {shown!r}: {text[:MAX_SHOWN_CHARACTERS]!r} is neither a number (1234.5) "
+            f"condition {shown!r}: {text[:MAX_SHOWN_CONDITION_CHARACTERS]!r} is neither a number (1234.5) "
             f"nor a date (2024-05-01); put a text in quotes; {CONDITION_GRAMMAR}"
         )
     return TypedValue(text, spans)
@@ -419,7 +423,7 @@ def _parse_comparisons(field: str, comparisons: object) -> list[Condition]:
         raise UsageError(f"condition on {field}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
     for operator, value in comparisons.items():
-        shown = f"{field} {operator} {str(value)[:MAX_SHOWN_CHARACTERS]}"
+        shown = f"{field} {operator} {str(value)[:MAX_SHOWN_CONDITION_CHARACTERS]}"
         if operator not in _OPERATORS:
             raise UsageError(
                 f"condition {shown}: {operator!r} is no operator; give one of "

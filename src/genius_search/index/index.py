@@ -596,7 +596,13 @@ class Index:
         """
         from genius_search.index.learned import learn
 
-        unknown_ids = learn(self, *self._current(), choices, wait_seconds=wait_seconds)
+        unknown_ids = learn(
+            self.folder,
+            *self._current(),
+            choices,
+            refit=lambda log: Index.open(log).refit(wait_seconds=wait_seconds),
+            wait_seconds=wait_seconds,
+        )
         self._current()
         return unknown_ids
 

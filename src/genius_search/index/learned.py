@@ -1,14 +1,19 @@
-"""Choices: queries and the items that were chosen for them, which raise these items for similar queries.
+"""Choices: queries with the items that were chosen for them, which raise these items later.
 
-The log is an index of its own in the folder ``learned`` of an index: its items are queries' vectors, and each
-names the item that was chosen. So a choice is found, stored and deleted as an item is, and survives a crash.
-The vectors are the encoder's features, so that the log stays when codebooks or fusion are fitted anew.
+The log of choices is an index in the folder ``learned`` of an index. Its items are the vectors of
+queries, each of which names the chosen item. A choice is therefore found, stored and deleted as an
+item is, and survives a crash. The vectors are the encoder's features, so that the log stays valid
+when codebooks or fusion are fitted again.
 
-An item that was chosen for the same query comes :data:`~genius_search.index.query.ABOVE` spreads of the
-query's products above the best hit. For a similar query it goes a share of this way, exp((c − 1) /
-:data:`SHARE_TEMPERATURE`), with c the cosine of the query and the nearest one for which the item was chosen
-(``docs/lab/log.md``, "Logged choices"). At most :data:`MAX_RAISED_CHOICES` items of a search are raised, and a choice
-that is logged twice counts once, so that a few people cannot bury an item.
+An item that was chosen for the same query is placed :data:`~genius_search.index.query.ABOVE`
+spreads of the query's products above the best hit. For a similar query it moves a share of this way
+(``docs/lab/log.md``, "Logged choices")::
+
+    share = exp((c - 1) / SHARE_TEMPERATURE)
+
+with c the cosine of the query and the nearest query for which the item was chosen. Cosines of 1,
+.95 and .8 give shares of 1, .54 and .08. A search raises at most :data:`MAX_RAISED_CHOICES` items,
+and a choice that is logged twice counts once, so that a few people cannot bury an item.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
@@ -44,41 +49,44 @@ from genius_search.index.store import (
     read_manifest,
 )
 from genius_search.model import Genius
+from genius_search.progress import Silent
 from genius_search.records import Modality
 from genius_search.search.rank import Ranking
 from genius_search.writing import DISK_FULL
 
 if TYPE_CHECKING:
-    from genius_search.index.index import Index
+    from genius_search.index.pool import Pool
+    from genius_search.index.writer import Writer
 
 SHARE_TEMPERATURE: Final = 0.08
-"""How fast an item's share falls with the cosine of the query and the nearest for which it was chosen."""
+"""How slowly an item's share falls with the cosine of a query and the logged query."""
 MAX_RAISED_CHOICES: Final = 3
-"""Items that a search raises, those with the largest shares."""
+"""Maximum number of items that a search raises: those with the largest shares."""
 NUM_NEAREST_QUERIES: Final = 16
-"""Logged queries that are looked at."""
+"""Number of logged queries that a search compares with its query."""
 MIN_CHOICE_SHARE: Final = 0.01
-"""Smaller shares are none."""
+"""Smaller shares raise no item."""
 REFIT_GROWTH: Final = 4
-"""The log's codebooks are fitted anew when it has this many times the queries they were fitted to."""
+"""The log's codebooks are fitted again when it has this many times the queries of the last fit."""
 QUERIES_PER_CANDIDATE: Final = 8
-"""One in so many logged queries is compared, those with the nearest codes, for queries are like queries. Of
-100,000 noisy captions the nearest is among them for every query, and .98 of the nearest sixteen."""
+"""One in this many logged queries, those with the nearest codes, is compared by its vector. Of
+100,000 noisy captions this includes the nearest for every query, and .98 of the nearest sixteen."""
 MAX_CHOICES: Final = 1_000_000
-"""Choices that a log may have; of more the oldest are forgotten, a tenth of all at once."""
+"""Maximum number of choices in a log; beyond it, the oldest tenth is forgotten at once."""
 CHOSEN_FIELD: Final = "chosen"
+"""The field of a logged query that has the id of the chosen item."""
 QUERY_KEYS: Final = frozenset({"text", "image", "vector", "parts", "instruction"})
-"""Keys of a choice's query, as of :class:`genius_search.SearchRequest`."""
+"""Keys of a choice's query, as in :class:`genius_search.SearchRequest`."""
 CHOICES_PER_BATCH: Final = 4096
-"""Choices that are stored together."""
+"""Number of choices that are stored together."""
 QUERIES_PER_ENCODING: Final = 64
-"""Queries that are encoded together, whose pictures are in memory."""
+"""Number of queries that are encoded together, with their pictures in memory."""
 log = logging.getLogger("genius_search")
 T = TypeVar("T")
 
 
 class DamagedLog(ArtifactMismatch):
-    """The log of choices of an index cannot be read. Searches do without it."""
+    """The log of choices of an index cannot be read. Searches work without it."""
 
 
 def has_log(folder: Path) -> bool:
@@ -88,7 +96,7 @@ def has_log(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def reading_log(folder: Path) -> Iterator[None]:
-    """Raise :class:`DamagedLog`, which says what to do, if the log of the index in a folder is damaged."""
+    """Turn errors of reading an index's log into :class:`DamagedLog`, which says what to do."""
     try:
         yield
     except (ArtifactError, sqlite3.Error, OSError) as error:
@@ -96,8 +104,9 @@ def reading_log(folder: Path) -> Iterator[None]:
             raise
         problem = str(error).removesuffix(f"; {REMEDY}")
         raise DamagedLog(
-            f"the log of choices of {folder} is damaged: {problem}; searches do without it. Restore "
-            f"{folder / LEARNED} from a backup, or remove it: `genius index learn {folder} --forget-all`"
+            f"the log of choices of {folder} is damaged: {problem}; searches do without it. "
+            f"Restore {folder / LEARNED} from a backup, or remove it: "
+            f"`genius index learn {folder} --forget-all`"
         ) from error
 
 
@@ -108,9 +117,9 @@ class Choice:
     chosen: str
     """The item's id."""
     text: str | None
-    """None for a query of a picture, a vector or several parts."""
+    """The query's text; None for a query of a picture, a vector or several parts."""
     cosine: float
-    """With the query that it was found for."""
+    """The cosine of the logged query and the query of the search."""
 
 
 class Choices:
@@ -119,9 +128,9 @@ class Choices:
     Parameters
     ----------
     log
-        searches the index of queries.
+        Searches the index of logged queries.
     snapshot
-        the state of the index whose items are raised.
+        The snapshot of the index whose items are raised.
     """
 
     def __init__(self, log: SnapshotSearcher, snapshot: Snapshot) -> None:
@@ -129,60 +138,63 @@ class Choices:
         self._folder = log.snapshot.folder.parent
         self._is_damaged = False
         candidates = max(DEFAULT_SEARCH.candidates, log.snapshot.num_alive // QUERIES_PER_CANDIDATE)
-        config = replace(log.config, density_weight=0.0, candidates=candidates)
-        self._searcher = SnapshotSearcher(log.model, log.snapshot, config)
-        self._chosen: dict[Location, Location | None] = {}
-        """Queries of the log, and the items that were chosen; None for those that were deleted."""
+        settings = replace(log.config, density_weight=0.0, candidates=candidates)
+        self._searcher = SnapshotSearcher(log.model, log.snapshot, settings)
+        self._chosen_items: dict[Location, Location | None] = {}
+        """Location of the chosen item, by that of the logged query; None for a deleted item."""
 
     def nearest(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[list[Choice]]:
-        """Return the most similar queries of the log, most similar first."""
-        near = []
+        """Return the most similar queries of the log for each query, most similar first."""
+        choices = []
         for ranking in self._rank(vectors):
-            items = self._items(ranking.segments, ranking.items)
+            queries = self._read_queries(ranking.segments, ranking.items)
             cosines = ranking.scores.clip(max=1).tolist()
-            near.append(
+            # If the log is found to be damaged, there are no queries.
+            pairs = zip(queries, cosines, strict=bool(queries))
+            choices.append(
                 [
-                    Choice(str(item.fields.get(CHOSEN_FIELD)), item.text, cosine)
-                    for item, cosine in zip(items, cosines, strict=bool(items))
+                    Choice(str(query.fields.get(CHOSEN_FIELD)), query.text, cosine)
+                    for query, cosine in pairs
                 ]
             )
-        return near or [[] for _ in vectors]
+        return choices or [[] for _ in vectors]
 
     def shares(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[dict[Location, float]]:
-        """Return the shares of items for each query by their places; deleted items have none.
+        """Return for each query the shares of the items to raise, by location.
 
-        There are none from when the log is found to be damaged, which is logged once.
+        Deleted items have no share. If the log is found to be damaged, which is logged once, no
+        item has.
         """
-        shares = []
+        shares_of_queries = []
         for ranking in self._rank(vectors):
-            values = shares_from_cosines(ranking.scores)
-            large = values > MIN_CHOICE_SHARE
-            segments, rows = ranking.segments[large].tolist(), ranking.items[large].tolist()
-            logged = list(map(Location, segments, rows))
-            self._look_up([place for place in logged if place not in self._chosen])
-            own: dict[Location, float] = {}
-            for place, share in zip(
-                logged, values[large].tolist(), strict=True
-            ):  # in descending order
-                if (chosen := self._chosen.get(place)) is not None and len(
-                    own
-                ) < MAX_RAISED_CHOICES:
-                    own.setdefault(chosen, share)
-            shares.append(own)
-        return shares or [{} for _ in vectors]
+            shares = shares_from_cosines(ranking.scores)
+            is_large = shares > MIN_CHOICE_SHARE
+            segments = ranking.segments[is_large].tolist()
+            rows = ranking.items[is_large].tolist()
+            queries = list(map(Location, segments, rows))
+            self._look_up([query for query in queries if query not in self._chosen_items])
+            share_of_item: dict[Location, float] = {}
+            # The nearest query comes first, so that an item keeps its largest share.
+            for query, share in zip(queries, shares[is_large].tolist(), strict=True):
+                item = self._chosen_items.get(query)
+                if item is not None and len(share_of_item) < MAX_RAISED_CHOICES:
+                    share_of_item.setdefault(item, share)
+            shares_of_queries.append(share_of_item)
+        return shares_of_queries or [{} for _ in vectors]
 
     def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
+        """Search for the nearest logged queries; an empty list if the log is damaged."""
         queries = [
             EncodedQuery(number, NUM_NEAREST_QUERIES, embedding=vector, evidence=vector)
             for number, vector in enumerate(vectors)
         ]
         return self._read(lambda: self._searcher.rank(queries, at_least=1))
 
-    def _items(self, segments: np.ndarray, rows: np.ndarray) -> list[Item]:
+    def _read_queries(self, segments: np.ndarray, rows: np.ndarray) -> list[Item]:
         return self._read(lambda: self._searcher.snapshot.items_at(segments, rows))
 
     def _read(self, read: Callable[[], list[T]]) -> list[T]:
-        """Return what is read of the log; nothing if it is damaged, which is logged once."""
+        """Read from the log; if it is damaged, warn once and return an empty list."""
         try:
             with reading_log(self._folder), check_on_error(self._searcher.snapshot):
                 return read()
@@ -192,147 +204,220 @@ class Choices:
             self._is_damaged = True
             return []
 
-    def _look_up(self, logged: Sequence[Location]) -> None:
-        """Find the items that were chosen for queries of the log."""
-        if not logged:
+    def _look_up(self, queries: Sequence[Location]) -> None:
+        """Look up the items that were chosen for logged queries, and remember them."""
+        if not queries:
             return
-        segments, rows = np.array(logged).T
-        chosen = [str(item.fields.get(CHOSEN_FIELD)) for item in self._items(segments, rows)]
-        there = self._snapshot.item_states(chosen)
-        for place, item_id in zip(logged, chosen, strict=bool(chosen)):
-            self._chosen[place] = there[item_id].location if item_id in there else None
+        segments, rows = np.array(queries).T
+        logged = self._read_queries(segments, rows)
+        chosen_ids = [str(query.fields.get(CHOSEN_FIELD)) for query in logged]
+        states = self._snapshot.item_states(chosen_ids)
+        for query, item_id in zip(queries, chosen_ids, strict=bool(chosen_ids)):
+            self._chosen_items[query] = states[item_id].location if item_id in states else None
 
 
 def shares_from_cosines(
     cosines: Float32[np.ndarray, "*queries logged"],
 ) -> Float32[np.ndarray, "*queries logged"]:
-    """Return items' shares by the cosines of a query and those for which they were chosen."""
+    """Return items' shares from the cosines of a query and the queries they were chosen for."""
     shares: np.ndarray = np.exp((cosines.clip(max=1) - 1) / SHARE_TEMPERATURE)
     return shares
 
 
+class _NewChoice(NamedTuple):
+    """A choice to log."""
+
+    request: SearchRequest
+    item_id: str
+    modality: Modality
+    """The modality of the chosen item."""
+
+
 def learn(
-    index: Index,
+    folder: Path,
     model: Genius,
     snapshot: Snapshot,
     choices: Iterable[Mapping[str, Any]],
     *,
+    refit: Callable[[Path], None],
     wait_seconds: float,
 ) -> list[str]:
-    """Add choices to the log of an index; see :meth:`genius_search.Index.learn_many`."""
-    choices = list(choices)
+    """Add choices to the log of an index; return the chosen ids that the index does not have.
+
+    Parameters
+    ----------
+    folder, model, snapshot
+        The index and its current state.
+    choices
+        See :meth:`genius_search.Index.learn_many`.
+    refit
+        Fits the codebooks of the index in a folder again; called when the log has grown to
+        :data:`REFIT_GROWTH` times its size at the last fit.
+    """
+    new_choices, unknown_ids = _check_choices(snapshot, [*choices])
     searcher = SnapshotSearcher(model, snapshot)
-    requests, kinds, chosen, unknown = [], [], [], []
-    there = searcher.snapshot.item_states([chosen_id(choice) for choice in choices])
-    for choice in choices:
-        item_id = chosen_id(choice)
-        if item_id not in there:
-            unknown.append(item_id)
+    for start in range(0, len(new_choices), CHOICES_PER_BATCH):
+        batch = new_choices[start : start + CHOICES_PER_BATCH]
+        pool = _pool_of_choices(batch, _encode_queries(searcher, batch))
+        if _create_log(folder, pool, wait_seconds):
             continue
-        kind = searcher.snapshot.item_at(there[item_id].location).modality
+        if _add_to_log(folder, pool, wait_seconds):
+            with reading_log(folder):
+                refit(folder / LEARNED)
+    return unknown_ids
+
+
+def _check_choices(
+    snapshot: Snapshot, choices: Sequence[Mapping[str, Any]]
+) -> tuple[list[_NewChoice], list[str]]:
+    """Return the choices of items in the index as requests, and the ids of other chosen items."""
+    chosen_ids = [chosen_id(choice) for choice in choices]
+    states = snapshot.item_states(chosen_ids)
+    new_choices = []
+    unknown_ids = []
+    for choice, item_id in zip(choices, chosen_ids, strict=True):
+        if item_id not in states:
+            unknown_ids.append(item_id)
+            continue
         query = {name: value for name, value in choice.items() if name != CHOSEN_FIELD}
         if not query.keys() <= QUERY_KEYS:
             raise UsageError(
-                f"a choice has the keys {sorted(choice)}; expected {CHOSEN_FIELD} and some of {sorted(QUERY_KEYS)}"
+                f"a choice has the keys {sorted(choice)}; expected {CHOSEN_FIELD} and some of "
+                f"{sorted(QUERY_KEYS)}"
             )
-        request = SearchRequest(**query, modality=kind)
-        requests.append(request)
-        kinds.append(kind)
-        chosen.append(item_id)
-    for start in range(0, len(requests), CHOICES_PER_BATCH):
-        some = slice(start, start + CHOICES_PER_BATCH)
-        _add(
-            index,
-            np.stack(
-                [
-                    query.feature
-                    for first in range(
-                        start, min(start + CHOICES_PER_BATCH, len(requests)), QUERIES_PER_ENCODING
-                    )
-                    for query in searcher.encode(
-                        requests[
-                            first : min(first + QUERIES_PER_ENCODING, start + CHOICES_PER_BATCH)
-                        ]
-                    )
-                ]
-            ),
-            [
-                request.text if len(request.query) == 1 and request.image is None else None
-                for request in requests[some]
-            ],
-            kinds[some],
-            chosen[some],
-            wait_seconds,
-        )
-    return unknown
+        modality = snapshot.item_at(states[item_id].location).modality
+        request = SearchRequest(**query, modality=modality)
+        new_choices.append(_NewChoice(request, item_id, modality))
+    return new_choices, unknown_ids
 
 
 def chosen_id(choice: Mapping[str, Any]) -> str:
     """Return the id of a choice's item; raise :class:`UsageError` if it names none."""
     if choice.get(CHOSEN_FIELD) is None:
         raise UsageError(
-            f'a choice names the id of the chosen item, as in {{"text": "a red kite", "{CHOSEN_FIELD}": "7"}}; '
-            f"this one has the keys {sorted(choice)}"
+            f'a choice names the id of the chosen item, as in {{"text": "a red kite", '
+            f'"{CHOSEN_FIELD}": "7"}}; this one has the keys {sorted(choice)}'
         )
     return as_id(choice[CHOSEN_FIELD], "the id of a chosen item")
 
 
-def _add(
-    index: Index,
-    vectors: Float32[np.ndarray, "choices dim"],
-    texts: Sequence[str | None],
-    kinds: Sequence[Modality],
-    chosen: Sequence[str],
-    wait_seconds: float,
-) -> None:
-    rows: dict[str, int] = {}
-    for row, (vector, item_id) in enumerate(zip(vectors, chosen, strict=True)):
-        query = json.dumps([item_id, texts[row]]).encode()
-        query += b"" if texts[row] else vector.round(4).tobytes()
-        rows[hashlib.sha256(query).hexdigest()[:24]] = row
-    given: dict[str, Any] = {
-        "vectors": vectors[[*rows.values()]],
-        "ids": [*rows],
-        "modalities": [kinds[row] for row in rows.values()],
-        "texts": [texts[row] for row in rows.values()],
-        "fields": [{CHOSEN_FIELD: chosen[row]} for row in rows.values()],
-    }
-    folder = index.folder / LEARNED
-    while not has_log(index.folder):
-        try:
-            index.from_vectors(folder, embedding_bits=8, **given, wait_seconds=wait_seconds)
-        except UsageError:
-            if not has_log(index.folder):
-                raise  # otherwise another process or thread was first
-        else:
-            return
-    from genius_search.training.codebooks import FITTED_ITEMS  # noqa: PLC0415  with PyTorch, as adding is
+def _encode_queries(
+    searcher: SnapshotSearcher, choices: Sequence[_NewChoice]
+) -> Float32[np.ndarray, "choices dim"]:
+    """Return the features of the queries of some choices."""
+    features = []
+    for start in range(0, len(choices), QUERIES_PER_ENCODING):
+        requests = [choice.request for choice in choices[start : start + QUERIES_PER_ENCODING]]
+        features += [query.feature for query in searcher.encode(requests)]
+    return np.stack(features)
 
-    with reading_log(index.folder):
-        logged = index.open(folder)
-        logged.add_vectors(**given, wait_seconds=wait_seconds)
-        if len(logged) > MAX_CHOICES:
-            logged.delete(
-                [item.id for item in logged][MAX_CHOICES - MAX_CHOICES // 10 :],
+
+def _pool_of_choices(
+    choices: Sequence[_NewChoice], vectors: Float32[np.ndarray, "choices dim"]
+) -> Pool:
+    """Return choices as items of the log, each once.
+
+    The id of an item is a hash of the chosen id and the query, so that a choice that is logged
+    twice replaces itself. A query that is not a text alone is identified by its rounded feature.
+    """
+    from genius_search.index.pool import pool_from_vectors  # noqa: PLC0415  not to search
+
+    texts = []
+    rows_by_id: dict[str, int] = {}
+    for row, (request, item_id, _) in enumerate(choices):
+        is_text = len(request.query) == 1 and request.image is None
+        text = request.text if is_text else None
+        texts.append(text)
+        identity = json.dumps([item_id, text]).encode()
+        if not text:
+            identity += vectors[row].round(4).tobytes()
+        rows_by_id[hashlib.sha256(identity).hexdigest()[:24]] = row
+    rows = [*rows_by_id.values()]
+    return pool_from_vectors(
+        vectors[rows],
+        [*rows_by_id],
+        modalities=[choices[row].modality for row in rows],
+        texts=[texts[row] for row in rows],
+        fields=[{CHOSEN_FIELD: choices[row].item_id} for row in rows],
+    )
+
+
+def _create_log(folder: Path, pool: Pool, wait_seconds: float) -> bool:
+    """Create the log of an index with its first choices; return False if there is a log already."""
+    from genius_search.index.build import create_index  # noqa: PLC0415  with PyTorch
+
+    while not has_log(folder):
+        try:
+            create_index(
+                folder / LEARNED,
+                pool=pool,
+                model=None,
+                encoder=None,
+                embeddings=None,
+                embedding_bits=8,
+                levels=None,
+                query_vectors=None,
+                captions=True,
+                device="cpu",
+                download=False,
+                progress=Silent(),
                 wait_seconds=wait_seconds,
             )
-            logged.compact(wait_seconds=wait_seconds)
-        fitted = int(logged.model.quantizer_manifest.inputs[FITTED_ITEMS])
-        if len(logged) >= REFIT_GROWTH * fitted:
-            logged.refit(wait_seconds=wait_seconds)
+        except UsageError:
+            if not has_log(folder):
+                raise  # otherwise another process or thread was first
+        else:
+            return True
+    return False
+
+
+def _add_to_log(folder: Path, pool: Pool, wait_seconds: float) -> bool:
+    """Add choices to the log of an index; return whether its codebooks should be fitted again.
+
+    If the log has too many choices, the oldest are removed.
+    """
+    from genius_search.index.build import add_pool  # noqa: PLC0415  with PyTorch, as adding is
+    from genius_search.index.writer import open_writer  # noqa: PLC0415  not to search
+    from genius_search.training.codebooks import FITTED_ITEMS  # noqa: PLC0415
+
+    with reading_log(folder), open_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer:
+        model = _open_log_model(folder / LEARNED, writer.snapshot)
+        add_pool(writer, model, pool, progress=Silent())
+        if writer.snapshot.num_alive > MAX_CHOICES:
+            _remove_oldest_choices(writer)
+        num_fitted = int(model.quantizer_manifest.inputs[FITTED_ITEMS])
+        return writer.snapshot.num_alive >= REFIT_GROWTH * num_fitted
+
+
+def _open_log_model(folder: Path, snapshot: Snapshot) -> Genius:
+    """Open the model of a log, and check the log against it."""
+    model = Genius.open(snapshot.manifest.locate_model(folder))
+    if model.fingerprint != snapshot.manifest.model_fingerprint:
+        raise ArtifactMismatch(f"{folder} was made with another model than {model.folder}")
+    snapshot.check_arrays(model.codebooks, model.unchecked_files)
+    return model
+
+
+def _remove_oldest_choices(writer: Writer) -> None:
+    """Remove the oldest choices, so that a tenth of the log is free, and their space."""
+    newest_first = sorted(
+        (-location.segment, location.row, item.id) for item, location in writer.snapshot.alive()
+    )
+    num_remaining = MAX_CHOICES - MAX_CHOICES // 10
+    writer.delete([item_id for _, _, item_id in newest_first[num_remaining:]])
+    writer.compact()
 
 
 def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_seconds: float) -> int:
     """Delete choices of an index: of an item, of a text, of both, or all; return their number.
 
-    All of a damaged log are deleted, too, though their number may be unknown, and 0.
+    A damaged log can be deleted as a whole; if its number of choices is unknown, return 0.
     """
     from genius_search.index.writer import open_writer  # noqa: PLC0415  not to search
 
     chosen = None if chosen is None else as_id(chosen)
-    text = None if text is None else as_text(text, "the text of a query")
-    if text is not None:  # the log has it as it is searched for
-        text, _ = split_excluded(text)
+    if text is not None:  # the log has a query's text without its excluded words
+        text, _ = split_excluded(as_text(text, "the text of a query"))
     if not has_log(folder):
         return 0
     try:
@@ -342,10 +427,10 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
         ):
             with check_on_error(writer.snapshot):
                 ids = [
-                    item.id
-                    for item, _ in writer.snapshot.alive()
-                    if (chosen is None or item.fields[CHOSEN_FIELD] == chosen)
-                    and (text is None or item.text == text)
+                    query.id
+                    for query, _ in writer.snapshot.alive()
+                    if (chosen is None or query.fields[CHOSEN_FIELD] == chosen)
+                    and (text is None or query.text == text)
                 ]
             return writer.delete(ids).deleted
     except DamagedLog:
@@ -355,14 +440,16 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
 
 
 def _remove_log(folder: Path, wait_seconds: float) -> int:
-    """Remove a log whose files are damaged; return the number of its choices, or 0 if it is unknown."""
+    """Remove a log whose files are damaged; return the number of its choices, or 0 if unknown."""
     from genius_search.index.writer import writing_lock  # noqa: PLC0415  not to search
 
     with writing_lock(folder, wait_seconds=wait_seconds):
         count = 0
         with contextlib.suppress(ArtifactError):
-            count = sum(one.items - len(one.dead_rows()) for one in read_manifest(folder).segments)
-        # The manifest last: until then, an interrupted removal is a damaged log, which can be removed.
+            for segment in read_manifest(folder).segments:
+                count += segment.items - len(segment.dead_rows())
+        # Remove the manifest last: until then, an interrupted removal is a damaged log, which can
+        # be removed.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == CURRENT):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -372,9 +459,12 @@ def _remove_log(folder: Path, wait_seconds: float) -> int:
 
 
 def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the index in a folder has learned, as it can be learned again.
+    """Yield the choices of the index in a folder, as they can be learned again.
 
-    A query that was not a text alone is its feature, a vector.
+    A query that was not a text alone is exported as its feature, a vector::
+
+        {"text": "a red kite", "chosen": "kites/7.jpg"}
+        {"vector": [0.12, -0.03, ...], "chosen": "kites/7.jpg"}
     """
     if not has_log(folder):
         return
@@ -383,8 +473,8 @@ def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
         model = Genius.open(snapshot.manifest.locate_model(folder / LEARNED))
     with reading_log(folder), check_on_error(snapshot):
         vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
-        for item, place in snapshot.alive():
+        for item, (segment, row) in snapshot.alive():
             query: dict[str, Any] = {"text": item.text}
             if item.text is None:
-                query = {"vector": vectors[place.segment](np.array([place.row]))[0].tolist()}
+                query = {"vector": vectors[segment](np.array([row]))[0].tolist()}
             yield {**query, CHOSEN_FIELD: item.fields[CHOSEN_FIELD]}
