@@ -287,11 +287,7 @@ def _require_texts(where: Iterable[object]) -> list[str]:
 
 def _parse_condition(text: str) -> Condition:
     """Parse a typed condition."""
-    shown = (
-        text
-        if len(text) <= MAX_SHOWN_CONDITION_CHARACTERS
-        else f"{text[:MAX_SHOWN_CONDITION_CHARACTERS]}…"
-    )
+    shown = _shorten(text)
     condition = _CONDITION.fullmatch(check_unicode(text).rstrip())
     if condition is None:
         raise UsageError(
@@ -303,6 +299,12 @@ def _parse_condition(text: str) -> Condition:
     operator = cast("Operator", "=" if operator == "==" else operator.lower())
     values = _parse_values(shown, field, operator, operand)
     return _build_condition(shown, field, operator, values)
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text for an error message."""
+    is_short = len(text) <= MAX_SHOWN_CONDITION_CHARACTERS
+    return text if is_short else f"{text[:MAX_SHOWN_CONDITION_CHARACTERS]}…"
 
 
 def _parse_missing(shown: str, field: str, operand: str) -> Condition:
@@ -345,7 +347,7 @@ def _parse_unquoted(shown: str, field: str, operator: Operator, text: str) -> Ty
     """Parse an unquoted value; refuse joined conditions and numbers in other notations."""
     if _JOINED.search(text):
         raise UsageError(
-            f"condition {shown!r}: {text[:MAX_SHOWN_CONDITION_CHARACTERS]!r} is not one value; give each "
+            f"condition {shown!r}: {_shorten(text)!r} is not one value; give each "
             "condition by itself, --where 'price<20' --where year=2020 or "
             "['price<20', 'year=2020'], and put a value that has = < > ~ in quotes"
         )
@@ -354,7 +356,7 @@ def _parse_unquoted(shown: str, field: str, operator: Operator, text: str) -> Ty
     needs_number = operator in _ORDERS or _SEPARATED.fullmatch(text)
     if needs_number and is_text and field not in COLUMN_OF_FIELD:
         raise UsageError(
-            f"condition {shown!r}: {text[:MAX_SHOWN_CONDITION_CHARACTERS]!r} is neither a number (1234.5) "
+            f"condition {shown!r}: {_shorten(text)!r} is neither a number (1234.5) "
             f"nor a date (2024-05-01); put a text in quotes; {CONDITION_GRAMMAR}"
         )
     return TypedValue(text, spans)
@@ -423,7 +425,7 @@ def _parse_comparisons(field: str, comparisons: object) -> list[Condition]:
         raise UsageError(f"condition on {field}: {{}} has no operator; give one, as in {{'<': 20}}")
     conditions = []
     for operator, value in comparisons.items():
-        shown = f"{field} {operator} {str(value)[:MAX_SHOWN_CONDITION_CHARACTERS]}"
+        shown = f"{field} {operator} {_shorten(str(value))}"
         if operator not in _OPERATORS:
             raise UsageError(
                 f"condition {shown}: {operator!r} is no operator; give one of "
