@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genius_search.index.explain import MAX_SIBLINGS, decoded_scores, follow_id
+from genius_search.index.explain import MAX_SIBLINGS, decode_scores, follow_id
 
 
 def cases(plain, **settings):
@@ -28,7 +28,7 @@ def test_log_probabilities_are_those_of_the_beam(plain, scores):
             steps = follow_id(
                 case.pool.segments,
                 found.id,
-                decoded_scores(model, vector, found.id, scores, level0),
+                decode_scores(model, vector, found.id, scores, level0),
                 level0=level0,
                 restriction=case.pool.restricted(case.masks[query]),
             )

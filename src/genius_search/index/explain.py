@@ -6,24 +6,31 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Int64
 
 from genius_search.index.items import Item
-from genius_search.index.query import SnapshotSearcher
+from genius_search.index.query import EncodedQuery, SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Location, check_on_error
 from genius_search.nn.codebooks import as_floats
-from genius_search.search.table import Restriction, SearchSegment, children_in_segments, count_ids
+from genius_search.search.rank import Ranking
+from genius_search.search.table import (
+    Children,
+    Restriction,
+    SearchSegment,
+    children_in_segments,
+    count_ids,
+)
 
 if TYPE_CHECKING:
     from genius_search.index.learned import Choice
     from genius_search.search.beam import Decoder
 
 MAX_SIBLINGS: Final = 8
-"""Codes listed at each level."""
+"""Maximum number of codes that are listed at each level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +48,15 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True)
 class LevelStep(Sibling):
-    """One code of an item's ID among those that a search could choose instead."""
+    """One code of an item's ID, compared with the codes that a search could choose instead."""
 
     level: int
     rank: int
-    """Among them, from 1: by probability, or by distance from the query. Ties are sorted by code."""
+    """Rank of the code from 1, by probability or by distance from the query; ties by code."""
     num_siblings: int
-    """Number of these codes, its own included."""
+    """Number of codes that a search could choose, including the item's."""
     siblings: list[Sibling]
-    """The most probable, or nearest, codes, which may include the item's own."""
+    """The most probable, or nearest, codes, which may include the item's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Explanation:
     is_allowed: bool
     """True if the modality and conditions of the request allow the item."""
     rank: int | None
-    """Rank among all items under the beams, before any are raised; None if the item was not reached."""
+    """Rank among all items under the beams, before any is raised; None if it was not reached."""
     score: float | None
     touched: int
     """Number of items under the beams."""
@@ -70,6 +77,15 @@ class Explanation:
     levels: list[LevelStep]
     raised_by: list[Choice]
     """Similar queries for which the item was chosen, most similar first."""
+
+
+class _ItemRanking(NamedTuple):
+    """A query's ranking, and the position of an item in it."""
+
+    query: EncodedQuery
+    ranking: Ranking
+    position: int | None
+    """None if the item was not reached."""
 
 
 def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | int) -> Explanation:
@@ -82,52 +98,89 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
     UnknownItem
         The item is not in the index.
     """
-    model, snapshot, config = searcher.model, searcher.snapshot, searcher.config
-    place = snapshot.locate(item_id)  # an unknown item is an error before anything is encoded
-    item = snapshot.item_at(place)
-    codes = _codes_at(searcher, place)
-    if request.modality is None and not request.instruction and model.level0_is_exact:
-        request = dataclasses.replace(request, modality=item.modality)  # the others cannot find it
-    queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
-    queries = [query for query in queries if codes[0] in query.level0] or queries[:1]
+    snapshot = searcher.snapshot
+    location = snapshot.locate(item_id)  # raises before anything is encoded
+    item = snapshot.item_at(location)
+    codes = _codes_at(searcher, location)
+    queries = _encode_alternatives(searcher, request, item, codes[0])
     with check_on_error(snapshot):
-        rankings = searcher.rank(queries, at_least=max(1, snapshot.num_alive))
-        found = []
-        for ranking in rankings:
-            rows = snapshot.owner_rows(ranking.segments, ranking.items)
-            found.append(np.flatnonzero((ranking.segments == place.segment) & (rows == place.row)))
-        best = min(range(len(found)), key=lambda at: found[at][0] if len(found[at]) else math.inf)
-        query, ranking = queries[best], rankings[best]
-        rank = int(found[best][0]) if len(found[best]) else None
-        if rank is not None:  # the item's best passage
-            codes = _codes_at(searcher, Location(place.segment, int(ranking.items[rank])))
-        near = []
-        if searcher.choices and place in searcher.choices.shares(query.feature[None])[0]:
-            near = searcher.choices.nearest(query.feature[None])[0]
-        allowed = None if query.restriction is None else query.restriction[place.segment]
+        query, ranking, position = _best_ranking(searcher, queries, location)
+        if position is not None:  # explain the passage of the item that was found
+            passage = Location(location.segment, int(ranking.items[position]))
+            codes = _codes_at(searcher, passage)
+        levels = follow_id(
+            snapshot.search_segments,
+            codes,
+            score_codes(searcher, query.embedding, codes, query.level0),
+            level0=query.level0,
+            restriction=query.restriction,
+            has_probabilities=searcher.model.uses_generator(searcher.config),
+        )
         return Explanation(
             item=item,
             codes=codes,
-            is_allowed=(allowed is None or bool(allowed.items[place.row]))
-            and (not query.level0 or codes[0] in query.level0),
-            rank=None if rank is None else 1 + rank,
-            score=None if rank is None else float(ranking.scores[rank]),
+            is_allowed=_is_allowed(query, location, codes[0]),
+            rank=None if position is None else 1 + position,
+            score=None if position is None else float(ranking.scores[position]),
             touched=ranking.touched,
-            beam=max(query.beam or config.beam, query.k),
-            levels=follow_id(
-                snapshot.search_segments,
-                codes,
-                score_codes(searcher, query.embedding, codes, query.level0),
-                level0=query.level0,
-                restriction=query.restriction,
-                has_probabilities=model.uses_generator(config),
-            ),
-            raised_by=[choice for choice in near if choice.chosen == item.id],
+            beam=max(query.beam or searcher.config.beam, query.k),
+            levels=levels,
+            raised_by=_choices_of_item(searcher, query, item, location),
         )
 
 
-def _codes_at(searcher: SnapshotSearcher, place: Location) -> tuple[int, ...]:
-    return tuple(searcher.snapshot.id_at(place)[: searcher.model.num_levels].tolist())
+def _codes_at(searcher: SnapshotSearcher, location: Location) -> tuple[int, ...]:
+    """Return the ID at a location without its two columns after the codes."""
+    return tuple(searcher.snapshot.id_at(location)[: searcher.model.num_levels].tolist())
+
+
+def _encode_alternatives(
+    searcher: SnapshotSearcher, request: SearchRequest, item: Item, level0_code: int
+) -> list[EncodedQuery]:
+    """Encode the alternatives of a request that can find an item; at least one query."""
+    if request.modality is None and not request.instruction and searcher.model.level0_is_exact:
+        # The queries for other modalities cannot find the item.
+        request = dataclasses.replace(request, modality=item.modality)
+    queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
+    return [query for query in queries if level0_code in query.level0] or queries[:1]
+
+
+def _best_ranking(
+    searcher: SnapshotSearcher, queries: Sequence[EncodedQuery], location: Location
+) -> _ItemRanking:
+    """Search for each query, and return the ranking in which an item comes first."""
+    snapshot = searcher.snapshot
+    rankings = searcher.rank(queries, at_least=max(1, snapshot.num_alive))
+    item_rankings = []
+    for query, ranking in zip(queries, rankings, strict=True):
+        rows = snapshot.owner_rows(ranking.segments, ranking.items)
+        is_item = (ranking.segments == location.segment) & (rows == location.row)
+        positions = np.flatnonzero(is_item)  # several if passages of the item were found
+        position = int(positions[0]) if len(positions) else None
+        item_rankings.append(_ItemRanking(query, ranking, position))
+    return min(item_rankings, key=_position_or_infinity)
+
+
+def _position_or_infinity(item_ranking: _ItemRanking) -> float:
+    return math.inf if item_ranking.position is None else item_ranking.position
+
+
+def _is_allowed(query: EncodedQuery, location: Location, level0_code: int) -> bool:
+    """Return whether a query's modality and conditions allow an item."""
+    allowed = None if query.restriction is None else query.restriction[location.segment]
+    meets_conditions = allowed is None or bool(allowed.items[location.row])
+    return meets_conditions and (not query.level0 or level0_code in query.level0)
+
+
+def _choices_of_item(
+    searcher: SnapshotSearcher, query: EncodedQuery, item: Item, location: Location
+) -> list[Choice]:
+    """Return the similar logged queries that raise an item."""
+    choices = searcher.choices
+    if not choices or location not in choices.shares(query.feature[None])[0]:
+        return []
+    [nearest] = choices.nearest(query.feature[None])
+    return [choice for choice in nearest if choice.chosen == item.id]
 
 
 def score_codes(
@@ -136,37 +189,47 @@ def score_codes(
     codes: Sequence[int],
     level0: frozenset[int],
 ) -> list[Float32[np.ndarray, " _"]]:
-    """Return the scores of all codes of each level after those of an ID, as a beam search has them.
+    """Score all codes of each level after the first codes of an ID, as a beam search does.
 
-    They are log-probabilities where the generator leads the search, and products less half norms otherwise.
+    Scores are log-probabilities if the generator leads the search, and otherwise products less half
+    squared norms: with r the query less the vectors of the codes so far, code c of a level scores::
+
+        r @ c - |c|^2 / 2  =  |r|^2 / 2 - |r - c|^2 / 2
     """
-    model, config = searcher.model, searcher.config
+    model = searcher.model
+    config = searcher.config
     if model.uses_generator(config):
-        return decoded_scores(model.decoder, embedding, codes, config.scores, level0)
+        return decode_scores(model.decoder, embedding, codes, config.scores, level0)
     residual = embedding * model.ranker.scale(embedding, model.ranker.spread.target_spread(level0))
     scores = []
-    for table, code in zip(model.ranker.tables(), codes, strict=True):
-        scores.append(np.vecdot(table, residual) - np.square(table).sum(axis=1) / 2)
-        residual = residual - table[code]
+    for codebook, code in zip(model.ranker.tables(), codes, strict=True):
+        scores.append(np.vecdot(codebook, residual) - np.square(codebook).sum(axis=1) / 2)
+        residual = residual - codebook[code]
     return scores
 
 
-def decoded_scores(
+def decode_scores(
     decoder: Decoder,
     embedding: Float32[np.ndarray, " dim"],
     codes: Sequence[int],
     scores: Literal["level", "vocabulary"],
     level0: frozenset[int],
 ) -> list[Float32[np.ndarray, " _"]]:
-    """Return what a decoder says of all codes of each level after those of an ID, in one pass."""
+    """Return a decoder's log-probabilities of all codes after each prefix of an ID, in one pass.
+
+    Row i of the hidden states has read the first i codes, and predicts the codes of level i.
+    """
     import torch  # noqa: PLC0415  only here
 
     with torch.inference_mode():
-        read = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
-        start = decoder.start(torch.from_numpy(embedding[None]).to(read.device), [level0])
-        hidden = decoder.advance(start, read).hidden[0]
-        rows = (decoder.log_probabilities(hidden[[at]], at, scores)[0] for at in range(len(codes)))
-        return [as_floats(row) for row in rows]
+        prefix = torch.tensor([codes[:-1]], dtype=torch.int64, device=decoder.device)
+        query = torch.from_numpy(embedding[None]).to(prefix.device)
+        start = decoder.start(query, [level0])
+        hidden = decoder.advance(start, prefix).hidden[0]
+        return [
+            as_floats(decoder.log_probabilities(hidden[[level]], level, scores)[0])
+            for level in range(len(codes))
+        ]
 
 
 def follow_id(
@@ -178,60 +241,100 @@ def follow_id(
     restriction: Restriction | None = None,
     has_probabilities: bool = True,
 ) -> list[LevelStep]:
-    """Return the codes of an ID among their alternatives at each level.
+    """Compare the codes of an ID with their alternatives at each level.
 
-    The ID's own codes are included even if no item below them is allowed.
+    The codes of the ID are included even if no item below them is allowed.
 
     Parameters
     ----------
     scores
-        of all codes of each level (:func:`score_codes`).
+        Scores of all codes of each level (:func:`score_codes`).
     level0
-        allowed level-0 codes; empty means any.
+        Allowed level-0 codes; empty means any.
     restriction
-        allowed items; None means all that are not deleted.
+        Allowed items; None means all that are not deleted.
     has_probabilities
-        whether the scores are log-probabilities rather than distances.
+        Whether the scores are log-probabilities rather than distances.
     """
-    living_before = []
-    for segment in segments:  # items, without deleted ones, before each row of the table
-        fences = segment.table.bucket_starts
-        if segment.alive is not None:
-            fences = np.append(0, segment.alive.items[segment.table.items].cumsum())[fences]
-        living_before.append(fences)
+    items_before = [_count_items_before_rows(segment) for segment in segments]
+    # The prefix so far is the rows from low to high of each segment's table; first, all rows.
     high = np.array([[len(segment.table) for segment in segments]], dtype=np.int64)
     low = np.zeros_like(high)
     steps = []
-    for level, own in enumerate(codes):
+    for level, code in enumerate(codes):
         children = children_in_segments(segments, level, low, high)
-        items = np.zeros(len(children.code), dtype=np.int64)
-        for number, before in enumerate(living_before):
-            items += before[children.high[:, number]] - before[children.low[:, number]]
-        is_allowed = items > 0
-        if restriction is not None:
-            owner = np.zeros(len(items), dtype=np.int64)
-            is_allowed &= count_ids(children.low, children.high, [restriction], owner) > 0
+        num_items = np.zeros(len(children.code), dtype=np.int64)
+        for number, before in enumerate(items_before):
+            num_items += before[children.high[:, number]] - before[children.low[:, number]]
+        is_allowed = _are_allowed(children, num_items, restriction)
         if level == 0 and level0:
             is_allowed &= np.isin(children.code, list(level0))
-        kept = np.flatnonzero(is_allowed | (children.code == own))
-        children, items = children.take(kept), items[kept]
-        gained = scores[level][children.code]
-        unknown = [None] * len(items)
-        log_probabilities = gained.tolist() if has_probabilities else unknown
-        shares = np.exp(gained - gained.max())
-        probabilities = (shares / shares.sum()).tolist() if has_probabilities else unknown
-        columns = (children.code.tolist(), log_probabilities, probabilities, items.tolist())
-        rows = [*zip(*columns, strict=True)]
-        best = np.argsort(-gained, kind="stable").tolist()
-        (at,) = np.flatnonzero(children.code == own).tolist()
+        siblings = np.flatnonzero(is_allowed | (children.code == code))
+        children = children.take(siblings)
         steps.append(
-            LevelStep(
-                *rows[at],
-                level=level,
-                rank=1 + best.index(at),
-                num_siblings=len(rows),
-                siblings=[Sibling(*rows[one]) for one in best[:MAX_SIBLINGS]],
+            _describe_level(
+                level,
+                code,
+                children.code,
+                scores[level][children.code],
+                num_items[siblings],
+                has_probabilities=has_probabilities,
             )
         )
-        low, high = children.low[[at]], children.high[[at]]
+        [child] = np.flatnonzero(children.code == code).tolist()
+        low = children.low[[child]]
+        high = children.high[[child]]
     return steps
+
+
+def _count_items_before_rows(segment: SearchSegment) -> Int64[np.ndarray, " fences"]:
+    """Return the number of items before each row of a segment's table, without deleted ones.
+
+    With one entry more than rows, the items of the rows [low, high) are before[high] - before[low].
+    """
+    bucket_starts = segment.table.bucket_starts
+    if segment.alive is None:
+        return bucket_starts
+    num_alive_before = np.append(0, segment.alive.items[segment.table.items].cumsum())
+    return np.asarray(num_alive_before[bucket_starts])
+
+
+def _are_allowed(
+    children: Children, num_items: Int64[np.ndarray, " children"], restriction: Restriction | None
+) -> Bool[np.ndarray, " children"]:
+    """Return whether each prefix has an item that is not deleted, and one that is allowed."""
+    is_allowed = num_items > 0
+    if restriction is not None:
+        owner = np.zeros(len(num_items), dtype=np.int64)
+        is_allowed &= count_ids(children.low, children.high, [restriction], owner) > 0
+    return is_allowed
+
+
+def _describe_level(
+    level: int,
+    code: int,
+    siblings: Int64[np.ndarray, " siblings"],
+    scores: Float32[np.ndarray, " siblings"],
+    num_items: Int64[np.ndarray, " siblings"],
+    *,
+    has_probabilities: bool,
+) -> LevelStep:
+    """Describe a code among its siblings, with the scores and numbers of items of all."""
+    log_probabilities: list[float | None] = [None] * len(siblings)
+    probabilities: list[float | None] = [None] * len(siblings)
+    if has_probabilities:
+        shares = np.exp(scores - scores.max())
+        log_probabilities = scores.tolist()
+        probabilities = (shares / shares.sum()).tolist()
+    rows = [
+        *zip(siblings.tolist(), log_probabilities, probabilities, num_items.tolist(), strict=True)
+    ]
+    best_first = np.argsort(-scores, kind="stable").tolist()
+    [position] = np.flatnonzero(siblings == code).tolist()
+    return LevelStep(
+        *rows[position],
+        level=level,
+        rank=1 + best_first.index(position),
+        num_siblings=len(rows),
+        siblings=[Sibling(*rows[sibling]) for sibling in best_first[:MAX_SIBLINGS]],
+    )

@@ -1,6 +1,15 @@
 """The items of a segment (id, modality, text, image, fields) in SQLite, with indexes for filters.
 
-A store is written once and never changed, so that reading needs no locks between processes.
+A store is written once and never changed, so that reading needs no locks between processes. Its
+tables, with an item whose JSON is ``{"price": 5, "size": {"width": 30}}``::
+
+    items         row 0   item_id "bag.jpg"   modality "image"   source the JSON   ...
+    modalities    modality "image"   items 1
+    field_names   path ["price"]           name 0
+                  path ["size", "width"]   name 1
+    fields        name 0   value 5    row 0
+                  name 1   value 30   row 0
+    words         the full-text index of items.text
 """
 
 from __future__ import annotations
@@ -40,15 +49,19 @@ CREATE_FIELD_NAMES: Final = (
 )
 CREATE_FULL_TEXT: Final = (
     (
-        "CREATE VIRTUAL TABLE words USING fts5(text, content='items', content_rowid='row', columnsize=0, "
-        "tokenize='unicode61 remove_diacritics 2')"
+        "CREATE VIRTUAL TABLE words USING fts5(text, content='items', content_rowid='row', "
+        "columnsize=0, tokenize='unicode61 remove_diacritics 2')"
     ),
-    "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",  # twice as fast as SQLite's 1 MiB
+    # Twice as fast as with SQLite's 1 MiB.
+    "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",
     "INSERT INTO words(words) VALUES ('rebuild')",
 )
-CREATE_FIELDS: Final = "CREATE TABLE fields (name INTEGER, value, row INTEGER, PRIMARY KEY (name, value, row)) WITHOUT ROWID"
-"""Sorted by field, value and row: numbers come before texts, texts before Booleans
-and times (:mod:`genius_search.data.values`)."""
+CREATE_FIELDS: Final = (
+    "CREATE TABLE fields (name INTEGER, value, row INTEGER, "
+    "PRIMARY KEY (name, value, row)) WITHOUT ROWID"
+)
+"""Sorted by field, value and row: numbers come before texts, and texts before Booleans and times
+(:mod:`genius_search.data.values`)."""
 SCHEMA: Final = frozenset(
     {
         *(
@@ -59,43 +72,47 @@ SCHEMA: Final = frozenset(
             CREATE_FULL_TEXT[0],
             CREATE_FIELDS,
         ),
-        # FTS5 writes these for the table of words.
+        # FTS5 creates these for the table of words.
         "CREATE TABLE 'words_data'(id INTEGER PRIMARY KEY, block BLOB)",
         "CREATE TABLE 'words_idx'(segid, term, pgno, PRIMARY KEY(segid, term)) WITHOUT ROWID",
         "CREATE TABLE 'words_config'(k PRIMARY KEY, v) WITHOUT ROWID",
     }
 )
-"""All that a store may define; a view or a trigger of somebody else would run with a query."""
+"""All definitions that a store may have; a view or trigger in a foreign store would run code."""
 ITEM_COLUMNS: Final = (
-    "row, CAST(item_id AS TEXT), modality, CAST(text AS TEXT), CAST(image AS TEXT), CAST(source AS TEXT), "
-    "CAST(stamp AS TEXT), CAST(content AS TEXT), CAST(items.root AS INTEGER)"
+    "row, CAST(item_id AS TEXT), modality, CAST(text AS TEXT), CAST(image AS TEXT), "
+    "CAST(source AS TEXT), CAST(stamp AS TEXT), CAST(content AS TEXT), CAST(items.root AS INTEGER)"
 )
-"""A row and the fields of :class:`Item`; somebody else may have stored bytes instead of texts."""
+"""A row and the fields of :class:`Item`; a foreign store may have bytes instead of texts."""
 STEPS_BETWEEN_CLOCK_CHECKS: Final = 1_000
-"""Steps of SQLite between two looks at the clock, and at whether a thread waits to fork."""
+"""Number of SQLite's steps after which it looks at the clock, and lets a waiting thread fork."""
 TOO_SLOW: Final = "the conditions took too long; give fewer, or allow more time"
 ROWS_OF_WORDS: Final = (
     "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(rowid), '') END "
     "FROM (SELECT rowid FROM words WHERE words MATCH value LIMIT ?2 + 1)) FROM json_each(?1)"
 )
-"""Rows of items with each word, or NULL for one that more items have: the look-ups end early."""
+"""For each word, the rows of the items that contain it, such as "3,8,12".
+
+For a word that more than ?2 items contain, the look-up ends early, and the result is NULL."""
 ROWS_OF_NAMES: Final = (
     "SELECT (SELECT CASE WHEN count(*) <= ?2 THEN coalesce(group_concat(row), '') END FROM "
     "(SELECT row FROM fields WHERE name = ?3 AND fields.value = spelt.value LIMIT ?2 + 1)) "
     "FROM json_each(?1) spelt"
 )
+"""For each spelling, the rows of the items with this name, or NULL as in :data:`ROWS_OF_WORDS`."""
 NAME_PATH: Final = '["name"]'
-"""The key of the field that is a picture's name."""
-_MODALITIES: Final = {one.mbeir: one for one in Modality}
-_JSON: Final = json.JSONDecoder(parse_constant=lambda _: None)  # of NaN and infinities
+"""The path of the field with a picture's name (:func:`spell_path`)."""
+_MODALITIES: Final = {modality.mbeir: modality for modality in Modality}
+_JSON: Final = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinities become None
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+"""Characters that no id in a store has: NUL and lone surrogates."""
 
 
 class Item(NamedTuple):
-    """One item of an index."""
+    """An item of an index."""
 
     id: str
-    """The item's external name."""
+    """The id that the user chose."""
     modality: Modality
     text: str | None = None
     image: str | None = None
@@ -103,11 +120,11 @@ class Item(NamedTuple):
     source: str | None = None
     """Additional data as text; if it is a JSON object, its keys are the item's fields."""
     stamp: str | None = None
-    """Stamp that changes with the item or its file, so that unchanged items need not be looked at again."""
+    """Changes with the item or its file, so that unchanged items are not read again."""
     content: str | None = None
-    """Size and hash of what is embedded, by which a file is known after it was moved, renamed or touched."""
+    """Size and hash of the embedded content, which identify a file that was moved or renamed."""
     root: int | None = None
-    """Number of the root (:attr:`genius_search.Index.roots`) that the item was found in; None for others."""
+    """Number of the root (:attr:`genius_search.Index.roots`) with the item's file, if any."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -115,31 +132,38 @@ class Item(NamedTuple):
         if not self.source:
             return {}
         try:
-            found = _JSON.decode(self.source)
+            fields = _JSON.decode(self.source)
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return fields if isinstance(fields, dict) else {}
 
 
 def spell_path(path: Sequence[str]) -> str:
-    """Return the key of a field in the tables."""
+    """Return the key of a field in the tables.
+
+    >>> spell_path(["size", "width"])
+    '["size", "width"]'
+    """
     return json.dumps(path).encode(errors="replace").decode()
 
 
 class Connection:
-    """A connection to a database; its statements run one at a time. A forked child opens one of its own."""
+    """A connection to a database, which runs one statement at a time.
+
+    A forked child opens a new connection, since SQLite's must not cross a fork.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self.lock = free_in_children(threading.RLock())
         self.library_lock = free_in_children(threading.RLock(), of_library=True)
-        """Held by the owner of ``lock`` while it is in SQLite; no other thread takes it to use SQLite."""
+        """Held by the owner of ``lock`` while it is in SQLite. A fork waits for it."""
         self._database: sqlite3.Connection | None = None
         self.open()
         renew_in_children(self)
 
     def open(self) -> sqlite3.Connection:
-        """Return the database, which is opened if this is its first use in a forked child."""
+        """Return the database; open it at the first use in a forked child."""
         with self.lock, self.library_lock:
             if self._database is None:
                 database = sqlite3.connect(
@@ -151,7 +175,7 @@ class Connection:
             return self._database
 
     def renew(self) -> None:
-        """Put the parent's database aside."""
+        """Abandon the parent's database in a forked child."""
         if self._database is not None:
             abandon(self._database)
             self._close.detach()
@@ -164,14 +188,15 @@ def _close(database: sqlite3.Connection, lock: threading.RLock) -> None:
 
 
 def _contains(text: str, part: str) -> bool:
+    """Return whether a text contains a part that is cleaned and casefolded; SQL's ``contains``."""
     return part in clean(composed(text)).casefold()
 
 
 class ItemStore:
     """Reads the items of a finished store; safe to use from several threads.
 
-    The file stays open, so it remains readable if a writer removes it. Filters have connections of their own,
-    so that a slow one delays neither another nor the reading of items.
+    The file stays open, so it remains readable if a writer removes it. Each running filter has a
+    connection, so that a slow filter delays neither another one nor the reading of items.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -179,31 +204,43 @@ class ItemStore:
         self._uri = f"{self._path.resolve().as_uri()}?mode=ro&immutable=1"
         self._for_items = Connection(self._uri)
         self._for_filters: list[Connection] = []
-        """Those that no filter uses."""
-        found = self._query(
-            "SELECT type, name, sql FROM sqlite_master"
-        )  # definitions, none of which is run
-        for kind, name, sql in found:
-            if sql not in SCHEMA and (kind, sql) != (
-                "index",
-                None,
-            ):  # SQLite's own indexes have no statement
+        """Idle connections for filters."""
+        self._check_schema()
+
+    def _check_schema(self) -> None:
+        """Raise :class:`ArtifactMismatch` if the store has other tables, or lacks some.
+
+        Reading definitions runs none of them.
+        """
+        definitions = self._query("SELECT type, name, sql FROM sqlite_master")
+        for definition, name, sql in definitions:
+            is_automatic_index = (definition, sql) == ("index", None)
+            if sql not in SCHEMA and not is_automatic_index:
                 raise ArtifactMismatch(
-                    f"{self._path} defines the {kind} {name!r} in a way that no index does; do not use it"
+                    f"{self._path} defines the {definition} {name!r} in a way that no index does; "
+                    "do not use it"
                 )
-        if missing := {CREATE_ITEMS, CREATE_MODALITIES, CREATE_FULL_TEXT[0], CREATE_FIELDS} - {
-            sql for _, _, sql in found
-        }:
+        required = {CREATE_ITEMS, CREATE_MODALITIES, CREATE_FULL_TEXT[0], CREATE_FIELDS}
+        if missing := required - {sql for _, _, sql in definitions}:
             raise ArtifactMismatch(f"{self._path} is damaged: it lacks {sorted(missing)}")
 
     def open(self) -> None:
-        """Open the file again in a forked child, from when on it stays open; raises ``sqlite3.Error``."""
+        """Open the file again in a forked child, where it then stays open.
+
+        Raises
+        ------
+        sqlite3.Error
+            The file cannot be opened.
+        """
         self._for_items.open()
 
     @cached_property
     def num_rows(self) -> int:
         """The number of items; their rows count from 0, without gaps."""
-        query = "SELECT (SELECT MIN(row) FROM items), (SELECT MAX(row) FROM items), SUM(items) FROM modalities"
+        query = (
+            "SELECT (SELECT MIN(row) FROM items), (SELECT MAX(row) FROM items), SUM(items) "
+            "FROM modalities"
+        )
         ((first, last, count),) = self._query(query)
         if (first, last) != ((0, count - 1) if count else (None, None)):
             raise ArtifactMismatch(f"{self._path} has {count} items in the rows {first} to {last}")
@@ -220,37 +257,39 @@ class ItemStore:
         return {Modality.parse(name): count for name, count in counts}
 
     def get(self, rows: Sequence[int]) -> list[Item]:
-        """Return the items of these rows, in this order."""
-        query = f"SELECT {ITEM_COLUMNS} FROM json_each(?) CROSS JOIN items ON row = value"  # noqa: S608
-        found = {}
+        """Return the items in the given rows, in the same order."""
+        source = "json_each(?) CROSS JOIN items ON row = value"
+        query = f"SELECT {ITEM_COLUMNS} FROM {source}"  # noqa: S608
+        items = {}
         try:
-            for row, item_id, modality, *rest in self._query(
+            for row, item_id, modality, *columns in self._query(
                 query, [json.dumps(sorted(set(rows)))]
             ):
-                found[row] = Item(item_id, _MODALITIES[modality], *rest)
-            return [found[row] for row in rows]
+                items[row] = Item(item_id, _MODALITIES[modality], *columns)
+            return [items[row] for row in rows]
         except KeyError as error:
             raise ArtifactMismatch(
                 f"{self._path} has no row or modality {error}; do not use it"
             ) from None
 
     def all(self) -> Iterator[Item]:
-        """Yield every item, by row."""
-        query = f"SELECT {ITEM_COLUMNS} FROM items WHERE row >= ? ORDER BY row LIMIT 1000"  # noqa: S608
+        """Yield every item in the order of rows."""
+        source = "items WHERE row >= ? ORDER BY row LIMIT 1000"
+        query = f"SELECT {ITEM_COLUMNS} FROM {source}"  # noqa: S608
         count = 0
         while entries := self._query(query, [count]):
-            for row, item_id, modality, *rest in entries:
+            for row, item_id, modality, *columns in entries:
                 if row != count or modality not in _MODALITIES:
                     raise ArtifactMismatch(f"{self._path} has no item {count:,}; do not use it")
-                yield Item(item_id, _MODALITIES[modality], *rest)
+                yield Item(item_id, _MODALITIES[modality], *columns)
                 count += 1
 
     def find_ids(
         self, item_ids: Iterable[str]
     ) -> list[tuple[str, int, str | None, str | None, int | None]]:
-        """Return id, row, stamp, content and root of each of these items that is in the store."""
-        # SQLite's json_each ends a text at NUL and replaces lone surrogates, so another item would match.
-        # Sorted, so that adjacent pages are read together.
+        """Return id, row, stamp, content and root of each item of the store with a given id."""
+        # SQLite's json_each ends a text at NUL and replaces lone surrogates, so that such an id
+        # would match another item. Ids are sorted so that adjacent pages are read together.
         ids = sorted({composed(item_id) for item_id in item_ids if not _UNSTORABLE.search(item_id)})
         query = (
             "SELECT item_id, row, stamp, content, items.root FROM json_each(?) "
@@ -259,7 +298,7 @@ class ItemStore:
         return self._query(query, [json.dumps(ids)])
 
     def images_with_prefix(self, rows: Sequence[int], prefix: str) -> set[str]:
-        """Return the paths of pictures that begin with a prefix, of some rows."""
+        """Return the paths of pictures in the given rows that begin with a prefix."""
         query = (
             "SELECT CAST(image AS TEXT) FROM json_each(?) CROSS JOIN items ON row = value "
             "WHERE substr(image, 1, length(?2)) = ?2"
@@ -267,14 +306,26 @@ class ItemStore:
         return {image for (image,) in self._query(query, [json.dumps(rows), prefix])}
 
     def rows_of_images(self, images: Iterable[str]) -> list[tuple[str, int]]:
-        """Return the path and the row of each item with one of these pictures; reads all items."""
-        query = "SELECT CAST(image AS TEXT), row FROM items WHERE image IN (SELECT value FROM json_each(?))"
+        """Return path and row of each item with one of the given pictures; this reads all items."""
+        query = (
+            "SELECT CAST(image AS TEXT), row FROM items "
+            "WHERE image IN (SELECT value FROM json_each(?))"
+        )
         return self._query(query, [json.dumps([*images])])
 
     def mask(
         self, source: str, values: Sequence[Any], *, row: str = "row", deadline: float = math.inf
     ) -> Bool[np.ndarray, " items"]:
-        """Return which items a query finds: what follows FROM, and the values to bind.
+        """Return a mask of the items that a query finds.
+
+        Parameters
+        ----------
+        source
+            The query after FROM, without any user input.
+        values
+            Values to bind.
+        row
+            Name of the column with the row.
 
         Raises
         ------
@@ -287,51 +338,60 @@ class ItemStore:
         with contextlib.suppress(sqlite3.OperationalError):  # a writer has removed the file
             connection = self._for_filters.pop() if self._for_filters else Connection(self._uri)
         try:
-            # Values are bound; the rest of the query contains no user input.
             query = f"SELECT group_concat({row}) FROM {source}"  # noqa: S608
-            (rows,) = self._query(query, values, connection, deadline)[0]
+            (joined_rows,) = self._query(query, values, connection, deadline)[0]
         finally:
             if connection is not self._for_items:
                 self._for_filters.append(connection)
-        found = np.zeros(self.num_rows, dtype=bool)
-        listed = np.fromstring(rows or "", dtype=np.int64, sep=",")
-        if listed.min(initial=0) < 0 or listed.max(initial=-1) >= len(found):
+        mask = np.zeros(self.num_rows, dtype=bool)
+        rows = np.fromstring(joined_rows or "", dtype=np.int64, sep=",")
+        if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(mask):
             raise ArtifactMismatch(f"{self._path} names rows that it does not have")
-        found[listed] = True
-        return found
+        mask[rows] = True
+        return mask
 
     def rows_of_words(
         self, words: Sequence[str], max_items: int
     ) -> list[Int64[np.ndarray, " rows"] | None]:
-        """Return the rows of items whose text has a word, or whose ``name`` it is, for each of several words.
+        """Return for each word the rows of the items whose text contains it, or whose name it is.
 
-        Each row is listed once. It is None for a word that more than ``max_items`` have.
+        Each row is listed once. The result is None for a word of more than ``max_items`` items.
 
         Parameters
         ----------
         words
-            Letters and digits; a word with spaces in it is several words in this order.
+            Letters and digits; a word with spaces in it is a phrase.
         """
         if not words:
             return []
         phrases = [f'"{word}"' for word in words]
-        listed = self._query(
-            ROWS_OF_WORDS, [json.dumps(phrases), max_items]
-        )  # one statement for all words
-        name = self.field_names.get(NAME_PATH)
-        if name is not None:
-            spelt = [spelling for word in words for spelling in (word, word.upper(), word.lower())]
-            listed += self._query(ROWS_OF_NAMES, [json.dumps(spelt), max_items, name])
-        found: list[Int64[np.ndarray, " rows"] | None] = []
-        for number in range(len(words)):
-            first_name = len(words) + 3 * number
-            lists = [rows for (rows,) in (listed[number], *listed[first_name : first_name + 3])]
+        rows_by_text = self._query(ROWS_OF_WORDS, [json.dumps(phrases), max_items])
+        rows_by_name = self._rows_of_names(words, max_items)
+        rows_of_words: list[Int64[np.ndarray, " rows"] | None] = []
+        for (text_rows,), name_rows in zip(rows_by_text, rows_by_name, strict=True):
+            lists = [text_rows, *name_rows]
             if None in lists:
-                found.append(None)
+                rows_of_words.append(None)
                 continue
             rows = np.fromstring(",".join(filter(None, lists)), dtype=np.int64, sep=",")
-            found.append(rows if len(lists) == 1 or not len(rows) else np.unique(rows))
-        return found
+            has_duplicates = len(lists) > 1 and len(rows)
+            rows_of_words.append(np.unique(rows) if has_duplicates else rows)
+        return rows_of_words
+
+    def _rows_of_names(self, words: Sequence[str], max_items: int) -> list[list[str | None]]:
+        """Return for each word the rows of the items with its three spellings as their name.
+
+        For "Kite" these are the rows of Kite, KITE and kite. Without names the lists are empty.
+        """
+        name = self.field_names.get(NAME_PATH)
+        if name is None:
+            return [[] for _ in words]
+        spellings = []
+        for word in words:
+            spellings += [word, word.upper(), word.lower()]
+        results = self._query(ROWS_OF_NAMES, [json.dumps(spellings), max_items, name])
+        rows = [rows for (rows,) in results]
+        return [rows[first : first + 3] for first in range(0, len(rows), 3)]
 
     def _query(
         self,
@@ -340,11 +400,14 @@ class ItemStore:
         connection: Connection | None = None,
         deadline: float = math.inf,
     ) -> list[Any]:
+        """Run a query and return all rows of its result."""
         connection = connection or self._for_items
         with self._reading(connection):
-            database, lock = connection.open(), connection.library_lock
+            database = connection.open()
+            lock = connection.library_lock
 
             def has_passed() -> bool:
+                """Let a waiting thread fork; return True to interrupt the query."""
                 yield_to_fork(lock)
                 return deadline < math.inf and time.monotonic() > deadline
 
@@ -353,6 +416,7 @@ class ItemStore:
 
     @contextlib.contextmanager
     def _reading(self, connection: Connection) -> Iterator[None]:
+        """Hold the locks of a connection, and translate SQLite's errors."""
         with connection.lock, connection.library_lock:
             try:
                 yield
