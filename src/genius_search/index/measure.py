@@ -39,8 +39,8 @@ QUERY_NOISE: Final = 0.3
 """Length of the noise that turns an item into a query, which itself would be found too easily."""
 NUM_RECALL_QUERIES: Final = 200
 NUM_RECALL_QUERIES_OF_LARGE: Final = 50
-"""Number of queries in an index of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where
-each takes longer."""
+"""Number of queries in an index of more than
+:data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where each takes longer."""
 MIN_MEASURED_ITEMS: Final = 50
 """A smaller index is not measured: a search compares all of its items anyway."""
 MAX_BITS_SAMPLE: Final = 8192
@@ -55,8 +55,8 @@ MIN_KEPT: Final = 0.975
 """Minimum agreement of a search with exact search over the stored embeddings; below it the search
 compares more of them."""
 MIN_KEPT_OF_LARGE: Final = 0.9
-"""The same for pools of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where the default
-search leaves out candidates."""
+"""The same for pools of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where
+the default search leaves out candidates."""
 PRODUCT_TOLERANCE: Final = 1e-6
 """Inner products that differ by less are equal."""
 SHORTLIST_GROWTH: Final = 4

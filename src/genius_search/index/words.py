@@ -19,8 +19,8 @@ contain "zebra"::
 
 An item with both words has the largest share, 0.375, and all shares are multiplied by 0.5 / 0.375.
 
-BM25 also counts how often an item contains a word and how long its text is, and finds no more
-(``docs/lab/log.md#words-beside-vectors``).
+BM25 also counts how often an item contains a word and how long its text is, and finds no more; the
+figures are in ``docs/lab/log.md``.
 
 In this module a location (segment, row) is encoded as one integer, ``(segment << 32) + row``, so
 that arrays of locations can be sorted and compared.
