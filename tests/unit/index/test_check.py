@@ -68,7 +68,7 @@ def refused(index: Path, file: Path, how: type[ArtifactError] = ArtifactMismatch
     assert "create the index again" in message
 
 
-def test_a_whole_index_is_found_whole(index):
+def test_the_check_of_an_intact_index_reports_its_size(index):
     assert check(index) == CheckReport(segments=2, items=77, deleted=3)
 
 
@@ -110,7 +110,7 @@ def test_a_truncated_or_missing_file_is_found_when_the_index_is_opened(index):
     check(index)
 
 
-def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monkeypatch):
+def test_an_index_that_changes_while_it_is_checked_is_checked_again(index, monkeypatch):
     load = Snapshot.load
 
     def meanwhile(*_: object) -> None:
@@ -123,7 +123,7 @@ def test_an_index_that_changes_while_it_is_verified_is_verified_anew(index, monk
     assert check(index).segments == 1
 
 
-def test_an_index_that_never_stays_as_it_is_is_not_verified_for_ever(index, monkeypatch):
+def test_the_check_of_an_index_that_keeps_changing_ends(index, monkeypatch):
     attempts = []
 
     def meanwhile(folder: Path, manifest: IndexManifest) -> None:
