@@ -107,7 +107,7 @@ def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_kil
 
     # All copies are killed: if nobody waits for them, the answer is an error, never fewer hits.
     with monkeypatch.context() as patch:
-        patch.setattr(served, "PATIENCE_SECONDS", 0.0)
+        patch.setattr(served, "MAX_RETRY_SECONDS", 0.0)
         assert len(copies()) == 2
         for process in copies():
             os.kill(process, signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_kil
             assert "X-00000" in str(error)  # noqa: PT017  either is right
 
     # Ray Serve starts them again, which takes long on a busy machine.
-    monkeypatch.setattr(served, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(served, "MAX_RETRY_SECONDS", 600.0)
     check()
 
     # Changes go to the copies, and are there at once.

@@ -191,7 +191,7 @@ def test_no_query_fails_while_a_copy_hangs_and_others_and_a_node_are_killed(
         load.stop()
         record_property("said", "".join(load.lines[-40:]))
     record_property("answered", load.answered)
-    repeated = sum("asked again" in line for line in load.lines)
+    repeated = sum("calling again" in line for line in load.lines)
     record_property("calls made again", repeated)
     assert load.failed == []
     assert load.answered >= 120

@@ -505,5 +505,5 @@ def test_paths_of_commands_begin_at_the_home_folder(home, capsys):
     assert main(["index", "create", "~/x.index", "--vectors=~/x.npy", "--ids", "~/ids.txt"]) == 0
     assert main(["search", "~/x.index", "-k", "1", "--json"]) == 0
     assert main(["index", "create", "~/y.index", "--vectors", "~/several.npz"]) == BadData.exit_code
-    assert f"{home}/several.npz holds several arrays" in capsys.readouterr().err
+    assert f"{home}/several.npz contains several arrays" in capsys.readouterr().err
     assert not [*Path().iterdir()]

@@ -77,7 +77,7 @@ def anchors(path):
 
 PARSE = """
 import contextlib, io, json, sys
-from genius_search.cli import COMMANDS, find, run
+from genius_search.cli import COMMANDS, command_class, run_command
 
 for kind in map(find, COMMANDS):
     kind.run = lambda self: 0
@@ -87,7 +87,7 @@ for words in json.load(sys.stdin):
     said = io.StringIO("" if name else "no such command")
     if name:
         with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-            problems.append(None if run(name, words[len(name.split()) :]) == 0 else "not parsed")
+            problems.append(None if run_command(name, words[len(name.split()) :]) == 0 else "not parsed")
             continue
     problems.append(said.getvalue() or "not parsed")
 json.dump(problems, sys.stdout)
@@ -143,13 +143,13 @@ def test_the_container_copies_what_there_is_and_runs_a_command_that_can_be_parse
 
 OPTIONS = """
 import contextlib, io, json, re, sys
-from genius_search.cli import COMMANDS, run
+from genius_search.cli import COMMANDS, run_command
 
 options = set()
 for name in COMMANDS:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        run(name, ["--help"])
+        run_command(name, ["--help"])
     for line in said.getvalue().splitlines():
         described = re.match(r"[│ ]*((?:-[a-z-]+(?: [A-Z|]+)?(?:, )?)+)", line)
         options.update(re.findall("--[a-z-]+", described[1]) if described else [])

@@ -1,7 +1,12 @@
-"""The ``genius`` command. Flags come from the commands' fields; nothing heavy is imported for ``--help``."""
+"""The ``genius`` command.
+
+Each command is a dataclass whose fields are its flags. Modules that are slow to import are imported
+when a command runs, so that ``--help`` is fast.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -21,7 +26,7 @@ from genius_search import __version__
 from genius_search.cli.terminal import print_text
 from genius_search.errors import EXTRAS, GeniusError, UsageError, missing_extra
 
-# A parser of all commands at once, which tyro offers, takes .4 CPU-seconds to print its help.
+# One tyro parser with all commands as subcommands would take .4 CPU-seconds to print its help.
 COMMANDS: Final = {
     "search": "search:Search",
     "serve": "serve:Serve",
@@ -42,75 +47,104 @@ COMMANDS: Final = {
     "data check": "train:Check",
     "evaluate": "train:Evaluate",
 }
-"""Command -> module and class, in the order in which help lists them."""
+"""Command -> ``module:Class`` in this package, in the order of the help."""
 
 MACHINE_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
     | {errno.EEXIST, errno.ENOTDIR}
 )
-"""Errors that a user can fix: disk full, read-only, not permitted, a long name, a file for a folder."""
-ARGUMENT: Final = re.compile(r"`(\w+)=(?:True|'?(\w+)'?)`")
-"""How messages name an argument of Python, which is a flag here: `download=True`, `device='cpu'`."""
+"""Operating system errors that a user can fix: the disk is full or read-only, a permission is
+missing, a name is too long, or there is a file instead of a folder."""
+PYTHON_ARGUMENT: Final = re.compile(r"`(\w+)=(?:True|'?(\w+)'?)`")
+"""A Python argument in an error message, such as `download=True` or `device='cpu'`."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status. Errors that a user can fix are one line on stderr."""
-    # Threads of PyTorch that wait for others would keep cores busy that other processes need.
+    """Run one command and return its exit status.
+
+    An error that a user can fix is printed as one line on stderr.
+    """
+    # By default, idle threads of PyTorch spin, and occupy cores that other processes need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # None if the caller closed them
-    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # escape what a terminal or a file of cp1252 cannot show
+    # The streams are None if the calling process closed them.
+    sys.stdout = sys.stdout or io.StringIO()
+    sys.stderr = sys.stderr or io.StringIO()
+    # Escape characters that the encoding of a terminal or a file, such as cp1252, lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            return follow(list(sys.argv[1:] if arguments is None else arguments))
+            return run_command_line(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             sys.stdout.flush()
     except (GeniusError, KeyboardInterrupt, ModuleNotFoundError, OSError) as error:
-        return report(error)
+        return report_error(error)
 
 
-def follow(words: Sequence[str]) -> int:
-    """Do what the words of a command line say, and return the exit status."""
+def run_command_line(words: Sequence[str]) -> int:
+    """Run the command that a list of arguments names, and return its exit status."""
     if words in (["--version"], ["-V"]):
         print(f"genius {__version__}")
     elif words in ([], ["help"], ["--help"], ["-h"]):
         print_overview()
-    elif "" in words:  # a path would be this folder
+    elif "" in words:  # as a path, it would mean the current folder
         raise UsageError(
-            "an argument is empty; is a variable of the shell not set? '.' is this folder"
+            "an argument is empty; is a shell variable not set? '.' means the current folder"
         )
     else:
+        # Commands have one or two words: "search", "index create".
         name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
-        # Threads of NumPy's BLAS wait busily: longer than a search takes, and beside PyTorch's threads.
+        if name is None:
+            return report_unknown_command(words)
+        # Idle threads of NumPy's BLAS spin for longer than a search takes, and compete with the
+        # threads of PyTorch.
         if name in ("search", "serve", "fit"):
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        return refuse(words) if name is None else run(name, words[len(name.split()) :])
+        return run_command(name, words[len(name.split()) :])
     return 0
 
 
-def find(name: str) -> Any:
-    """Return the class of a command, a dataclass of its flags; its ``run`` may return an exit status."""
-    module, _, kind = COMMANDS[name].partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), kind)
+def command_class(name: str) -> Any:
+    """Import and return the class of a command.
+
+    The class is a dataclass of flags, with a method ``run`` that may return an exit status.
+    """
+    module, _, class_name = COMMANDS[name].partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), class_name)
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
+def run_command(name: str, arguments: Sequence[str]) -> int:
     """Parse the flags of one command and run it."""
-    config = (tyro.conf.FlagCreatePairsOff,)
-    words = join_match(arguments)
-    parsed: Any = tyro.cli(find(name), prog=f"genius {name}", args=words, config=config)
+    flags = command_class(name)
+    if "-h" in arguments or "--help" in arguments:
+        unwrap_help(flags)
+    parsed: Any = tyro.cli(
+        flags,
+        prog=f"genius {name}",
+        args=join_match_values(arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
     return expand_paths(parsed).run() or 0
 
 
-def expand_paths(command: Any) -> Any:
-    """Return a command whose paths have the home folder for ``~``.
+def unwrap_help(flags: type) -> None:
+    """Join the lines of each flag's description; tyro would keep the line breaks of the source."""
+    with contextlib.suppress(ImportError):  # a private module of tyro; its cache is edited in place
+        from tyro._docstrings import parse_docstring_from_object
 
-    A shell does that itself, but not in quotes or after ``=``.
+        for base in flags.__mro__[:-1]:
+            descriptions = parse_docstring_from_object(base)
+            descriptions.update(
+                {name: " ".join(text.split()) for name, text in descriptions.items()}
+            )
+
+
+def expand_paths(command: Any) -> Any:
+    """Return a command in whose paths ``~`` is replaced by the home folder.
+
+    A shell expands ``~`` itself, but not inside quotes or after ``=``.
     """
     from genius_search.border import as_path
 
@@ -124,8 +158,8 @@ def expand_paths(command: Any) -> Any:
     return dataclasses.replace(command, **changes)
 
 
-def join_match(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with ``--match -people`` as one: the parser takes ``-people`` for a flag."""
+def join_match_values(arguments: Sequence[str]) -> list[str]:
+    """Join ``--match -people`` to ``--match=-people``; the parser would take ``-people`` as a flag."""
     joined: list[str] = []
     for word in arguments:
         if joined[-1:] == ["--match"] and re.match(r"-[^-]", word):
@@ -135,8 +169,8 @@ def join_match(arguments: Sequence[str]) -> list[str]:
     return joined
 
 
-def report(error: BaseException) -> int:
-    """Print an error that a user can fix, and return its exit status; raise a bug again."""
+def report_error(error: BaseException) -> int:
+    """Print an error that a user can fix, and return its exit status; raise any other error."""
     if (
         isinstance(error, ModuleNotFoundError)
         and (package := str(error.name).partition(".")[0]) in EXTRAS
@@ -147,39 +181,40 @@ def report(error: BaseException) -> int:
             message, status = str(error), error.exit_code
         case KeyboardInterrupt():
             message, status = "interrupted; run the same command again to continue", INTERRUPTED
-        case BrokenPipeError():  # `head` has read enough; what is left is not written
+        case BrokenPipeError():  # the reader, such as `head`, has closed the pipe
             sys.stdout = io.StringIO()
             return 0
         case OSError() if error.errno in MACHINE_ERRORS:
-            message, status = (
-                f"{error.strerror}{f': {error.filename}' if error.filename else ''}",
-                1,
-            )
+            message = f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+            status = 1
         case _:
             raise error
-    print_text(f"genius: {ARGUMENT.sub(_name_flag, message)}", error=True)
+    print_text(f"genius: {PYTHON_ARGUMENT.sub(_argument_to_flag, message)}", error=True)
     return status
 
 
-def _name_flag(argument: re.Match[str]) -> str:
+def _argument_to_flag(argument: re.Match[str]) -> str:
+    # `download=True` -> `--download`, `device='cpu'` -> `--device cpu`
     value = "" if argument[2] is None else f" {argument[2]}"
     return f"`--{argument[1].removesuffix('_seconds')}{value}`"
 
 
 def print_overview() -> None:
-    """Print the commands, each with the first line of its help."""
-    print("Generative multimodal search: a model generates the ID of what matches.\n")
+    """Print all commands, each with the first line of its help."""
+    print("Search images, texts and pairs of both with a text, an image, or both.\n")
     for name in COMMANDS:
-        print(f"  genius {name:<16} {(inspect.getdoc(find(name)) or '').splitlines()[0]}")
-    print("\n`genius COMMAND --help` describes a command. Most commands take --json.")
+        summary = (inspect.getdoc(command_class(name)) or "").splitlines()[0]
+        print(f"  genius {name:<16} {summary}")
+    print("\nRun `genius COMMAND --help` for the options of a command. Most commands take --json.")
 
 
-def refuse(words: Sequence[str]) -> int:
-    """Say that there is no such command, and which ones are near."""
+def report_unknown_command(words: Sequence[str]) -> int:
+    """Print that a command does not exist, suggest similar ones, and return the exit status."""
     typed = " ".join(words[:2])
-    among = [name for name in COMMANDS if words[0] in name.split()]
-    near = difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8 if among else 0.4) or among
-    names = " or ".join(f"`genius {name}`" for name in near)
-    advice = f"did you mean {names}?" if near else "see `genius --help`"
-    print_text(f"genius: {(typed if among else words[0])!r} is not a command; {advice}", error=True)
+    related = [name for name in COMMANDS if words[0] in name.split()]
+    similar = difflib.get_close_matches(typed, COMMANDS, n=1, cutoff=0.8 if related else 0.4)
+    names = " or ".join(f"`genius {name}`" for name in similar or related)
+    advice = f"did you mean {names}?" if names else "see `genius --help`"
+    unknown = typed if related else words[0]
+    print_text(f"genius: {unknown!r} is not a command; {advice}", error=True)
     return 2

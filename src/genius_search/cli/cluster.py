@@ -1,4 +1,4 @@
-"""``genius cluster``: indexes in shards, on this machine or on a Ray cluster."""
+"""``genius cluster``: build and serve indexes in shards, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class AddressOption:
     """A command that may use a Ray cluster."""
 
     address: Words = None
-    """For a cluster: HOST:PORT of the head of a Ray cluster; local starts Ray on this machine. Default: this
-    process alone."""
+    """For a cluster: HOST:PORT of the head node of a Ray cluster, or local to start Ray on this
+    machine. Default: use this process only, without Ray."""
 
     def connected(self) -> AbstractContextManager[None]:
-        """Connect to the Ray cluster, if one was given."""
+        """Connect to the Ray cluster of ``--address``, if any."""
         if self.address is None:
             return nullcontext()
         need_packages("--address needs", "ray")
@@ -44,7 +44,7 @@ class AddressOption:
 
 
 def is_cluster(folder: Path) -> bool:
-    """Return whether a folder holds an index in shards."""
+    """Return whether a folder contains a cluster, an index in shards."""
     from genius_search.index.store import CLUSTER
 
     return (folder / CLUSTER).exists()
@@ -54,7 +54,7 @@ def is_cluster(folder: Path) -> bool:
 def open_cluster(
     folder: Path, ray: AddressOption, *, device: str = "cpu", download: bool = False
 ) -> Iterator[Searcher]:
-    """Open the shards here, or those that `genius cluster serve` placed on the Ray cluster."""
+    """Open the shards in this process, or connect to the copies on the Ray cluster."""
     with ray.connected():
         if ray.address is None:
             from genius_search.cluster.searcher import Searcher
@@ -70,15 +70,15 @@ def open_cluster(
 class BuildCluster(AddressOption, DeviceOptions, JsonOption):
     """Build an index in shards, for pools that are too large for one index.
 
-    With --address, each core of the Ray cluster creates a shard at a time. Run the same command again after
-    an interruption: only what is missing is done.
+    With --address, each core of the Ray cluster creates one shard at a time. After an interruption,
+    run the same command again to continue.
     """
 
     pool: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="POOL")]
     """A folder of pictures and texts, or a .jsonl file of candidates."""
 
     out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Folder of the new cluster; with several machines, one that all of them see."""
+    """Folder of the new cluster. All machines must be able to read and write it."""
 
     shards: int
     """Number of shards, at most 64."""
@@ -87,10 +87,11 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
     """Folder of a trained model."""
 
     encoder: Words = None
-    """Instead of a model: encoder as of `genius index create`; codebooks are fitted to a sample."""
+    """Instead of a model: an encoder, as for `genius index create`. Codebooks are fitted to a sample
+    of the pool."""
 
     embeddings: Embeddings = None
-    """Store an embedding of every item, for re-ranking. Default: none with a model, otherwise fused."""
+    """Embeddings to store for re-ranking. Default: none with a model, otherwise fused."""
 
     def run(self) -> None:
         from genius_search.cluster.build import Settings, build_cluster, run_here, run_on_ray
@@ -106,38 +107,39 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
         )
         run = run_here if self.address is None else run_on_ray
         with self.connected(), TerminalProgress() as progress:
-            built = build_cluster(self.out, settings, run=run, progress=progress)
-            left_out = (
-                f", {built.left_out:,} left out: {self.out / 'left-out.jsonl'}"
-                if built.left_out
-                else ""
-            )
-            progress.say(f"{built.items:,} items in {plural(built.shards, 'shard')}{left_out}")
-            progress.say_next("genius", "search", self.out, "what you look for")
+            manifest = build_cluster(self.out, settings, run=run, progress=progress)
+            summary = f"{manifest.items:,} items in {plural(manifest.shards, 'shard')}"
+            if manifest.left_out:
+                summary += f", {manifest.left_out:,} left out: {self.out / 'left-out.jsonl'}"
+            progress.say(summary)
+            progress.say_next("genius", "search", self.out, "your query")
         if self.json:
-            print_json(built.model_dump())
+            print_json(manifest.model_dump())
 
 
 @command
 class ServeCluster(AddressOption):
-    """Keep copies of a cluster's shards open on a Ray cluster, which starts them again if they die.
+    """Serve a cluster from a Ray cluster, which keeps copies of each shard running.
 
-    They stay until `serve shutdown`. Every machine sees the folder under the same path.
+    The copies run until `serve shutdown`. All machines must see the folder under the same path.
     """
 
     cluster: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")]
     """Folder of the cluster."""
 
     copies: int = 2
-    """Copies of each shard, no two of them on the same machine."""
+    """Number of copies of each shard, each on a different machine."""
 
     def run(self) -> None:
         if self.address is None:
             raise UsageError(
-                "--address: the shards are served on a Ray cluster; say where its head is"
+                "--address is missing: shards are served on a Ray cluster; give HOST:PORT of its head"
             )
         with self.connected():
             from genius_search.cluster.serve import deploy
 
             deploy(self.cluster, copies=self.copies)
-        print(f"{self.cluster} is served; search it with the same --address", file=sys.stderr)
+        print(
+            f"serving {self.cluster}; search it with `genius search --address {self.address}`",
+            file=sys.stderr,
+        )

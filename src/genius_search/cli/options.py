@@ -1,4 +1,4 @@
-"""Options that several commands share, each group a dataclass to inherit from; and reading their files."""
+"""Options that commands share, as dataclasses to inherit from, and readers of the files they name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def optional(metavar: str) -> Any:
-    """Return what makes an option without a default readable in help: ``--name METAVAR``, and no ``None``."""
+    """Show an optional flag in help as ``--name METAVAR``, without a default of ``None``."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
@@ -35,24 +35,24 @@ Words = Annotated[str | None, optional("WORDS")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
 
 LISTED_LAST: Final = ("address", "model", "wait", "seed", "device", "download", "json")
-"""Optional flags that help lists after a command's own."""
+"""Shared flags, which help lists after the flags of the command."""
 
 CommandClass = TypeVar("CommandClass")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def command(kind: type[CommandClass]) -> type[CommandClass]:
-    """Make a class a frozen dataclass of flags, those of :data:`LISTED_LAST` at the end."""
-    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+def command(flags: type[CommandClass]) -> type[CommandClass]:
+    """Turn a class into a frozen dataclass of flags, with the flags of :data:`LISTED_LAST` last."""
+    dataclass: Any = dataclasses.dataclass(frozen=True, kw_only=True)(flags)
 
-    def place(field: dataclasses.Field[Any]) -> int:
-        is_late = field.name in LISTED_LAST and field.default is not dataclasses.MISSING
-        return LISTED_LAST.index(field.name) + 1 if is_late else 0
+    def position(field: dataclasses.Field[Any]) -> int:
+        is_last = field.name in LISTED_LAST and field.default is not dataclasses.MISSING
+        return LISTED_LAST.index(field.name) + 1 if is_last else 0
 
-    made.__dataclass_fields__ = {
-        field.name: field for field in sorted(dataclasses.fields(made), key=place)
+    dataclass.__dataclass_fields__ = {
+        field.name: field for field in sorted(dataclasses.fields(dataclass), key=position)
     }
-    return kind
+    return flags
 
 
 @command
@@ -60,7 +60,7 @@ class JsonOption:
     """A command that can print its result as JSON."""
 
     json: bool = False
-    """Print JSON on stdout."""
+    """Print the result as JSON."""
 
 
 @command
@@ -68,15 +68,15 @@ class DeviceOptions:
     """A command that opens a model."""
 
     device: str = "cpu"
-    """Device of the model: cpu or cuda."""
+    """Device to run the model on: cpu or cuda."""
 
     download: bool = False
-    """Allow downloading the encoder's weights."""
+    """Allow downloading the encoder's weights from the Hugging Face hub."""
 
 
 @command
 class IndexArgument:
-    """A command of one index."""
+    """A command on one index."""
 
     index: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")]
     """Folder of the index."""
@@ -87,7 +87,7 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
     """A command that opens an index with its model."""
 
     model: OptionalFolder = None
-    """Folder of the model; needed only if it was moved."""
+    """Folder of the model; needed only if the model was moved."""
 
     def open_index(self, *, with_encoder: bool = True) -> Index:
         """Open the index with its model."""
@@ -104,33 +104,35 @@ class OpenIndexOptions(DeviceOptions, IndexArgument):
 
 @command
 class ItemOptions:
-    """A command that adds items to an index; its field ``pool`` says which."""
+    """A command that adds the items of ``pool`` to an index."""
 
     pool: Path | None
 
     vectors: OptionalFile = None
-    """Instead of a pool: a .npy file with a vector of the encoder, or of your own, for each item."""
+    """Instead of a pool: a .npy file with one vector for each item, from the index's encoder or, for
+    an index without one, from any other."""
 
     ids: OptionalFile = None
-    """With --vectors: a text file with the id of each item, a line each. A new index needs none: ids are the
-    numbers of the rows."""
+    """With --vectors: a text file with the id of one item per line. Default for a new index: row
+    numbers."""
 
     no_captions: bool = False
-    """Ignore texts beside pictures (.txt, .json, .xmp, lists) and inside them, in a folder that is new."""
+    """For a new folder: do not use captions, neither those in photos nor those in files next to them
+    (.txt, .json, .xmp, lists)."""
 
     exclude: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")
     ] = ()
-    """Leave out files and folders that a pattern as in .gitignore fits: 'drafts/', '*.png'. A file
-    .geniusignore in a folder may hold such patterns, too."""
+    """Leave out files and folders that match a pattern in the syntax of .gitignore: 'drafts/',
+    '*.png'. A file named .geniusignore in a folder may contain further patterns."""
 
     def require_source(self) -> None:
-        """Refuse a pool together with vectors, and neither of them."""
+        """Raise :class:`UsageError` unless exactly one of a pool and vectors was given."""
         if (self.pool is None) is (self.vectors is None):
-            raise UsageError("give either a pool, or --vectors")
+            raise UsageError("give exactly one of a pool and --vectors")
 
     def reading_options(self) -> dict[str, Any]:
-        """Return how to read a pool, as arguments of :meth:`Index.create` and :meth:`Index.add`."""
+        """Return the arguments of :meth:`Index.create` and :meth:`Index.add` for reading a pool."""
         return {"captions": not self.no_captions, "exclude": self.exclude}
 
 
@@ -139,11 +141,17 @@ class WaitOption:
     """A command that changes an index."""
 
     wait: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 0.0
-    """Seconds to wait while another process changes the index."""
+    """Maximum time to wait for another process that changes the index."""
 
 
 def read_vectors(file: Path | None) -> np.ndarray | None:
-    """Map a .npy file of vectors, if there is one; raise :class:`BadData` if it is none."""
+    """Memory-map a .npy file of vectors; return None for None.
+
+    Raises
+    ------
+    BadData
+        The file is not a .npy file of one array.
+    """
     if file is None:
         return None
     import numpy as np
@@ -154,12 +162,12 @@ def read_vectors(file: Path | None) -> np.ndarray | None:
         raise BadData(f"{file} cannot be read as a .npy file of vectors: {error}") from None
     if not isinstance(vectors, np.ndarray):
         vectors.close()
-        raise BadData(f"{file} holds several arrays; save the one of the vectors with numpy.save")
+        raise BadData(f"{file} contains several arrays; save only the vectors, with numpy.save")
     return np.asarray(vectors)
 
 
 def read_ids(file: Path | None) -> list[str] | None:
-    """Read ids, one on each line, if there is a file; ``-`` is stdin."""
+    """Read a file with one id per line, or stdin for ``-``; return None for None."""
     if file is None:
         return None
     try:
@@ -170,18 +178,32 @@ def read_ids(file: Path | None) -> list[str] | None:
 
 
 def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig:
-    """Read settings of ``genius fit``: those of a preset, and what a TOML file says instead.
+    """Read the settings of ``genius fit``: a preset, with changes from a TOML file.
 
-    The file has the names of the fields, one table a part, and may name its preset (``preset = "small"``,
-    the default), which ``preset_name`` overrides. Raises :class:`UsageError`.
+    The names in the file are those of the fields, with one table for each part. The file may name
+    its preset (``preset = "small"``, the default)::
+
+        preset = "small"
+        [generator.training]
+        max_steps = 2000
+
+    Parameters
+    ----------
+    preset_name
+        the preset to use instead of the one that the file names.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or a setting is invalid.
     """
     from genius_search.config import from_json
     from genius_search.recipe import FitConfig, preset
 
-    given = {} if file is None else _read_toml(file)
-    usual = preset(preset_name or str(given.pop("preset", "small")))
+    changes = {} if file is None else _read_toml(file)
+    defaults = preset(preset_name or str(changes.pop("preset", "small")))
     try:
-        return from_json(FitConfig, _merge(dataclasses.asdict(usual), given))
+        return from_json(FitConfig, _merge(dataclasses.asdict(defaults), changes))
     except UsageError as error:
         raise UsageError(
             f"{file}: {error}; `genius fit --print-config` shows all settings"
@@ -189,13 +211,13 @@ def read_toml(file: Path | None, *, preset_name: str | None = None) -> FitConfig
 
 
 def read_search_toml(file: Path) -> SearchConfig:
-    """Read the options of a search from a TOML file; or :class:`UsageError`."""
+    """Read search settings from a TOML file; raise :class:`UsageError` if they are invalid."""
     from genius_search.config import SearchConfig, from_json
 
     try:
         return from_json(SearchConfig, _read_toml(file))
     except UsageError as error:
-        raise UsageError(f"{file} cannot be read as settings of a search: {error}") from None
+        raise UsageError(f"{file} cannot be read as search settings: {error}") from None
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -206,7 +228,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of ``changes`` in their place, table by table."""
+    """Return settings updated with changes, recursively for tables."""
     merged = {**settings, **changes}
     for name, value in settings.items():
         changed = changes.get(name)
@@ -216,14 +238,14 @@ def _merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def to_toml(config: FitConfig) -> str:
-    """Return all settings as a text that :func:`read_toml` reads."""
+    """Return all settings as TOML, for :func:`read_toml`."""
     return "\n".join(_toml_lines("", dataclasses.asdict(config))).lstrip() + "\n"
 
 
 def _toml_lines(path: str, table: Mapping[str, Any]) -> Iterator[str]:
     for name, value in table.items():
         if not isinstance(value, Mapping):
-            yield f"{name} = {json.dumps(value)}"  # of these types, JSON is TOML
+            yield f"{name} = {json.dumps(value)}"  # JSON numbers, texts and lists are valid TOML
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield f"\n[{path}{name}]"

@@ -1,4 +1,4 @@
-"""``genius search``: what an index finds, its items, and the way of an item through a search."""
+"""``genius search``: print the hits of a query, list items, or explain the rank of an item."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
     from genius_search.index.request import SearchHit
 
-SYNC_SECONDS: Final = 10.0
-"""Longest wait for another process that brings the index of a folder up to date."""
+MAX_SYNC_WAIT_SECONDS: Final = 10.0
+"""Maximum wait for another process that brings the index of a folder up to date."""
 NUM_ALTERNATIVES: Final = 3
-"""Other codes shown at each level of an explanation."""
+"""Number of other codes to show at each level of an explanation."""
 
 
-def is_folder_of_files(folder: Path) -> bool:
-    """Return whether this is a folder of somebody's files rather than an index or a model."""
+def is_plain_folder(folder: Path) -> bool:
+    """Return whether a folder contains files of the user, rather than an index or a model."""
     from genius_search.index.store import CLUSTER, CURRENT, LOCK, WORK
     from genius_search.model import MODEL_FILE
 
@@ -56,80 +56,92 @@ def is_folder_of_files(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, *, device: str, download: bool) -> Index:
-    """Open the index of a folder of pictures and texts, after making it or bringing it up to date.
+    """Open the index of a folder of pictures and texts, creating or updating it first.
 
-    Of several processes that search a new folder one indexes it, and the others wait. An index that cannot be
-    read is set aside, since it may hold choices, and items that were added without files.
+    The index is in the user's cache. If several processes search a new folder, one of them indexes
+    it and the others wait. An index that cannot be read is renamed and never deleted, since it may
+    contain choices, and items that were added without files.
     """
     print_text(f"reading {folder}", error=True)
     from genius_search.data.folder import user_cache
     from genius_search.index.store import CURRENT, has_lost_manifest
     from genius_search.index.writer import HeldByAnother, rename_damaged_index, writing_lock
 
-    whole = folder.resolve()
-    place = user_cache() / f"{whole.name}-{hashlib.sha256(bytes(whole)).hexdigest()[:12]}.index"
+    # ~/Pictures -> ~/.cache/genius-search/Pictures-0123456789ab.index
+    absolute = folder.resolve()
+    path_hash = hashlib.sha256(bytes(absolute)).hexdigest()[:12]
+    index_folder = user_cache() / f"{absolute.name}-{path_hash}.index"
+    options: dict[str, Any] = {"device": device, "download": download}
     with TerminalProgress() as progress:
         while True:
             index = None
-            if (place / CURRENT).exists():
-                index = _follow(folder, place, progress, device=device, download=download)
-            elif has_lost_manifest(place):
-                aside = rename_damaged_index(place, lambda: has_lost_manifest(place))
-                _say_aside(progress, folder, f"{place} has lost its {CURRENT}", aside)
+            if (index_folder / CURRENT).exists():
+                index = _open_and_sync(folder, index_folder, progress, **options)
+            elif has_lost_manifest(index_folder):
+                renamed = rename_damaged_index(
+                    index_folder, lambda: has_lost_manifest(index_folder)
+                )
+                problem = f"{index_folder} has lost its {CURRENT}"
+                _report_renamed_index(progress, folder, problem, renamed)
             else:
                 try:
-                    index = _index(folder, place, progress, device=device, download=download)
+                    index = _create_index(folder, index_folder, progress, **options)
                 except HeldByAnother:
                     progress.say(f"another process is indexing {folder}; waiting for it")
-                    with writing_lock(place, wait_seconds=math.inf):
+                    with writing_lock(index_folder, wait_seconds=math.inf):
                         continue
                 except UsageError:
-                    if not (
-                        place / CURRENT
-                    ).exists():  # otherwise another process has just created it
+                    # If the index exists now, another process has just created it.
+                    if not (index_folder / CURRENT).exists():
                         raise
                     continue
             if index is not None:
                 return index
 
 
-def _follow(
-    folder: Path, place: Path, progress: TerminalProgress, *, device: str, download: bool
+def _open_and_sync(
+    folder: Path, index_folder: Path, progress: TerminalProgress, *, device: str, download: bool
 ) -> Index | None:
-    """Open an index and bring it up to date; set it aside and return None if it cannot be read."""
+    """Open an index and bring it up to date; rename it and return None if it cannot be read."""
     from genius_search.cli.index import report_added
     from genius_search.index.index import Index, current_state
     from genius_search.index.snapshot import MAX_BYTES_CHECKED_FIRST
     from genius_search.index.store import CURRENT, read_head
     from genius_search.index.writer import HeldByAnother, rename_damaged_index
 
-    head = read_head(place / CURRENT)
+    head = read_head(index_folder / CURRENT)
     try:
-        index = Index.open(place, device=device, download=download)
+        index = Index.open(index_folder, device=device, download=download)
         current_state(index).snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
-        done = index.sync(folder, progress=progress, wait_seconds=SYNC_SECONDS)
-        if done.added or done.deleted or done.missing:
-            report_added(progress, done, as_json=False, again=True)
+        summary = index.sync(folder, progress=progress, wait_seconds=MAX_SYNC_WAIT_SECONDS)
+        if summary.added or summary.deleted or summary.missing:
+            report_added(progress, summary, as_json=False, again=True)
     except HeldByAnother:
-        progress.say(f"another process is updating the index of {folder}; searching it as it is")
-    except ArtifactError as error:  # of another version, or damaged
-        if head:  # otherwise another process has just set it aside
-            aside = rename_damaged_index(place, lambda: read_head(place / CURRENT) == head)
-            _say_aside(progress, folder, str(error), aside)
+        progress.say(
+            f"another process is updating the index of {folder}; searching the current state"
+        )
+    except ArtifactError as error:  # another version, or damaged
+        if head:  # otherwise another process has just renamed the index
+            renamed = rename_damaged_index(
+                index_folder, lambda: read_head(index_folder / CURRENT) == head
+            )
+            _report_renamed_index(progress, folder, str(error), renamed)
         return None
     return index
 
 
-def _say_aside(progress: TerminalProgress, folder: Path, problem: str, aside: Path | None) -> None:
-    if aside is not None:
+def _report_renamed_index(
+    progress: TerminalProgress, folder: Path, problem: str, renamed: Path | None
+) -> None:
+    if renamed is not None:
         progress.say(
-            f"{problem}. The index is now {aside}, and may hold choices and items that {folder} does not; "
-            "a new one is made"
+            f"{problem}. The index was renamed to {renamed}, since it may contain choices and "
+            f"items that {folder} does not; creating a new index"
         )
 
 
-def _index(
-    folder: Path, place: Path, progress: TerminalProgress, *, device: str, download: bool
+def _create_index(
+    folder: Path, index_folder: Path, progress: TerminalProgress, *, device: str, download: bool
 ) -> Index:
     """Create the index of a folder."""
     from genius_search.cli.index import choose_encoder, report_added
@@ -140,13 +152,13 @@ def _index(
     try:
         pool = open_pool(folder, captions=True)
     except BadData as error:
-        if inside := next(folder.glob(f"*.index/{CURRENT}"), None):
-            raise UsageError(f"{error}; did you mean {inside.parent}?") from None
+        if manifest := next(folder.glob(f"*.index/{CURRENT}"), None):
+            raise UsageError(f"{error}; did you mean {manifest.parent}?") from None
         raise
     encoder, download = choose_encoder(pool, download=download)
-    progress.say(f"indexing {folder} once; the index is kept in {place}")
+    progress.say(f"indexing {folder} once; the index is kept in {index_folder}")
     index = Index.create(
-        place, pool, encoder=encoder, device=device, download=download, progress=progress
+        index_folder, pool, encoder=encoder, device=device, download=download, progress=progress
     )
     report_added(progress, index.last_change, as_json=False)
     return index
@@ -156,88 +168,112 @@ def _index(
 class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Search an index, a cluster, or a folder of pictures and texts, with a text, an image, or both.
 
-    Without a query, items are listed, what was added last first: those that --where, --match and --modality
-    allow, or all.
-    A folder is indexed in the user's cache when it is first searched, and brought up to date at each search.
-    Exit status 3 if nothing is found.
+    Without a query, the command lists the items that match --where, --match and --modality, newest
+    first. A folder is indexed in the user's cache at its first search, and brought up to date at
+    each further one. The exit status is 3 if nothing is found.
     """
 
     text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
-    """Text of the query; "beach -people" leaves out people."""
+    """Text of the query. A hyphen excludes a word: "beach -people"."""
 
     image: OptionalFile = None
-    """Image of the query; alone, or together with the text."""
+    """Image of the query, alone or combined with the text."""
 
     vector: OptionalFile = None
-    """Search with the vector in a .npy file, a feature of the index's encoder."""
+    """Vector of the query: a .npy file with a feature of the index's encoder."""
 
     instruction: Words = None
-    """Instruction that says in words what kind of result is wanted."""
+    """Description of the results to find, for models that were trained with instructions."""
 
     modality: Annotated[
         Literal["image", "text", "image-text"] | None, optional("{image,text,image-text}")
     ] = None
-    """Search only items of this modality."""
+    """Find only items of this modality."""
 
     where: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")
     ] = ()
-    """Search only items whose fields meet a condition: 'price<20', 'colour in red,blue', 'title~umbrella',
-    'taken=2024-05', 'price is missing'. Several --where must all hold."""
+    """Find only items whose fields meet a condition: 'price<20', 'colour in red,blue',
+    'title~umbrella', 'taken=2024-05', 'price is missing'. If the flag is repeated, all conditions
+    must hold."""
 
     match: Words = None
-    """Only items whose text contains these words: this OR that -without "a phrase" begin*."""
+    """Find only items whose text contains these words: this OR that -without "a phrase" begin*."""
 
     no_hybrid: bool = False
-    """Do not raise items because they have words or codes of the query."""
+    """Do not raise items that contain words of the query, nor pin items whose code it names."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
 
     offset: int = 0
-    """Number of hits to skip, for later pages."""
+    """Number of hits to skip, for further pages."""
 
     beam: OptionalInt = None
-    """IDs kept at each level. Default: 10; 128 above 500,000 items."""
+    """Number of partial IDs to follow at each level. Default: 10, or 128 above 500,000 items."""
 
     rerank: Annotated[
         Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")
     ] = None
-    """Rank in the generator's order, by codes, or by stored embeddings. Default: as suits the index."""
+    """How to rank candidates: in the order of the generator (none), by codes, or by stored
+    embeddings. Default: depends on the index."""
 
     router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = (
         None
     )
-    """What finds candidates. Default: geometry, by distance."""
+    """How to find candidates: with the generator, or by the distance between codes and query
+    (geometry). Default: geometry."""
 
     candidates: OptionalInt = None
-    """Stop when this many IDs are left; 0: never. Default: all up to 100,000, or a share of more."""
+    """Stop the beam search when this many IDs remain to be ranked; 0 follows all levels. Default: all
+    IDs up to 100,000, or a share of more."""
 
     config: OptionalFile = None
-    """TOML file with other settings, by the names of the fields of genius_search.SearchConfig."""
+    """TOML file with further settings, named like the fields of genius_search.SearchConfig."""
 
     files_only: bool = False
-    """Print only the path of each hit's file; of a text in an index, its id."""
+    """Print only the path of each hit's file; for a text in an index, its id."""
 
     full: bool = False
-    """Print long texts, or the passages that were found, to their end."""
+    """Print long texts, or the passages that were found, in full."""
 
     explain: Annotated[str | None, optional("ID")] = None
-    """Print why the search finds the item of this id, or does not: its way through the codes."""
+    """Explain why the search finds or misses the item with this id, level by level of its codes."""
 
     def run(self) -> int:
-        from genius_search.config import SearchConfig
-        from genius_search.index.index import current_state
-        from genius_search.index.match import split_excluded
-        from genius_search.index.query import adjust_settings
+        self._check_flags()
+        text = " ".join(self.text) or None
+        options, is_listing = self._read_query()
+        if is_cluster(self.index):
+            with open_cluster(
+                self.index, self, device=self.device, download=self.download
+            ) as searcher:
+                return self._print_result(searcher.search(text, **options), {})
+        if is_plain_folder(self.index):
+            index = open_folder(self.index, device=self.device, download=self.download)
+        else:
+            index = self.open_index(with_encoder=not is_listing)
+        return self._search_index(index, text, options, is_listing=is_listing)
 
+    def _check_flags(self) -> None:
+        """Raise :class:`UsageError` for flags that exclude each other."""
         if self.json and self.files_only:
-            raise UsageError("--json prints all of a hit; leave out --files-only")
+            raise UsageError("--json prints complete hits; leave out --files-only")
         if self.explain is not None and (self.files_only or is_cluster(self.index)):
             raise UsageError(
-                "--explain prints the way of an item through the codes of one index: leave out --files-only, "
-                "and of a cluster give a folder in its shards/"
+                "--explain follows an item through the codes of a single index; leave out "
+                "--files-only, and for a cluster give a folder in its shards/"
             )
+        if is_cluster(self.index) and (self.config or self._search_options()):
+            raise UsageError(
+                f"{self.index} is a cluster, whose shards choose their settings; leave out "
+                "--config, --beam, --rerank, --router and --candidates"
+            )
+
+    def _read_query(self) -> tuple[dict[str, Any], bool]:
+        """Return the options of the search, and whether it lists items without a query."""
+        from genius_search.index.match import split_excluded
+
         vectors = read_vectors(self.vector)
         text = " ".join(self.text)
         is_listing = not split_excluded(text)[0] and self.image is None and vectors is None
@@ -245,7 +281,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         if is_listing:
             from genius_search.index.filters import Filter  # only here
 
-            where = Filter.parse(where)  # also without conditions
+            where = Filter.parse(where)  # an empty filter, too, makes the request a listing
         options: dict[str, Any] = {
             "image": self.image,
             "vector": None if vectors is None else vectors.squeeze(),
@@ -257,37 +293,33 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             "k": self.k,
             "offset": self.offset,
         }
-        if is_cluster(self.index):
-            if self.config or self._options():
-                raise UsageError(
-                    f"{self.index} is a cluster; its shards have their own settings, so give none"
-                )
-            with open_cluster(
-                self.index, self, device=self.device, download=self.download
-            ) as searcher:
-                return self._show(searcher.search(text or None, **options), {})
-        if is_folder_of_files(self.index):
-            index = open_folder(self.index, device=self.device, download=self.download)
-        else:
-            index = self.open_index(with_encoder=not is_listing)
-        of_file = SearchConfig() if self.config is None else read_search_toml(self.config)
-        changed = dataclasses.replace(of_file, **self._options())
-        config = adjust_settings(index.settings, index.model, changed)
+        return options, is_listing
+
+    def _search_index(
+        self, index: Index, text: str | None, options: dict[str, Any], *, is_listing: bool
+    ) -> int:
+        """Search an index or explain an item, print the result, and return the exit status."""
+        from genius_search.config import SearchConfig
+        from genius_search.index.index import current_state
+        from genius_search.index.query import adjust_settings
+
+        # Flags take precedence over the file, and the file over the settings of the index.
+        file_config = SearchConfig() if self.config is None else read_search_toml(self.config)
+        changes = dataclasses.replace(file_config, **self._search_options())
+        config = adjust_settings(index.settings, index.model, changes)
         if self.explain is not None:
             print_explanation(
-                index.explain(self.explain, text or None, **options, config=config),
+                index.explain(self.explain, text, **options, config=config),
                 index,
                 as_json=self.json,
             )
             return 0
-        hits = index.search(text or None, **options, config=config)
-        if (
-            not hits
-            and self.modality
-            and self.modality not in current_state(index).snapshot.modalities
-        ):
+        hits = index.search(text, **options, config=config)
+        modalities = current_state(index).snapshot.modalities
+        if not hits and self.modality and self.modality not in modalities:
             print(
-                f"no item is {self.modality}: encoders of texts find pictures as text",
+                f"the index has no items of modality {self.modality}; with a text encoder, "
+                "pictures are indexed by their captions, as text",
                 file=sys.stderr,
             )
         settings = {
@@ -298,96 +330,98 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         }
         good_match = None if is_listing else hits.good_match
         about = {"index": str(index.folder), "settings": settings, "good_match": good_match}
-        return self._show(hits, about)
+        return self._print_result(hits, about)
 
-    def _show(self, hits: Sequence[SearchHit], about: dict[str, Any]) -> int:
-        """Print hits; return the exit status."""
+    def _print_result(self, hits: Sequence[SearchHit], about: dict[str, Any]) -> int:
+        """Print hits and advice, and return the exit status."""
         if self.json:
             print_json({**about, "hits": [dataclasses.asdict(hit) for hit in hits]})
         elif not hits:
             print("nothing found", file=sys.stderr)
         elif self.files_only:
-            home = self.index.resolve() if is_folder_of_files(self.index) else Path()
-            for file in (hit.image or str(home / hit.id) for hit in hits):
+            base = self.index.resolve() if is_plain_folder(self.index) else Path()
+            for file in (hit.image or str(base / hit.id) for hit in hits):
                 if sys.stdout.isatty():
                     print(escape_controls(file))
-                else:
+                else:  # the bytes of the name, so that other programs can open the file
                     sys.stdout.flush()
-                    sys.stdout.buffer.write(os.fsencode(file) + b"\n")  # the name as it is
+                    sys.stdout.buffer.write(os.fsencode(file) + b"\n")
         else:
             print_hits(hits, full=self.full)
         if hits and about.get("good_match") is False:
             print("no good match: the first hits are probably wrong", file=sys.stderr)
-        if len(hits) == self.k and not hits[0].codes:  # a list
-            print(f"for more: --offset {self.offset + self.k}", file=sys.stderr)
+        if len(hits) == self.k and not hits[0].codes:  # only hits of a listing have no codes
+            print(f"for more items, add --offset {self.offset + self.k}", file=sys.stderr)
         return 0 if hits else 3
 
-    def _options(self) -> dict[str, Any]:
-        """Return the options of the search that flags name."""
+    def _search_options(self) -> dict[str, Any]:
+        """Return the settings of :class:`SearchConfig` that were given as flags."""
         options = {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
         return {name: value for name, value in options.items() if value is not None}
 
 
 def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
-    """Print hits as a table; ids are never cut, so that they can be copied, nor texts if ``full``."""
-    has_score = any(hit.codes for hit in hits)  # not without a query
+    """Print hits as a table. Ids are never cut, so that they can be copied; texts are cut by default."""
+    has_score = any(hit.codes for hit in hits)  # a listing has no scores
     has_probability = any(hit.probability is not None for hit in hits)
+    columns = ["rank"]
+    if has_score:
+        columns.append("score")
+    if has_probability:
+        columns.append("probability")
     rows = []
     for hit in hits:
+        row = [str(hit.rank)]
+        if has_score:
+            row.append(f"{hit.score:.4f}")
+        if has_probability:
+            row.append("" if hit.probability is None else f"{hit.probability:.2f}")
         text = hit.passage or hit.text or ""
         words = " ".join(text.split()) if full else shorten(text)
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
-        scores = [str(hit.rank), *([f"{hit.score:.4f}"] if has_score else [])]
-        if has_probability:
-            scores.append("" if hit.probability is None else f"{hit.probability:.2f}")
-        rows.append([*scores, hit.id, " ".join(filter(None, content))])
-    scores = [*(["score"] if has_score else []), *(["probability"] if has_probability else [])]
-    print_table(
-        ["rank", *scores, "item", "text or picture"], rows, left=("item",), fill=True, cut=not full
-    )
+        rows.append([*row, hit.id, " ".join(filter(None, content))])
+    columns += ["item", "text or picture"]
+    print_table(columns, rows, left=("item",), fill=True, cut=not full)
 
 
-def print_explanation(found: Explanation, index: Index, *, as_json: bool) -> None:
-    """Print the way of an item through a search."""
-    item = found.item
+def print_explanation(explanation: Explanation, index: Index, *, as_json: bool) -> None:
+    """Print the path of an item through the levels of a search, and its rank."""
+    item = explanation.item
     if as_json:
         names = ("id", "modality", "text", "image", "fields")
-        shown = {name: getattr(item, name) for name in names}
-        print_json({**dataclasses.asdict(found), "item": shown})
+        item_fields = {name: getattr(item, name) for name in names}
+        print_json({**dataclasses.asdict(explanation), "item": item_fields})
         return
     print_text(f"{item.id}  {shorten(item.text or item.image or '')}".rstrip())
     rows = []
-    for step in found.levels:
-        others = [one for one in step.siblings if one.code != step.code][:NUM_ALTERNATIVES]
-        described = (f"{_code(one)} ({plural(one.items, 'item')})" for one in others)
+    for step in explanation.levels:
+        siblings = [sibling for sibling in step.siblings if sibling.code != step.code]
+        alternatives = "; ".join(
+            f"{_format_code(sibling)} ({plural(sibling.items, 'item')})"
+            for sibling in siblings[:NUM_ALTERNATIVES]
+        )
+        is_modality = index.model.codebooks.has_modality_level and step.level == 0
+        level = "modality" if is_modality else str(step.level)
         rank = f"{step.rank:,} of {step.num_siblings:,}"
-        name = (
-            "modality"
-            if index.model.codebooks.has_modality_level and step.level == 0
-            else str(step.level)
-        )
-        rows.append((name, _code(step), rank, f"{step.items:,}", "; ".join(described)))
-    print_table(
-        ("level", "code", "rank", "items", "better, or next"), rows, left=("code",), fill=True
-    )
-    for choice in found.raised_by:
+        rows.append((level, _format_code(step), rank, f"{step.items:,}", alternatives))
+    print_table(("level", "code", "rank", "items", "alternatives"), rows, left=("code",), fill=True)
+    for choice in explanation.raised_by:
         query = repr(choice.text) if choice.text else "a similar query"
-        print_text(
-            f"Raised from the rank below: it was chosen for {query}, cosine {choice.cosine:.2f}."
-        )
-    if not found.is_allowed:
-        print("The search may not find it: it has another modality, or a condition excludes it.")
-    elif found.rank is not None:
+        print_text(f"Raised above the rank below: chosen for {query}, cosine {choice.cosine:.2f}.")
+    if not explanation.is_allowed:
+        print("Excluded: the item has another modality, or does not meet a condition.")
+    elif explanation.rank is not None:
         print(
-            f"Found: rank {found.rank:,} of {found.touched:,} ranked items, score {found.score:.4f}."
+            f"Found: rank {explanation.rank:,} of {explanation.touched:,} ranked items, "
+            f"score {explanation.score:.4f}."
         )
     else:
         print(
-            f"Not found: it is not among the {found.touched:,} items that the search ranked with a beam of "
-            f"{found.beam:,}; a wider --beam may reach it."
+            f"Not found: the search ranked {explanation.touched:,} items with a beam of "
+            f"{explanation.beam:,}, and the item is not among them; a wider --beam may reach it."
         )
 
 
-def _code(one: Sibling) -> str:
-    """Return a code, with its probability where a generator leads the search."""
-    return str(one.code) if one.probability is None else f"{one.code} ({one.probability:.1%})"
+def _format_code(step: Sibling) -> str:
+    """Return a code, with its probability if the generator was the router."""
+    return str(step.code) if step.probability is None else f"{step.code} ({step.probability:.1%})"

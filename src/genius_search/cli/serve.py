@@ -1,4 +1,4 @@
-"""``genius serve``: indexes over HTTP, with a page; ``genius mcp``: for agents."""
+"""``genius serve``: offer indexes over HTTP, with a web page; ``genius mcp``: offer them to agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from genius_search.index.index import Index
 
 LOCAL_ADDRESSES: Final = ("127.0.0.1", "localhost", "::1")
-"""Addresses that other machines cannot reach."""
+"""Host addresses that other machines cannot reach."""
 
 
 @command
@@ -24,28 +24,28 @@ class IndexesOptions(DeviceOptions):
     """A command that serves indexes."""
 
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("INDEX [INDEX ...]")]
-    """Folders of indexes, or of pictures and texts, which are indexed as by `genius search`. Each is named
-    like its folder, without .index."""
+    """Folders of indexes, or folders of pictures and texts, which are indexed as by `genius search`.
+    The name of an index is that of its folder, without .index."""
 
     model: OptionalFolder = None
-    """Where their model is now, if it moved."""
+    """Folder of the model; needed only if the model was moved."""
 
     def open_indexes(self) -> dict[str, Index]:
-        """Open the indexes by name; those of one model share it."""
-        from genius_search.cli.search import is_folder_of_files, open_folder
+        """Open the indexes by name. Indexes of the same model share it in memory."""
+        from genius_search.cli.search import is_plain_folder, open_folder
         from genius_search.index.index import Index
         from genius_search.index.store import read_manifest
         from genius_search.model import Genius
 
         if not self.indexes:
-            raise UsageError("no index: name the folders of one or more")
+            raise UsageError("no index was given; give the folders of one or more indexes")
         indexes: dict[str, Index] = {}
         models: dict[str, Genius] = {}
         for folder in self.indexes:
             name = folder.resolve().name.removesuffix(".index")
             if name in indexes:
-                raise UsageError(f"two indexes are named {name}; rename the folder of one")
-            if is_folder_of_files(folder):
+                raise UsageError(f"two indexes are named {name}; rename the folder of one of them")
+            if is_plain_folder(folder):
                 index = open_folder(folder, device=self.device, download=self.download)
             else:
                 model = models.get(read_manifest(folder).model_fingerprint, self.model)
@@ -57,47 +57,43 @@ class IndexesOptions(DeviceOptions):
 
 @command
 class Serve(IndexesOptions):
-    """Answer searches of indexes over HTTP, with a page for browsers.
+    """Serve indexes over HTTP, with a web page and an API.
 
-    Only this machine is answered, unless --keys and another --host are given.
+    By default, only this machine can connect. For other machines, give --host and --keys.
     """
 
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
-    """Address to listen on; any that other machines can reach requires --keys. 0.0.0.0 means all."""
+    """Address to listen on; 0.0.0.0 means all. An address that other machines can reach requires
+    --keys."""
 
     port: int = 8000
-    """Port to listen on; 0 picks a free one."""
+    """Port to listen on; 0 chooses a free port."""
 
     keys: OptionalFile = None
-    """Text file of API keys, each a line NAME read KEY or NAME write KEY; requests without one are refused.
-    `openssl rand -hex 32` makes a KEY."""
+    """Text file of API keys, one per line: NAME read KEY, or NAME write KEY. Requests without a key are
+    refused. Create a KEY with `openssl rand -hex 32`."""
 
     roots: Annotated[tuple[Path, ...], optional("FOLDER [FOLDER ...]")] = ()
-    """Folders whose pictures may be handed out. Others, outside of an index, are only if their contents are
-    those that it was made of, whose hash somebody else's index cannot have of your files."""
+    """Folders from which any picture of an item may be sent. Other pictures outside of an index are
+    sent only if their contents have the hash that the index recorded, which an index from someone
+    else cannot know of your private files."""
 
     def run(self) -> None:
-        began = time.monotonic()
-        if not 0 <= self.port < 65536:
-            raise UsageError(f"--port is {self.port}, expected 0 to 65535")
-        if self.host not in LOCAL_ADDRESSES and self.keys is None:
-            raise UsageError(
-                f"--host {self.host} can be reached by other machines, which requires API keys: write "
-                "NAME read KEY into a FILE, with a KEY of `openssl rand -hex 32`, and give --keys FILE"
-            )
-        need_packages("serving needs", "fastapi", "granian", "prometheus_fastapi_instrumentator")
+        start_time = time.monotonic()
+        self._check_flags()
         from genius_search.serve.app import create_app
         from genius_search.serve.keys import read_keys
         from genius_search.serve.server import listen, serve
         from genius_search.serve.service import Service
 
-        # A mistake in the keys is an error before anything is loaded.
+        # Read the keys and bind the port before the indexes are opened, which can take a while.
         if self.keys is not None and not read_keys(self.keys):
             raise UsageError(
-                f"{self.keys} has no key, so nobody could ask; add a line, NAME read KEY"
+                f"{self.keys} contains no key, so no request would be accepted; add a line "
+                "NAME read KEY"
             )
         try:
-            bound = listen(self.host, self.port)  # before anything is loaded: it may be taken
+            bound = listen(self.host, self.port)
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(f"cannot listen on {self.host} port {self.port}: {reason}") from None
@@ -107,33 +103,46 @@ class Serve(IndexesOptions):
             service.warm_up()
             app = create_app(service, keys=self.keys)
             host, port = bound.getsockname()[:2]
-            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            sizes = {name: plural(len(index), "item") for name, index in indexes.items()}
-            names = ", ".join(f"{name} ({size})" for name, size in sizes.items())
-            seconds = time.monotonic() - began
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            names = ", ".join(
+                f"{name} ({plural(len(index), 'item')})" for name, index in indexes.items()
+            )
+            seconds = time.monotonic() - start_time
             print(
-                f"{names} at {address} after {seconds:.1f} s; Ctrl-C ends it",
+                f"{names} at {url} after {seconds:.1f} s; press Ctrl-C to stop",
                 file=sys.stderr,
                 flush=True,
             )
             serve(app, bound)
 
+    def _check_flags(self) -> None:
+        """Raise an error for an invalid port, an unprotected host, or a missing package."""
+        if not 0 <= self.port < 65536:
+            raise UsageError(f"--port is {self.port}, expected 0 to 65535")
+        if self.host not in LOCAL_ADDRESSES and self.keys is None:
+            raise UsageError(
+                f"--host {self.host} can be reached by other machines, which requires API keys: "
+                "write a line NAME read KEY to a FILE, with a KEY from `openssl rand -hex 32`, and "
+                "give --keys FILE"
+            )
+        need_packages("serving needs", "fastapi", "granian", "prometheus_fastapi_instrumentator")
+
 
 @command
 class Mcp(IndexesOptions):
-    """Offer indexes to agents as tools, by the Model Context Protocol: search, similar, read_item.
+    """Offer indexes to agents as tools of the Model Context Protocol: search, similar, read_item.
 
-    An agent starts this command and talks to it over its standard input and output.
+    An agent starts this command, and communicates with it over standard input and output.
     """
 
     allow_add: bool = False
-    """Offer a tool that adds items."""
+    """Offer a further tool, which adds items."""
 
     http: bool = False
-    """Answer over streamable HTTP instead, at http://127.0.0.1:PORT/mcp; only this machine is answered."""
+    """Use streamable HTTP instead, at http://127.0.0.1:PORT/mcp. Only this machine can connect."""
 
     port: int = 8000
-    """With --http: the port to listen on."""
+    """With --http: port to listen on."""
 
     def run(self) -> None:
         need_packages("agents need", "mcp")
@@ -141,7 +150,11 @@ class Mcp(IndexesOptions):
 
         server = make_server(self.open_indexes(), allow_add=self.allow_add)
         if self.http:
-            print(f"http://127.0.0.1:{self.port}/mcp; Ctrl-C ends it", file=sys.stderr, flush=True)
+            print(
+                f"http://127.0.0.1:{self.port}/mcp; press Ctrl-C to stop",
+                file=sys.stderr,
+                flush=True,
+            )
             server.run("streamable-http", port=self.port)
         else:
             server.run()

@@ -14,30 +14,30 @@ from typing import Any, Final
 from unicodedata import combining, east_asian_width
 
 QUIET_SECONDS: Final = 15.0
-"""Seconds between lines of progress when stderr is not a terminal."""
+"""Seconds between two lines of progress if stderr is not a terminal."""
 FIRST_SECONDS: Final = 2.0
-"""Seconds until the first of them."""
+"""Seconds until the first line of progress."""
 MEASURES: Final = ("loss", "validation", "purity", "collision_rate", "reconstruction")
-"""Measures that are shown beside the progress."""
+"""Measures to show next to the progress."""
 MAX_TEXT: Final = 240
-"""Characters of a text that are printed where a line has no end, unless all are wanted."""
+"""Maximum number of characters of a text that is printed in part."""
 _CONTROLS: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that a terminal obeys, that change the direction of text, or that cannot be printed because a
-file's name is not UTF-8; not tab and newline."""
+"""Characters that control a terminal (except tab and newline), characters that change the direction
+of text, and lone surrogates, which stand for bytes of file names that are not UTF-8."""
 
 
 def escape_controls(text: str) -> str:
-    """Replace control characters by their JSON escapes, so that a text cannot steer a terminal."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Replace control characters by their JSON escapes, so that a text cannot control a terminal."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class TerminalProgress:
-    """Progress bars on a terminal, occasional lines elsewhere.
+    """Show progress as a bar on a terminal, and as occasional lines elsewhere.
 
-    While items are encoded, the first Ctrl-C lets those at hand be finished, so that they can be saved; a
-    second one ends at once.
+    While items are encoded, the first Ctrl-C ends the command after the current batch, so that the
+    batch is saved. The second Ctrl-C ends the command immediately.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -49,7 +49,7 @@ class TerminalProgress:
         self._began = 0.0
         self._printed = 0.0
         self._latest: dict[str, float] = {}
-        self._usual = signal.getsignal(signal.SIGINT)
+        self._original_handler = signal.getsignal(signal.SIGINT)
         self._is_ending = False
 
     def __enter__(self) -> TerminalProgress:  # noqa: PYI034  beartype cannot check Self
@@ -61,21 +61,29 @@ class TerminalProgress:
     def begin(self, stage: str, total: int) -> None:
         """Begin a stage of ``total`` steps."""
         self.close()
-        self._stage, self._total, self._done, self._latest = stage, total, -1, {}
+        self._stage = stage
+        self._total = total
+        self._done = -1
+        self._latest = {}
         self._began = time.monotonic()
         self._printed = self._began - QUIET_SECONDS + FIRST_SECONDS
-        if (
-            stage == "encode" and self._usual is signal.default_int_handler
-        ):  # not one that ignores it
+        # A handler that the caller installed, such as one that ignores Ctrl-C, is kept.
+        if stage == "encode" and self._original_handler is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._end_soon)
         if self._is_quiet or not sys.stderr.isatty():
             return
-        from tqdm import tqdm  # help is quick without it
+        from tqdm import tqdm  # imported here to keep --help fast
 
         self._bar = tqdm(total=total, desc=stage, dynamic_ncols=True, miniters=0)
 
     def advance(self, done: int, measures: Mapping[str, float]) -> None:
-        """Show that ``done`` steps are done, with the latest measures; end here if that was asked for."""
+        """Show the number of finished steps and the latest measures.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            The user has pressed Ctrl-C since the last call.
+        """
         if self._is_ending:
             raise KeyboardInterrupt
         self._latest.update({name: measures[name] for name in MEASURES if name in measures})
@@ -87,11 +95,12 @@ class TerminalProgress:
             if done >= self._total:
                 self.close()
         elif done != self._done and (done >= self._total or now - self._printed >= QUIET_SECONDS):
-            self._printed, self._done = now, done
-            spent = now - self._began
-            left = spent / done * (self._total - done) if done else 0.0
-            expected = f", about {left:.0f} s left" if left else ""
-            self.say(f"{self._stage}: {done}/{self._total} in {spent:.1f} s{expected}  {text}")
+            self._printed = now
+            self._done = done
+            elapsed = now - self._began
+            remaining = elapsed / done * (self._total - done) if done else 0.0
+            estimate = f", about {remaining:.0f} s left" if remaining else ""
+            self.say(f"{self._stage}: {done}/{self._total} in {elapsed:.1f} s{estimate}  {text}")
 
     def say(self, message: str) -> None:
         """Print a line on stderr."""
@@ -101,30 +110,35 @@ class TerminalProgress:
             print_text(message, error=True)
 
     def say_next(self, *words: object) -> None:
-        """Print the command to run next, so that it can be pasted into a shell."""
+        """Print the next command to run, quoted for a shell."""
         self.say(f"next: {shlex.join(map(str, words))}")
 
     def close(self) -> None:
-        """End the bar, so that nothing is printed over it, and the stage."""
+        """End the stage: remove the bar, and restore the handler of Ctrl-C."""
         if signal.getsignal(signal.SIGINT) == self._end_soon:
-            signal.signal(signal.SIGINT, self._usual)
+            signal.signal(signal.SIGINT, self._original_handler)
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
     def _end_soon(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._usual)
+        signal.signal(signal.SIGINT, self._original_handler)
         self._is_ending = True
-        self.say("ending after the items that are being encoded; Ctrl-C again ends at once")
+        self.say("stopping after the current batch of items; press Ctrl-C again to stop now")
 
 
-def width_of(text: str) -> int:
-    """Return how many columns of a terminal a text takes: two for wide characters, none for accents."""
-    return sum(1 + (east_asian_width(one) in "WF") for one in text if not combining(one))
+def display_width(text: str) -> int:
+    """Return the number of terminal columns of a text.
+
+    Wide characters, such as Chinese ones, take two columns; combining accents take none.
+    """
+    return sum(
+        1 + (east_asian_width(character) in "WF") for character in text if not combining(character)
+    )
 
 
 def shorten(text: str) -> str:
-    """Return the beginning of a long text, on one line."""
+    """Return a text on one line, cut after :data:`MAX_TEXT` characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT else f"{line[:MAX_TEXT]}…"
 
@@ -135,12 +149,15 @@ def print_text(text: str, *, error: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout, indented; see :func:`to_json`."""
+    """Print an indented JSON document on stdout; see :func:`to_json`."""
     print_text(to_json(value, indent=2))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a JSON document that stdout can print: ASCII if it is not UTF-8. Paths become strings."""
+    """Return a JSON document that stdout can encode: ASCII unless stdout is UTF-8.
+
+    Paths and other values that JSON lacks are converted to strings.
+    """
     is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
     return json.dumps(value, indent=indent, ensure_ascii=not is_utf8, default=str)
 
@@ -158,34 +175,35 @@ def print_table(
     Parameters
     ----------
     columns
-        Headings; if all are empty, none are printed.
+        the headings. No headings are printed if all are empty.
     left
-        Headings of the columns that are aligned left; the others are aligned right.
+        the headings of columns to align left; other columns are aligned right.
     fill
-        Align the last column left, and cut it at the end of a terminal's line, if ``cut``. In a file or a
-        pipe, nothing is cut.
+        whether to align the last column left and let it fill the line.
+    cut
+        with ``fill``, whether to cut the last column at the end of a terminal's line. Nothing is
+        cut in a file or a pipe.
     """
-    headed = [columns, *rows] if any(columns) else list(rows)
-    lines = [list(map(escape_controls, row)) for row in headed]
-    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
+    table = [columns, *rows] if any(columns) else list(rows)
+    lines = [list(map(escape_controls, row)) for row in table]
+    widths = [max(map(display_width, column)) for column in zip(*lines, strict=True)]
     is_left = [name in left or (fill and name == columns[-1]) for name in columns]
-    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths)
+    # Columns are separated by two spaces; the last one has the remaining width.
+    last_width = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths)
     for cells in lines:
-        if fill and cut and sys.stdout.isatty() and width_of(cells[-1]) > room:
-            while cells[-1] and width_of(cells[-1]) >= room:
+        if fill and cut and sys.stdout.isatty() and display_width(cells[-1]) > last_width:
+            while cells[-1] and display_width(cells[-1]) >= last_width:
                 cells[-1] = cells[-1][:-1]
             cells[-1] += "…"
-        padding = [
-            " " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)
-        ]
-        padded = [
-            a + b if first else b + a for a, b, first in zip(cells, padding, is_left, strict=True)
-        ]
+        padded = []
+        for cell, width, aligned_left in zip(cells, widths, is_left, strict=True):
+            padding = " " * (width - display_width(cell))
+            padded.append(cell + padding if aligned_left else padding + cell)
         print("  ".join(padded).rstrip())
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """Print a line for each fact that is known, or one JSON document of all."""
+    """Print a line for each fact that is not None, or all facts as a JSON document."""
     if as_json:
         print_json(facts)
     else:

@@ -1,4 +1,4 @@
-"""``genius fit``, ``calibrate``, ``evaluate`` and ``data check``: what data sets are used for."""
+"""Commands that use data sets: ``genius fit``, ``calibrate``, ``evaluate`` and ``data check``."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from genius_search.errors import BadData, GeniusError, UsageError, plural
 if TYPE_CHECKING:
     from genius_search.recipe import FitConfig
 
-SHOWN: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
-"""Measures of the table of an evaluation."""
+TABLE_MEASURES: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
+"""The measures in the table of an evaluation."""
 
 
 @contextmanager
 def report_progress() -> Iterator[TerminalProgress]:
-    """Join the processes that ``torchrun`` started, if it did; only the first one prints."""
+    """Yield a progress for training; of the processes that ``torchrun`` started, only one prints."""
     from genius_search.nn import parallel
 
     with parallel.join_ranks():
@@ -60,54 +60,57 @@ def report_progress() -> Iterator[TerminalProgress]:
 class Fit(DeviceOptions, WaitOption):
     """Train a model on a data set in M-BEIR's layout, or on an index that was created with an encoder.
 
-    A data set needs --encoder and --out: encoder, quantizer and generator are trained in one go. With
-    --index, the fusion is trained on pairs of queries and items, and its model replaces that of the
-    index if it finds more of the pairs held out. If interrupted, run it again to continue. With other
-    settings, only the stages that depend on them are trained again.
+    For a data set, give --encoder and --out: the encoder, the quantizer and the generator are
+    trained one after the other. With --index, the fusion is trained on pairs of queries and items;
+    the new model replaces the model of the index if it finds more held-out pairs. After an
+    interruption, run the same command again to continue. If settings have changed, only the stages
+    that depend on them are trained again.
     """
 
     data: Annotated[Path | None, tyro.conf.Positional, optional("[DATA]")] = None
-    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}; by
-    default what the index has learned (`genius index learn`)."""
+    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}.
+    Default with --index: the choices that the index has learned (`genius index learn`)."""
 
     encoder: Words = None
-    """As of `genius index create`; also small (trains one), small:FOLDER, uniir:FOLDER, precomputed:PATH;
-    adapters:IMAGE,TEXT trains small networks over two of them."""
+    """Encoder, as for `genius index create`, or one of: small (trains one), small:FOLDER,
+    uniir:FOLDER, precomputed:PATH, or adapters:IMAGE,TEXT, which trains small networks on top of two
+    encoders."""
 
     out: OptionalFolder = None
-    """Folder of the model."""
+    """Folder of the new model."""
 
     index: OptionalFolder = None
-    """Folder of an index, to train on instead of writing a model."""
+    """Folder of an index to train, instead of writing a model."""
 
     force: bool = False
-    """With --index, replace the model even if the new one does not clearly find more."""
+    """With --index: replace the model even if the new one does not find clearly more pairs."""
 
     preset: Annotated[Literal["tiny", "small", "paper"] | None, optional("{tiny,small,paper}")] = (
         None
     )
-    """Settings to start from: tiny for tests, small for laptops (the default), paper."""
+    """Settings to start from: tiny (for tests), small (for laptops), or paper. Default: small."""
 
     config: OptionalFile = None
-    """TOML file of settings that differ from the preset's; it may name its preset too."""
+    """TOML file of settings that differ from the preset. It may also name the preset."""
 
     print_config: bool = False
-    """Print all settings as TOML, for --config, and do nothing."""
+    """Print all settings as TOML, for --config, and exit."""
 
     def run(self) -> None:
         settings = read_toml(self.config, preset_name=self.preset)
         if self.print_config:
             sys.stdout.write(to_toml(settings))
         elif self.data is not None and not self.data.exists():
-            raise BadData(f"{self.data}: there is no such file or folder")
+            raise BadData(f"{self.data} does not exist; give the folder of a data set")
         elif self.index is not None:
             if self.out is not None or self.encoder is not None:
                 raise UsageError(
-                    "--index trains on an index, which has an encoder: leave out --encoder and --out"
+                    "--index trains the model of an index, which has an encoder; leave out "
+                    "--encoder and --out"
                 )
             self._fit_index(self.data, self.index, settings)
         elif self.data is None or self.out is None or self.encoder is None:
-            raise UsageError("give --encoder and --out with a data set, or an index with --index")
+            raise UsageError("give a data set with --encoder and --out, or an index with --index")
         else:
             self._fit_data(self.data, self.encoder, self.out, settings)
 
@@ -125,7 +128,7 @@ class Fit(DeviceOptions, WaitOption):
                 device=self.device,
                 download=self.download,
             )
-            progress.say(f"model {model.fingerprint[:12]} is in {out}")
+            progress.say(f"model {model.fingerprint[:12]} was written to {out}")
             progress.say_next("genius", "evaluate", data, "--model", out)
 
     def _fit_index(self, pairs: Path | None, folder: Path, settings: FitConfig) -> None:
@@ -147,38 +150,38 @@ class Fit(DeviceOptions, WaitOption):
         ]
         print_table(("model", "R@1", "R@5"), rows, left=("model",))
         print(
-            f"{plural(fitted.pairs, 'pair')}, {fitted.left_out:,} left out because the index lacks their "
-            f"items; the table is of {fitted.measured:,} that were not trained on."
+            f"{plural(fitted.pairs, 'pair')}, of which {fitted.left_out:,} were left out because "
+            f"the index lacks their items. The table shows the {fitted.measured:,} held-out pairs."
         )
         if fitted.kept:
-            print(f"{folder} has the new model.")
+            print(f"{folder} now uses the new model.")
         else:
             print(
-                "The new model does not find more by over a standard error, so the index is as it was; "
-                "--force replaces its model anyway."
+                "The new model is not better by more than a standard error, so the index keeps its "
+                "model; use --force to replace it anyway."
             )
 
 
 @command
 class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
-    """Calibrate an index with queries of known answers, so that hits have the probability of being right.
+    """Calibrate an index with queries whose answers are known, so that hits have a probability.
 
-    The queries are those for which the index has learned what was chosen, or those of a file or a data set
-    whose answers are items of the index, by their ids. First the weight of densities (density_weight) is
-    chosen that finds the most answers, and stored as the index's default.
-    A search can then say that it has no good match. Half of the queries are used to fit, the other half to
-    measure. Calibrate again when the index has grown much.
+    Searches can then also report that there is no good match. The queries come from a data set, a
+    file, or the choices that the index has learned; their answers are ids of items. The weight of
+    densities (density_weight) that finds the most answers becomes the default of the index. Half of
+    the queries are used to fit, the other half to measure. Calibrate again after the index has grown
+    considerably.
     """
 
     data: OptionalFolder = None
-    """A data set in M-BEIR's layout, or a .jsonl file of queries as of `genius fit --index`; by default the
-    choices that the index has learned."""
+    """Data set in M-BEIR's layout, or a .jsonl file of queries, as for `genius fit --index`. Default:
+    the choices that the index has learned."""
 
     split: str = "val"
     """Split of the data set."""
 
     precision: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.8
-    """Share of good matches that should be right; sets the threshold of a good match."""
+    """Share of good matches that should be right. It determines the threshold of a good match."""
 
     def run(self) -> None:
         with TerminalProgress() as progress:
@@ -198,22 +201,22 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
                 "queries": fitted.queries,
                 "weight of densities": fitted.search.density_weight,
                 "mean probability of first hits": fitted.promised,
-                "share of them that are right": fitted.right,
-                "a good match has at least": fitted.threshold or "nothing; try a lower --precision",
+                "share of first hits that are right": fitted.right,
+                "threshold of a good match": fitted.threshold or "none; try a lower --precision",
                 "queries with a good match": fitted.good,
                 "good matches that are right": fitted.good_and_right,
-                "queries without an answer that have none": fitted.refused,
+                "queries without an answer or a good match": fitted.refused,
             }
         )
 
 
 @command
 class Evaluate(DeviceOptions, JsonOption):
-    """Evaluate an index or a model with the queries of a data set, beside exact search.
+    """Evaluate an index or a model with the queries of a data set, compared with exact search.
 
-    R@k is M-BEIR's: the share of queries with any right answer among the first k. The items of the index must
-    be candidates of the data set, with their ids; of a model, the union of the data set's pools is indexed
-    first.
+    The items of the index must be candidates of the data set, with the same ids. For a model, the
+    union of the data set's pools is indexed first. R@k is defined as in M-BEIR: the share of queries
+    with any right answer among the first k hits.
     """
 
     data: DataArgument
@@ -226,8 +229,7 @@ class Evaluate(DeviceOptions, JsonOption):
     """Folder of a model, instead of an index."""
 
     out: OptionalFolder = None
-    """With --model: folder of the index that is made; default: one in evaluation/ in the
-    model's folder."""
+    """With --model: folder of the new index. Default: a folder in MODEL/evaluation."""
 
     split: str = "test"
     """Split of the data set."""
@@ -239,40 +241,47 @@ class Evaluate(DeviceOptions, JsonOption):
         from genius_search.model import Genius
 
         if (self.index is None) == (self.model is None):
-            raise UsageError("give either --index or --model")
+            raise UsageError("give exactly one of --index and --model")
         with TerminalProgress() as progress:
             data = MBeir(self.data)
             if self.index is not None:
                 index = Index.open(self.index, device=self.device, download=self.download)
-                found = index.evaluate(data, split=self.split, progress=progress)
+                evaluation = index.evaluate(data, split=self.split, progress=progress)
             elif self.model is not None:
                 model = Genius.open(self.model, device=self.device, download=self.download)
                 folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
-                found = evaluate_model(model, data, folder, split=self.split, progress=progress)
-            if found.left_out:
+                evaluation = evaluate_model(
+                    model, data, folder, split=self.split, progress=progress
+                )
+            if evaluation.left_out:
                 progress.say(
-                    f"{found.left_out:,} queries are left out: their answers are not in the index"
+                    f"{evaluation.left_out:,} queries were left out, since the index lacks their "
+                    "answers"
                 )
         if self.json:
-            print_json({**found._asdict(), "rows": [one._asdict() for one in found.rows]})
+            rows = [row._asdict() for row in evaluation.rows]
+            print_json({**evaluation._asdict(), "rows": rows})
             return
         lines = []
-        for one in found.rows:
-            numbers = (f"{one.measures[name]:.3f}" for name in SHOWN)
-            lines.append((one.row, one.method, f"{one.queries:,}", *numbers, f"{one.touched:,.0f}"))
-        columns = ("row", "method", "queries", *SHOWN, "scored")
+        for row in evaluation.rows:
+            values = (f"{row.measures[name]:.3f}" for name in TABLE_MEASURES)
+            lines.append((row.row, row.method, f"{row.queries:,}", *values, f"{row.touched:,.0f}"))
+        columns = ("row", "method", "queries", *TABLE_MEASURES, "scored")
         print_table(columns, lines, left=columns[:2])
 
 
 @command
 class Check(JsonOption):
-    """Check a data set in M-BEIR's layout before hours are spent on it. Exit status 6 on errors."""
+    """Check a data set in M-BEIR's layout for errors before training on it.
+
+    The exit status is 6 if there are errors.
+    """
 
     data: DataArgument
     """Folder of the data set."""
 
     skip_images: bool = False
-    """Do not look at images."""
+    """Do not read the images."""
 
     def run(self) -> int:
         from genius_search.data.mbeir import check
@@ -283,7 +292,8 @@ class Check(JsonOption):
         else:
             rows = [(file, f"{count:,}") for file, count in report.records.items()]
             print_table(("file", "records"), rows, left=("file",))
-            for one in report.findings:
-                print_text(f"{one.severity}: {one.kind}: {one.count}: {'; '.join(one.examples)}")
-            print("no errors" if report.ok else "there are errors")
+            for finding in report.findings:
+                examples = "; ".join(finding.examples)
+                print_text(f"{finding.severity}: {finding.kind}: {finding.count}: {examples}")
+            print("no errors" if report.ok else "errors found")
         return 0 if report.ok else 6

@@ -1,1 +1,1 @@
-"""Clusters: indexes in shards, built by many processes, each shard an ordinary index, searched as one."""
+"""Clusters: indexes in shards, built by many processes and searched as one index."""

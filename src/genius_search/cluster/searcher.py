@@ -1,7 +1,8 @@
-"""Searching and changing a cluster: each shard is asked, and their hits are merged by score.
+"""Search and change a cluster: call every shard, and merge the hits by score.
 
-A cluster is a folder with ``cluster.json`` and ``shards/``, each an ordinary index of the items whose ids
-hash to its number. The shards share one model, so their scores can be compared.
+A cluster is a folder with ``cluster.json`` and ``shards/000000``, ``shards/000001``, ... Each shard
+is an ordinary index of the items whose ids hash to its number. All shards use the same model, so
+their scores can be compared.
 """
 
 from __future__ import annotations
@@ -54,73 +55,89 @@ from genius_search.progress import Silent
 from genius_search.records import Modality, composed
 from genius_search.writing import write_json
 
-Ask: TypeAlias = Callable[..., Callable[[], Any]]
-"""Begins to call a method of a :class:`Shard`, here or elsewhere; the result waits for the answer."""
+ShardCall: TypeAlias = Callable[..., Callable[[], Any]]
+"""``call(method, *arguments, **options)`` starts a method of a :class:`Shard`, in this process or on
+another machine. The returned function waits for the result."""
 MODEL: Final = "model"
-BATCH: Final = 10_000
-"""Items of a pool that are added together; each shard is changed once for all of its own."""
-WAIT_SECONDS: Final = 60.0
-"""Longest wait for another process that changes the same shard."""
+"""The folder of the model, if it is inside the cluster."""
+ITEMS_PER_CHANGE: Final = 10_000
+"""Number of items of a pool to add at a time. Each shard makes one change for its share of them."""
+MAX_WRITER_WAIT_SECONDS: Final = 60.0
+"""Maximum wait for another process that changes the same shard."""
 
 
 class ClusterManifest(BaseModel):
-    """The contents of ``cluster.json``: what was built. Later changes are in the shards."""
+    """The contents of ``cluster.json``: the cluster as it was built. Later changes are in the shards."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[3] = 3
     model: str
-    """Folder or name of the model; :data:`MODEL` if the cluster contains it."""
+    """Folder or name of the model, or :data:`MODEL` if the cluster contains it."""
     model_fingerprint: str
     pool: str
     shards: int = Field(ge=1)
     items: int
     left_out: int
     roots: Roots = ()
-    """The folders that were added; ids in the first one have no name before them."""
+    """The folders that were added. Ids in all but the first begin with the name of their folder."""
 
 
 def read_cluster(folder: Path) -> ClusterManifest:
-    """Read ``cluster.json``; raises :class:`ArtifactMissing` or :class:`ArtifactMismatch`."""
+    """Read ``cluster.json``.
+
+    Raises
+    ------
+    ArtifactMissing
+        The folder does not contain a finished cluster.
+    ArtifactMismatch
+        The file is damaged or of another version.
+    """
     path = folder / CLUSTER
     if not path.is_file():
         raise ArtifactMissing(
-            f"{folder} holds no finished cluster; `genius cluster build` makes one"
+            f"{folder} contains no finished cluster; create one with `genius cluster build`"
         )
     try:
         return ClusterManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise ArtifactMismatch(
-            f"{path} is damaged or of another version ({first_problem(error)}); build the cluster again"
+            f"{path} is damaged or of another version ({first_problem(error)}); build the cluster "
+            "again"
         ) from None
 
 
-def open_addition(
-    cluster: Path, searcher: Searcher, given: Path, *, captions: bool, exclude: Sequence[str]
+def open_new_pool(
+    cluster: Path, searcher: Searcher, pool: Path, *, captions: bool, exclude: Sequence[str]
 ) -> Pool:
-    """Open a pool that is to be added; the cluster remembers its folder, so that ids never meet.
+    """Open a pool to add to a cluster.
+
+    The cluster remembers the folder of the pool as a root with a unique name, so that equal paths
+    in two folders become different ids.
 
     Raises
     ------
     BadData
-        It is no pool.
+        The path is not a pool.
     """
-    manifest, place = read_cluster(cluster), as_path(given).resolve()
-    if not place.exists() or is_candidate_list(place):
-        return open_pool(place, captions=captions, exclude=exclude)
+    manifest = read_cluster(cluster)
+    path = as_path(pool).resolve()
+    if not path.exists() or is_candidate_list(path):
+        return open_pool(path, captions=captions, exclude=exclude)
     roots = manifest.roots
-    number = innermost_root(roots, place)
+    number = innermost_root(roots, path)
     if number is None:
-        number, taken = len(roots), searcher.id_beginnings()
-        roots = (*roots, new_root(place, roots, taken, captions=captions, exclude=exclude))
+        number = len(roots)
+        used_names = searcher.id_prefixes()
+        roots = (*roots, new_root(path, roots, used_names, captions=captions, exclude=exclude))
         write_json(
             cluster / CLUSTER, manifest.model_copy(update={"roots": roots}).model_dump(mode="json")
         )
-    return open_roots(roots, [number], None if str(place) == roots[number].folder else place)
+    return open_roots(roots, [number], None if str(path) == roots[number].folder else path)
 
 
 def shard_of(item_id: str, shards: int) -> int:
-    """Return the number of an item's shard: 8 bytes of BLAKE2b of its id, modulo the number of shards."""
+    """Return the number of the shard of an item: the BLAKE2b hash of its id, modulo the shards."""
     digest = hashlib.blake2b(composed(item_id).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % shards
 
@@ -137,17 +154,17 @@ def model_of(cluster: Path) -> str:
 
 
 class Shard:
-    """One shard: the index in a folder, opened with the cluster's model, and what it is asked for."""
+    """An opened shard of a cluster, with the methods that a :class:`Searcher` calls."""
 
     def __init__(self, folder: Path, model: str | Genius) -> None:
         self._index = Index.open(folder, model=model)
 
     def begin(self, method: str, *arguments: Any, **options: Any) -> Callable[[], Any]:
-        """Return a call of a method, which is made when its answer is wanted (:data:`Ask`)."""
+        """Return a function that calls a method (:data:`ShardCall`)."""
         return partial(self.call, method, *arguments, **options)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the shard, or the one that its index has of that name."""
+        """Call a method of the shard, or of its index if the shard has no such method."""
         owner = self if hasattr(self, method) else self._index
         return getattr(owner, method)(*arguments, **options)
 
@@ -155,19 +172,18 @@ class Shard:
         """Return the number of items."""
         return len(self._index)
 
-    def id_beginnings(self) -> set[str]:
-        """Return what ids begin with, up to the first slash."""
+    def id_prefixes(self) -> set[str]:
+        """Return the parts of all ids before the first slash."""
         return {name.partition("/")[0] for name in current_state(self._index).snapshot.ids()}
 
     def splits_modalities(self) -> bool:
-        """Return whether a search without modality and instruction takes every modality by itself."""
+        """Return whether a search without modality or instruction treats modalities separately."""
         return self._index.model.level0_is_exact
 
     def field_names(self) -> set[str]:
-        """Return the fields of the items here, as conditions are checked against them."""
-        return set[str]().union(
-            *(segment.items.field_names for segment in current_state(self._index).snapshot.segments)
-        )
+        """Return the names of all fields of the items, for checking conditions."""
+        segments = current_state(self._index).snapshot.segments
+        return set[str]().union(*(segment.items.field_names for segment in segments))
 
     def add_pool(
         self, items: Sequence[Item], *, has_files: bool, wait_seconds: float
@@ -176,45 +192,53 @@ class Shard:
         pool = Pool(partial(iter, items), has_files=has_files)
         model, snapshot = current_state(self._index)
         with open_writer(snapshot.folder, wait_seconds=wait_seconds, before=snapshot) as writer:
-            done = add_pool(writer, model, pool, may_be_none=True, progress=Silent())
+            summary = add_pool(writer, model, pool, may_be_none=True, progress=Silent())
             writer.compact()
-            return done
+            return summary
 
     def delete(self, ids: Sequence[str], *, wait_seconds: float) -> Deleted:
-        """Delete items by their ids."""
-        done = self._index.delete(ids, wait_seconds=wait_seconds)
+        """Delete items by their ids, and free their space if there are many."""
+        result = self._index.delete(ids, wait_seconds=wait_seconds)
         self._index.compact(wait_seconds=wait_seconds)
-        return done
+        return result
 
 
 class Searcher:
-    """Searches and changes a cluster as :class:`Index` does an index, given how to ask each of its shards.
+    """Search and change a cluster, with the methods of :class:`Index`.
 
     >>> searcher = Searcher.open("X")  # doctest: +SKIP
     >>> for hit in searcher.search("a red bag", k=3):  # doctest: +SKIP
     ...     print(hit.id, hit.score)
+
+    Parameters
+    ----------
+    shards
+        for each shard, in order, a function that calls its methods.
     """
 
-    def __init__(self, shards: Sequence[Ask]) -> None:
+    def __init__(self, shards: Sequence[ShardCall]) -> None:
         self._shards = shards
         self._splits_modalities: bool = shards[0]("splits_modalities")()
 
     @staticmethod
     def open(folder: str | Path, *, device: str = "cpu", download: bool = False) -> Searcher:
-        """Open all shards of a cluster in this process; parameters and errors as of :meth:`Index.open`."""
+        """Open all shards of a cluster in this process.
+
+        Parameters and errors are those of :meth:`Index.open`.
+        """
         folder = absolute_folder(folder)
         refuse_links(folder)
         model = Genius.open(model_of(folder), device=device, download=download)
-        shards = range(read_cluster(folder).shards)
-        return Searcher([Shard(shard_folder(folder, number), model).begin for number in shards])
+        numbers = range(read_cluster(folder).shards)
+        return Searcher([Shard(shard_folder(folder, number), model).begin for number in numbers])
 
     def __len__(self) -> int:
         """Return the number of items."""
-        return sum(self._ask_all("count"))
+        return sum(self._call_all("count"))
 
-    def id_beginnings(self) -> set[str]:
-        """Return what ids begin with, up to the first slash."""
-        return set[str]().union(*self._ask_all("id_beginnings"))
+    def id_prefixes(self) -> set[str]:
+        """Return the parts of all ids before the first slash."""
+        return set[str]().union(*self._call_all("id_prefixes"))
 
     @overload
     def search(
@@ -233,10 +257,11 @@ class Searcher:
         query: str | SearchRequest | Sequence[str | SearchRequest] | None = None,
         **options: Unpack[SearchOptions],
     ) -> Hits | list[Hits]:
-        """Return the best items; parameters as of :meth:`Index.search`.
+        """Return the best items for a query, or for each query of a list.
 
-        Each shard uses the settings for its number of items, changed by ``config``. A list of queries
-        is one call to each shard.
+        Parameters are those of :meth:`Index.search`. Each shard has default settings that depend on
+        its number of items; ``config`` overrides them. A list of queries needs one call to each
+        shard.
 
         Raises
         ------
@@ -253,132 +278,160 @@ class Searcher:
 
     def _search(self, requests: Sequence[SearchRequest], config: SearchConfig | None) -> list[Hits]:
         """Search for several requests with one call to each shard; return the hits of each."""
+        # A request becomes one or more alternatives (combine="any"). Shards are sent the flat list
+        # of all alternatives; the merged results are then dealt out to the requests again.
         alternatives = [self._alternatives(request) for request in requests]
-        asked = [one for several in alternatives for one in several]
-        if not asked:
+        shard_requests = [request for group in alternatives for request in group]
+        if not shard_requests:
             return []
-        if conditions := [one.filter for one in asked if one.filter is not None]:
-            names = set[str]().union(*self._ask_all("field_names"))
-            for one in conditions:
-                check_fields(one, names)
-        answers = zip(asked, *self._ask_all("search", asked, config=config), strict=True)
-        has_scores = config is None or config.rerank != "none"  # and not log-probabilities
-        merge_hits = partial(self._merge, has_scores=has_scores)
-        merged = iter([merge_hits(request, found) for request, *found in answers])
-        return [
-            Hits(
-                interleave([next(merged) for _ in several], request.k + request.offset)[
-                    request.offset :
-                ]
-            )
-            for request, several in zip(requests, alternatives, strict=True)
-        ]
+        self._check_filters(shard_requests)
+        results = self._call_all("search", shard_requests, config=config)
+        has_scores = config is None or config.rerank != "none"  # otherwise log-probabilities
+        merged = iter(
+            [
+                self._merge(request, shard_hits, has_scores=has_scores)
+                for request, *shard_hits in zip(shard_requests, *results, strict=True)
+            ]
+        )
+        hits = []
+        for request, group in zip(requests, alternatives, strict=True):
+            interleaved = interleave([next(merged) for _ in group], request.k + request.offset)
+            hits.append(Hits(interleaved[request.offset :]))
+        return hits
+
+    def _check_filters(self, requests: Sequence[SearchRequest]) -> None:
+        """Raise :class:`UsageError` for conditions on a field that no shard has."""
+        filters = [request.filter for request in requests if request.filter is not None]
+        if filters:
+            names = set[str]().union(*self._call_all("field_names"))
+            for each_filter in filters:
+                check_fields(each_filter, names)
 
     def add(
         self,
         pool: Pool | Sequence[NewItem | Mapping[str, Any]],
         *,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float = MAX_WRITER_WAIT_SECONDS,
     ) -> ChangeSummary:
         """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
         if not isinstance(pool, Pool):
             total = ChangeSummary()
-            given = [read_new_item(item, number) for number, item in enumerate(pool)]
-            self._add_to(total, self._ask_owners("add", given, wait_seconds=wait_seconds))
+            new_items = [read_new_item(item, number) for number, item in enumerate(pool)]
+            self._add_to(total, self._call_owners("add", new_items, wait_seconds=wait_seconds))
             return total
-        total, items = ChangeSummary(left_out=[*pool.left_out]), pool.items()
-        while batch := list(islice(items, BATCH)):
-            own = [item._replace(root=None) for item in batch]  # a cluster does not follow folders
+        total = ChangeSummary(left_out=[*pool.left_out])
+        items = pool.items()
+        while batch := list(islice(items, ITEMS_PER_CHANGE)):
+            # Without a root, since a cluster does not follow folders.
+            rootless = [item._replace(root=None) for item in batch]
             options = {"has_files": pool.has_files, "wait_seconds": wait_seconds}
-            self._add_to(total, self._ask_owners("add_pool", own, **options))
+            self._add_to(total, self._call_owners("add_pool", rootless, **options))
         return total
 
-    def _add_to(self, total: ChangeSummary, answers: Mapping[int, ChangeSummary]) -> None:
-        for done in answers.values():
-            total.added += done.added
-            total.replaced += done.replaced
-            total.unchanged += done.unchanged
-            total.left_out += done.left_out
+    def _add_to(self, total: ChangeSummary, summaries: Mapping[int, ChangeSummary]) -> None:
+        """Add the numbers of each shard's change to a total."""
+        for summary in summaries.values():
+            total.added += summary.added
+            total.replaced += summary.replaced
+            total.unchanged += summary.unchanged
+            total.left_out += summary.left_out
 
     def delete(
-        self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = WAIT_SECONDS
+        self,
+        item_ids: str | int | Iterable[str | int],
+        *,
+        wait_seconds: float = MAX_WRITER_WAIT_SECONDS,
     ) -> Deleted:
-        """Delete one or several items; unknown ids are returned."""
+        """Delete one or more items by their ids; the result names the ids that do not exist."""
         ids = as_id_list(item_ids)
-        done = self._ask_owners("delete", ids, wait_seconds=wait_seconds).values()
-        return Deleted(
-            sum(one.deleted for one in done), [name for one in done for name in one.missing]
-        )
+        results = self._call_owners("delete", ids, wait_seconds=wait_seconds).values()
+        num_deleted = sum(result.deleted for result in results)
+        return Deleted(num_deleted, [name for result in results for name in result.missing])
 
     def check(self) -> CheckReport:
-        """Compare every file of every shard with its checksum; raises like :meth:`Index.check`."""
-        return CheckReport(*map(sum, zip(*self._ask_all("check"), strict=True)))
+        """Compare all files of all shards with their checksums; raise like :meth:`Index.check`."""
+        return CheckReport(*map(sum, zip(*self._call_all("check"), strict=True)))
 
-    def _ask_owners(
-        self, method: str, things: Sequence[str | Item | NewItem], **options: Any
+    def _call_owners(
+        self, method: str, items: Sequence[str | Item | NewItem], **options: Any
     ) -> dict[int, Any]:
-        """Call a method of the shards of ids or items, with those of each; return all answers."""
-        divided: dict[int, list[Any]] = defaultdict(list)
-        for one in things:
-            item_id = one if isinstance(one, str) else one.id
-            divided[shard_of(as_id(item_id), len(self._shards))].append(one)
-        waiting = {
-            number: self._shards[number](method, own, **options) for number, own in divided.items()
-        }
-        return {number: answer() for number, answer in waiting.items()}
+        """Call a method of each shard that owns some of the items, with those items.
 
-    def _ask_all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        """Call a method of every shard; return their answers."""
-        waiting = [ask(method, *arguments, **options) for ask in self._shards]
-        return [answer() for answer in waiting]
+        Parameters
+        ----------
+        items
+            items or ids.
+
+        Returns
+        -------
+        Number of a shard -> the result of its call.
+        """
+        items_by_shard: dict[int, list[Any]] = defaultdict(list)
+        for item in items:
+            item_id = item if isinstance(item, str) else item.id
+            items_by_shard[shard_of(as_id(item_id), len(self._shards))].append(item)
+        # All calls start before the first result is waited for.
+        pending = {
+            number: self._shards[number](method, shard_items, **options)
+            for number, shard_items in items_by_shard.items()
+        }
+        return {number: result() for number, result in pending.items()}
+
+    def _call_all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """Call a method of every shard at the same time; return their results."""
+        pending = [call(method, *arguments, **options) for call in self._shards]
+        return [result() for result in pending]
 
     def _alternatives(self, request: SearchRequest) -> list[SearchRequest]:
-        """Return what the shards are asked for: each alternative of a request, with all that it refers to."""
-        complete = dataclasses.replace(
+        """Return the alternatives of a request, in a form that does not depend on this machine."""
+        portable = dataclasses.replace(
             request,
-            image=_read(request.image),
+            image=_read_picture(request.image),
             parts=tuple(map(self._read_part, request.parts)),
             k=max(request.k + request.offset, COMPARABLE),
             offset=0,
             where=dataclasses.replace(request.filter, ignores_unknown_fields=True)
             if request.filter
             else (),
-            deadline=math.inf,  # the clock of another machine tells other times
+            deadline=math.inf,  # monotonic clocks of two machines cannot be compared
         )
-        return complete.alternatives()
+        return portable.alternatives()
 
     def _read_part(self, part: SearchPart) -> SearchPart:
-        """Return a part with the bytes of its picture; an item becomes its text and picture."""
+        """Return a part with the bytes of its picture; an id is replaced by its item's contents."""
         if part.id is not None:
             number = shard_of(as_id(part.id), len(self._shards))
             item: Item = self._shards[number]("get", part.id)()
             part = dataclasses.replace(part, id=None, text=item.text, image=item.image)
-        return dataclasses.replace(part, image=_read(part.image))
+        return dataclasses.replace(part, image=_read_picture(part.image))
 
     def _merge(
         self,
         request: SearchRequest,
-        found: Sequence[Hits],
+        hits_by_shard: Sequence[Hits],
         *,
         has_scores: bool,
     ) -> list[SearchHit]:
-        """Merge the hits of all shards by score; of several modalities as an index does.
+        """Merge the hits of all shards by score, and the modalities as an index merges them.
 
-        How far hits stand out is what their shard says, which has fewer items than the cluster.
+        Scores are standardised by each shard, which has fewer items than the cluster.
         """
         is_open = request.modality is None and not request.instruction
         by_modality = self._splits_modalities and is_open and bool(request.query)
         groups: dict[Modality | None, list[tuple[float, SearchHit]]] = defaultdict(list)
-        for hits in found:
-            best: dict[Modality | None, float] = {}
+        for hits in hits_by_shard:
+            best_scores_below: dict[Modality | None, float] = {}
             for hit in reversed(hits):
                 group = hit.modality if by_modality else None
-                # What a shard puts before better scores, for its words, counts like the best behind it.
-                best[group] = max(best.get(group, -math.inf), hit.score)
-                groups[group].append((best[group], hit))
+                # A shard raises hits with words of the query above hits with better scores. A raised
+                # hit is merged as if it had the best score below it in its shard, which keeps the
+                # order of the shard: scores .5 (raised), .9, .7 become .9, .9, .7.
+                merge_score = max(best_scores_below.get(group, -math.inf), hit.score)
+                best_scores_below[group] = merge_score
+                groups[group].append((merge_score, hit))
         parts = []
         for scored in groups.values():
-            scored.sort(key=lambda one: (-one[0], one[1].rank))
+            scored.sort(key=lambda scored_hit: (-scored_hit[0], scored_hit[1].rank))
             best_hits = numbered([hit for _, hit in scored[: request.k]])
             scores = [score for score, _ in scored[: request.k]]
             best_scores = scores[:COMPARABLE] if has_scores else []
@@ -387,6 +440,6 @@ class Searcher:
         return merge(parts, request.k)
 
 
-def _read(image: Any) -> Any:
-    """Return a picture's bytes instead of its path, which may lead nowhere on other machines."""
+def _read_picture(image: Any) -> Any:
+    """Return the bytes of a picture instead of its path, which may not exist on other machines."""
     return picture_bytes(Path(image)) if isinstance(image, str | Path) else image

@@ -46,7 +46,7 @@ MAX_CACHED_LOCATIONS: Final = 1_000_000
 """Number of places of items with words that are cached, at 8 bytes each, and of such words."""
 MAX_BYTES_CHECKED_FIRST: Final = 2.0**28
 """Bytes that are compared with their checksums before a state is first read, in about 0.15 seconds. What is
-more a server compares in the background (:mod:`genius_search.serve.watch`), and ``--verify`` does."""
+more a server compares in the background (:mod:`genius_search.serve.watch`), and ``--check`` does."""
 
 
 class UnknownItem(UsageError, LookupError):

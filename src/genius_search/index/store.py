@@ -494,7 +494,7 @@ def read_manifest(folder: Path) -> IndexManifest:
         if (folder / CLUSTER).exists():
             raise ArtifactMissing(
                 f"{folder} is a cluster: `genius search`, `index add`, `index delete` and `index info "
-                f"--verify` take it, and each of its shards ({folder / 'shards' / '000000'}) is an index"
+                f"--check` take it, and each of its shards ({folder / 'shards' / '000000'}) is an index"
             )
         with with_advice():
             body = read_json(path)

@@ -45,7 +45,7 @@ def test_items_are_added_and_deleted(built, tmp_path, capsys):
     found = run_json(capsys, "index", "delete", folder, "more/more 1.txt", "note 2.txt", "nothing")
     assert (found["deleted"], found["missing"]) == (2, ["nothing"])
     run(capsys, "index", "delete", folder, "nothing", status=3)
-    assert run_json(capsys, "index", "info", folder, "--verify")["items"] == 19
+    assert run_json(capsys, "index", "info", folder, "--check")["items"] == 19
 
 
 def test_the_same_names_in_other_folders_are_other_items(built, tmp_path, capsys):

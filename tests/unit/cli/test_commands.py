@@ -142,7 +142,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         assert "--model" in run(capsys, *words, status=4)[1]
         run(capsys, *words, "--model", tmp_path / "there")
     run(capsys, "index", "delete", tmp_path / "i", "milk.txt")
-    for words in (("info",), ("info", "--verify")):  # these need no model
+    for words in (("info",), ("info", "--check")):  # these need no model
         run(capsys, "index", words[0], tmp_path / "i", *words[1:])
 
 
@@ -160,7 +160,7 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("search", "{index}", "x", "--config", "{new}"), 2),
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
-        (("index", "info", "{model}", "--verify"), 4),
+        (("index", "info", "{model}", "--check"), 4),
         (("search", "{photos}", "x"), 5),
         (("search", "{index}", "--image", "{photos}/torn.png"), 6),
         (("index", "create", "{index}", "--model", "{model}", "--pool", "{photos}"), 2),

@@ -91,7 +91,7 @@ def test_delete_reads_ids_from_a_file_or_from_stdin(index, tmp_path, capsys, mon
 
 def test_verify_reports_what_it_read(index, capsys):
     run(capsys, "index", "delete", index, "1:1")
-    found = run_json(capsys, "index", "info", index, "--verify")
+    found = run_json(capsys, "index", "info", index, "--check")
     assert found == {"segments": 1, "items": 7, "deleted": 1}
 
 

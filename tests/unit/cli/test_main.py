@@ -186,7 +186,7 @@ class Waiting:
         open({str(tmp_path / "began")!r}, "w").close()
         time.sleep(60)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-cli.find = lambda name: Waiting
+cli.command_class = lambda name: Waiting
 raise SystemExit(cli.main(["search"]))
 """
     with subprocess.Popen(  # noqa: S603

@@ -118,7 +118,7 @@ def test_a_download_that_no_installed_package_can_open_is_not_begun(notes, capsy
 def test_an_index_follows_its_pool_and_an_empty_pool_deletes_nothing(notes, tmp_path, capsys):
     index = Index.create(tmp_path / "i", notes, encoder="text:wordllama")
     assert main(["search", str(tmp_path / "i"), "bread", "--modality", "image"]) == 3
-    assert "no item is image" in capsys.readouterr().err
+    assert "no items of modality image" in capsys.readouterr().err
     (notes / "bike.txt").rename(notes / "cycle.txt")
     done = index.sync(notes)
     assert (done.added, done.unchanged, done.moved, done.deleted) == (1, 2, 1, 0)
@@ -214,7 +214,7 @@ def test_a_folder_whose_index_another_process_changes_is_searched_as_it_was(
     search(capsys, notes, "bread")
     [index] = (notes.parent / "cache" / "genius-search").iterdir()
     (notes / "boat.txt").write_text("The sailing boat needs a new mast.")
-    monkeypatch.setattr(commands, "SYNC_SECONDS", 0.05)
+    monkeypatch.setattr(commands, "MAX_SYNC_WAIT_SECONDS", 0.05)
     with open_writer(index):
         found, said = search(capsys, notes, "boat")
     assert (len(found), "another process is updating the index" in said) == (3, True)

@@ -143,7 +143,7 @@ def test_the_command_lists_items_in_any_encoding(index, capsys, monkeypatch):
         ["2", "0"],
         ["3", "1"],
     ]
-    assert "for more: --offset 3" in err
+    assert "add --offset 3" in err
     assert main(["search", str(index.folder), "--where", "price=99"]) == 3
     assert main(["search", str(index.folder), "--where", "price=9", "--device", "nonsense"]) == 2
     assert "try `--device cpu`" in capsys.readouterr().err

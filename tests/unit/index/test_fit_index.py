@@ -222,7 +222,7 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "110 pairs, 1 left out" in said
-    assert "has the new model" in said
+    assert "now uses the new model" in said
     assert main(["search", str(tmp_path / "i"), "red anchor 3"]) == 0
 
 
