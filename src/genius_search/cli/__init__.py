@@ -49,6 +49,8 @@ COMMANDS: Final = {
 }
 """Command -> ``module:Class`` in this package, in the order of the help."""
 
+GROUPS: Final = frozenset(name.split()[0] for name in COMMANDS if " " in name)
+"""First words of commands with two words: ``index``, ``cluster``, ``data``."""
 MACHINE_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
     | {errno.EEXIST, errno.ENOTDIR}
@@ -89,6 +91,8 @@ def run_command_line(words: Sequence[str]) -> int:
         print(f"genius {__version__}")
     elif words in ([], ["help"], ["--help"], ["-h"]):
         print_overview()
+    elif len(words) == 2 and words[0] in GROUPS and words[1] in ("--help", "-h"):
+        print_overview(words[0])
     elif "" in words:  # as a path, it would mean the current folder
         raise UsageError(
             "an argument is empty; is a shell variable not set? '.' means the current folder"
@@ -199,10 +203,11 @@ def _argument_to_flag(argument: re.Match[str]) -> str:
     return f"`--{argument[1].removesuffix('_seconds')}{value}`"
 
 
-def print_overview() -> None:
-    """Print all commands, each with the first line of its help."""
+def print_overview(group: str | None = None) -> None:
+    """Print all commands, or those of a group, each with the first line of its help."""
     print("Search images, texts and pairs of both with a text, an image, or both.\n")
-    for name in COMMANDS:
+    names = [name for name in COMMANDS if group in (None, name.split()[0])]
+    for name in names:
         summary = (inspect.getdoc(command_class(name)) or "").splitlines()[0]
         print(f"  genius {name:<16} {summary}")
     print("\nRun `genius COMMAND --help` for the options of a command. Most commands take --json.")

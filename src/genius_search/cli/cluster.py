@@ -15,8 +15,9 @@ from genius_search.cli.options import (
     Embeddings,
     JsonOption,
     OptionalFolder,
-    Words,
+    OptionalName,
     command,
+    optional,
 )
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.errors import UsageError, need_packages, plural
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class AddressOption:
     """A command that may use a Ray cluster."""
 
-    address: Words = None
+    address: Annotated[str | None, optional("ADDRESS")] = None
     """For a cluster: HOST:PORT of the head node of a Ray cluster, or local to start Ray on this
     machine. Default: use this process only, without Ray."""
 
@@ -86,7 +87,7 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
     model: OptionalFolder = None
     """Folder of a trained model."""
 
-    encoder: Words = None
+    encoder: OptionalName = None
     """Instead of a model: an encoder, as for `genius index create`. Codebooks are fitted to a sample
     of the pool."""
 

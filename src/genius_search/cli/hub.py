@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from genius_search.cli.options import JsonOption, OptionalFolder, Words, command
+from genius_search.cli.options import JsonOption, OptionalFolder, OptionalName, command
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.errors import ArtifactMissing, UsageError
 
@@ -72,7 +72,7 @@ class Push(JsonOption):
     license: str = "unknown"
     """Licence: the hub's short name, such as mit or cc-by-4.0."""
 
-    model: Words = None
+    model: OptionalName = None
     """For an index: the name of its model on the hub."""
 
     yes: bool = False

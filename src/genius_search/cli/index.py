@@ -24,8 +24,8 @@ from genius_search.cli.options import (
     OptionalFile,
     OptionalFolder,
     OptionalInt,
+    OptionalName,
     WaitOption,
-    Words,
     command,
     optional,
     read_ids,
@@ -73,7 +73,7 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
     model: OptionalFolder = None
     """Folder of a trained model."""
 
-    encoder: Words = None
+    encoder: OptionalName = None
     """Instead of a model: a pretrained encoder. st:NAME, clip:NAME, siglip:NAME and text:NAME are
     models of sentence-transformers, onnx:NAME is an ONNX model; NAME is a folder or a name on the
     Hugging Face hub. text:wordllama reads English texts and needs no download. Default: an encoder

@@ -32,6 +32,7 @@ OptionalFolder = Annotated[Path | None, optional("FOLDER")]
 OptionalFile = Annotated[Path | None, optional("FILE")]
 OptionalInt = Annotated[int | None, optional("INT")]
 Words = Annotated[str | None, optional("WORDS")]
+OptionalName = Annotated[str | None, optional("NAME")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
 
 LISTED_LAST: Final = ("address", "model", "wait", "seed", "device", "download", "json")

@@ -18,8 +18,8 @@ from genius_search.cli.options import (
     OpenIndexOptions,
     OptionalFile,
     OptionalFolder,
+    OptionalName,
     WaitOption,
-    Words,
     command,
     optional,
     read_toml,
@@ -71,7 +71,7 @@ class Fit(DeviceOptions, WaitOption):
     """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}.
     Default with --index: the choices that the index has learned (`genius index learn`)."""
 
-    encoder: Words = None
+    encoder: OptionalName = None
     """Encoder, as for `genius index create`, or one of: small (trains one), small:FOLDER,
     uniir:FOLDER, precomputed:PATH, or adapters:IMAGE,TEXT, which trains small networks on top of two
     encoders."""
