@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from genius_search.artifact import fingerprint_of, read_json
+from genius_search.artifact import read_json
 from genius_search.border import as_path
 from genius_search.cluster.searcher import (
     MAX_WRITER_WAIT_SECONDS,
@@ -227,7 +227,7 @@ def _fit_model(
         encoder,
         changes.features,
         items=num_items,
-        fingerprint=fingerprint_of(changes.stamps),
+        fingerprint=changes.fingerprint,
         progress=progress,
     )
 
@@ -251,7 +251,7 @@ def create_shard(folder: Path, number: int) -> None:
             writer,
             _open_model(manifest.model, device=settings.device),
             Pool(items, has_files=pool.has_files),
-            may_be_none=True,
+            may_be_empty=True,
             progress=Silent(),
         )
         reasons = [[left_out.file, left_out.reason] for left_out in added.left_out]

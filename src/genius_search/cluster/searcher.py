@@ -192,7 +192,7 @@ class Shard:
         pool = Pool(partial(iter, items), has_files=has_files)
         model, snapshot = current_state(self._index)
         with open_writer(snapshot.folder, wait_seconds=wait_seconds, before=snapshot) as writer:
-            summary = add_pool(writer, model, pool, may_be_none=True, progress=Silent())
+            summary = add_pool(writer, model, pool, may_be_empty=True, progress=Silent())
             writer.compact()
             return summary
 

@@ -1,15 +1,20 @@
 """How an index is filled: items become features, then IDs and embeddings, then a segment.
 
-Creating an index with a model or with an encoder, adding, and adding vectors take this one way. They differ
-in where features come from (an encoder, or given vectors) and in where the model comes from: with an encoder
-alone, its codebooks are fitted to the features (:func:`create_index`).
+There is one way into an index, whether it is created or added to, from pictures, texts or vectors::
+
+    pool ──find_changes──▶ PoolChanges ──encode──▶ features ──encode_items──▶ batches ──Writer──▶ segment
+           (new, changed,               (encoder, given vectors,             (IDs and
+            or unchanged)                or reused)                           embeddings)
+
+An index that is created with an encoder alone has no model yet: :func:`create_index` fits codebooks
+to the features before it computes IDs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
@@ -39,7 +44,7 @@ from genius_search.index.pool import (
     pool_from_items,
     stamp_of,
 )
-from genius_search.index.roots import content_of, is_gone, size_of, without_text
+from genius_search.index.roots import ContentHash, content_size, is_gone
 from genius_search.index.snapshot import ItemState, Location, Snapshot
 from genius_search.index.source import (
     SavedFeatures,
@@ -80,120 +85,149 @@ from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
 from genius_search.training.codebooks import LEVELS, fit_codebooks, query_metric
 
 MAX_BATCH_ITEMS: Final = 4096
-"""Items whose IDs are computed together."""
+"""Maximum number of items that are looked up, or whose IDs are computed, together."""
 MANY_ITEMS: Final = 1_000_000
-"""Number of items from which embeddings have two bits a number by default."""
+"""Number of items from which on embeddings have two bits per number by default."""
 LEFTOVERS: Final = frozenset(
     {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
 """Names that an interrupted writer may leave in the folder of an index."""
+NAME_FIELDS: Final = ("folder", "name")
+"""Fields that follow from the path of a file, and change when it is moved."""
 
 
 class PlannedChange(NamedTuple):
-    """A change of an index."""
+    """A change that a dry run lists."""
 
     kind: Literal["add", "update", "move", "delete"]
     id: str
     before: str | None = None
-    """The id that a moved item has until then."""
+    """The present id of an item that would be moved."""
 
 
 @dataclass(slots=True)
 class ChangeSummary:
-    """The result of adding items, or of following folders."""
+    """What changed when items were added, or an index was synchronised with its folders."""
 
     added: int = 0
+    """Number of items that were written, replaced ones included."""
     replaced: int = 0
-    """Number of these that replaced an item with the same id."""
+    """Number of added items that replaced an item with the same id."""
     unchanged: int = 0
-    """Number of items that were already in the index, unchanged."""
+    """Number of items that the index already contained, unchanged."""
     left_out: list[LeftOut] = field(default_factory=list)
     """Unusable files with their reasons."""
     reused: int = 0
-    """Number of the added that were not encoded, because the index knew their contents."""
+    """Number of added items that were not encoded, because the index had the same content."""
     moved: int = 0
-    """Number of these whose file was moved or renamed, so that they took the place of another item."""
+    """Number of added items that replaced another item, because its file was moved or renamed."""
     deleted: int = 0
     missing: int = 0
-    """Number of items that stay, though their files are not found (:meth:`genius_search.Index.sync`)."""
+    """Number of items that stay in the index although their files are missing
+    (:meth:`genius_search.Index.sync`)."""
     changes: list[PlannedChange] = field(default_factory=list)
-    """What a dry run would change."""
+    """The changes that a dry run would make."""
     shortened: list[str] = field(default_factory=list)
-    """Ids of items whose texts are longer than the encoder reads; what follows is only found by its words.
-    An index of an encoder has passages instead, except of captions beside pictures that the encoder reads."""
+    """Ids of items whose texts are longer than the encoder reads. The remainder is pool_changes by its words
+    only. An index that was created with an encoder divides long texts into passages instead, except
+    the captions of pictures that the encoder reads."""
 
 
-class Reused(NamedTuple):
-    """Contents that an index knows, so that a changed item with them is not encoded."""
+class ReusedItem(NamedTuple):
+    """A stored item with the same content as a changed one, whose ID and embedding are copied."""
 
     content: str
+    """Text of its :class:`~genius_search.index.roots.ContentHash`."""
     location: Location
-    """Of an item with these contents."""
-    how: Literal["copied", "moved", "touched"] = "copied"
-    """Whether it is that item, with another file or another time."""
+    relation: Literal["copied", "moved", "touched"] = "copied"
+    """``touched``: it is the changed item, and only the time of its file differs. ``moved``: its
+    file is gone, and the changed item's file took its place. ``copied``: it keeps another file."""
 
 
 @dataclass(slots=True)
-class Changes:
-    """The items of a pool that are new or have changed."""
+class Change:
+    """A new or changed item of a pool.
+
+    The item itself is not kept, since the items of a pool may not fit into memory:
+    :meth:`PoolChanges.items` reads it again.
+    """
+
+    number: int
+    """Position of the item in its pool."""
+    stamp: str
+    stored: ItemState | None
+    """The item with the same id in the index; None if the id is new."""
+    source: ReusedItem | None = None
+    """The stored item to copy the ID and embedding from; None if the item has to be encoded."""
+    passages: Sequence[Passage] = ()
+    """Passages of a text that is longer than the encoder reads, without the first."""
+
+    @property
+    def action(self) -> Literal["add", "update", "touch"]:
+        """How the index changes; a touched item only gets a new stamp."""
+        if self.source is not None and self.source.relation == "touched":
+            return "touch"
+        return "add" if self.stored is None else "update"
+
+
+@dataclass(slots=True)
+class PoolChanges:
+    """The new and changed items of a pool, and their features."""
 
     pool: Pool
     left_out: list[LeftOut]
     encoder: Encoder
     divides: bool
     """Whether long texts get passages. With a trained model an item has one ID, as in the paper."""
-    stamps: list[str | None] = field(default_factory=list)
-    """Of all items of the pool; None for those that have not changed, or are left out."""
-    known: dict[int, ItemState] = field(default_factory=dict)
-    """Changed items whose id the index has, by number."""
-    reused: dict[int, Reused] = field(default_factory=dict)
-    """Items that need not be encoded, by number."""
+    changes: list[Change] = field(default_factory=list)
+    """In the order of the pool."""
     num_unchanged: int = 0
-    """Number of items that the index has as they are; their files may have other times."""
+    """Number of items whose contents are already in the index; their files may have other times."""
     features: Features = field(default_factory=lambda: Features(()))
-    """Of the other changed items, their ids the numbers among these."""
+    """Features of the items to encode; row i belongs to entry ``ids[i]`` of :meth:`entries`."""
     contents: list[str | None] = field(default_factory=list)
-    """Of the items with features."""
-    passages: dict[str, list[Passage]] = field(default_factory=dict)
-    """Of items whose texts are longer than the encoder reads, by their ids."""
+    """Content hash for each row of the features."""
     shortened: list[str] = field(default_factory=list)
-    """Ids of other such items."""
+    """Ids of items whose long texts have no passages."""
 
-    def changed(self) -> Iterator[tuple[int, Item]]:
-        """Yield the changed items by their numbers."""
-        for number, (item, stamp) in enumerate(zip(self.pool.items(), self.stamps, strict=False)):
-            if stamp is not None:
-                yield number, item._replace(stamp=stamp)
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the changed items."""
+        return fingerprint_of([change.stamp for change in self.changes])
 
-    def new_items(self) -> Iterator[Item]:
-        """Yield the changed items that are not reused."""
-        return (item for number, item in self.changed() if number not in self.reused)
+    @property
+    def num_touched(self) -> int:
+        """Number of items with nothing but a new stamp."""
+        return sum(change.action == "touch" for change in self.changes)
+
+    def items(self) -> Iterator[tuple[Change, Item]]:
+        """Read the changed items from the pool, and yield each with its change."""
+        items = enumerate(self.pool.items())
+        for change in self.changes:
+            for number, item in items:
+                if number == change.number:
+                    yield change, item._replace(stamp=change.stamp)
+                    break
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the items that have features, or are left out, each followed by its passages."""
-        for item in self.new_items():
-            yield item
-            yield from self.passages.get(item.id, ())
-
-    def is_touched(self, number: int) -> bool:
-        """Return whether nothing but the time of the item's file has changed."""
-        return number in self.reused and self.reused[number].how == "touched"
+        """Yield the items to encode, each followed by its passages."""
+        for change, item in self.items():
+            if change.source is None:
+                yield item
+                yield from change.passages
 
     def encode(self, work: SavedFeatures, progress: Progress) -> None:
-        """Find the features of what is not reused."""
+        """Encode the items whose features cannot be reused, or take the pool's vectors."""
         if self.pool.vectors is not None:
-            rows = np.flatnonzero([stamp is not None for stamp in self.stamps])
-            modality = np.array([item.modality.code for item in self.new_items()], dtype=np.int8)
+            rows = np.array([change.number for change in self.changes], dtype=np.int64)
+            modality = np.array([item.modality.code for _, item in self.items()], dtype=np.int8)
             self.features = vector_features(self.pool.vectors, rows, modality)
             self.contents = [None] * len(rows)
-        elif count := len(self.stamps) - self.stamps.count(None) - len(self.reused):
-            if self.divides:
-                for item in self.new_items():
-                    if item.modality is Modality.TEXT or not reads_images(self.encoder):
-                        text = self.pool.with_fields(item).text or ""
-                        if found := find_passages(self.encoder, text):
-                            self.passages[item.id] = found
-                            count += len(found)
+            return
+        if self.divides:
+            self._divide_texts()
+        count = self._count_entries()
+        if count:
             entries = items_to_encode(self.entries(), self.pool.with_fields)
             self.features, self.contents = work.encode(
                 entries, self.pool.with_fields, count, progress
@@ -201,159 +235,241 @@ class Changes:
             self.left_out += self.features.left_out
 
     def require_any(self) -> None:
-        """Raise :class:`BadData` if nothing in the pool can be used."""
-        if not len(self.features) and not self.reused and not self.num_unchanged:
+        """Raise :class:`BadData` if the encoder can read no item of the pool."""
+        is_any_reused = any(change.source is not None for change in self.changes)
+        if not len(self.features) and not is_any_reused and not self.num_unchanged:
             raise nothing_to_index(": the encoder can read none of the items", self.left_out)
 
     def batches(self, model: Genius, snapshot: Snapshot, progress: Progress) -> Iterator[Batch]:
-        """Yield what is to be written: reused items first, then those with features."""
-        if self.reused:
-            reused = [one for _, one in sorted(self.reused.items())]
-            places = [one.location for one in reused]
-            old = snapshot.items_at(*map(np.array, zip(*places, strict=True)))
-            chosen = (item for number, item in self.changed() if number in self.reused)
-            items = []
-            for item, was, one in zip(chosen, old, reused, strict=True):
-                whole = self.pool.with_fields(item)
-                if one.how != "copied" and self.pool.has_files:
-                    fields = {
-                        name: was.fields[name]
-                        for name in was.fields
-                        if name not in ("folder", "name")
-                    }
-                    whole = whole._replace(source=fields_to_json({**fields, **whole.fields})[0])
-                items.append(
-                    whole._replace(text=was.text, content=was.content, modality=was.modality)
-                )
-            yield from stored_batches(snapshot.segments, items, places)
+        """Yield the batches to write: reused items first, then encoded ones."""
+        yield from self._reused_batches(snapshot)
         if len(self.features):
-            encoded = self._encoded_entries()
-            yield from encode_items(model, encoded, self.features, snapshot.manifest, progress)
+            entries = self._encoded_entries()
+            yield from encode_items(model, entries, self.features, snapshot.manifest, progress)
 
-    def added(self, added: int, replaced: int) -> ChangeSummary:
-        """Return the result of writing the batches, which added and replaced this many items."""
-        num_touched = sum(map(self.is_touched, self.reused))
+    def summary(self, num_written: int, num_replaced: int) -> ChangeSummary:
+        """Return the summary after the batches were written: touched items count as unchanged."""
+        num_reused = sum(change.source is not None for change in self.changes)
         return ChangeSummary(
-            added - num_touched,
-            replaced - num_touched,
+            num_written - self.num_touched,
+            num_replaced - self.num_touched,
             self.num_unchanged,
             self.left_out,
-            reused=len(self.reused) - num_touched,
+            reused=num_reused - self.num_touched,
             shortened=self.shortened,
         )
 
+    def _divide_texts(self) -> None:
+        """Divide the texts to encode into passages, but not those of pictures that are encoded."""
+        for change, item in self.items():
+            is_text = item.modality is Modality.TEXT or not reads_images(self.encoder)
+            if change.source is None and is_text:
+                text = self.pool.with_fields(item).text or ""
+                change.passages = find_passages(self.encoder, text) or ()
+
+    def _count_entries(self) -> int:
+        to_encode = [change for change in self.changes if change.source is None]
+        return len(to_encode) + sum(len(change.passages) for change in to_encode)
+
+    def _reused_batches(self, snapshot: Snapshot) -> Iterator[Batch]:
+        """Yield the changed items with the IDs and embeddings of stored items."""
+        sources: list[ReusedItem] = []
+        items: list[Item] = []
+        for change, item in self.items():
+            if change.source is not None:
+                sources.append(change.source)
+                items.append(item)
+        if not sources:
+            return
+        locations = [source.location for source in sources]
+        stored_items = snapshot.items_at(*map(np.array, zip(*locations, strict=True)))
+        updated = [
+            self._updated_item(item, source, stored)
+            for item, source, stored in zip(items, sources, stored_items, strict=True)
+        ]
+        yield from stored_batches(snapshot.segments, updated, locations)
+
+    def _updated_item(self, item: Item, source: ReusedItem, stored: Item) -> Item:
+        """Return an item as it is written: what was encoded of it is that of the stored item.
+
+        A moved or touched file also keeps its fields, because the list or side-car file that gave
+        them may have the old name; only those of its path are new.
+        """
+        updated = self.pool.with_fields(item)
+        if source.relation != "copied" and self.pool.has_files:
+            fields = {
+                name: value for name, value in stored.fields.items() if name not in NAME_FIELDS
+            }
+            updated = updated._replace(source=fields_to_json({**fields, **updated.fields})[0])
+        return updated._replace(text=stored.text, content=stored.content, modality=stored.modality)
+
     def _encoded_entries(self) -> Iterator[Entry]:
-        count = len(self.stamps) + sum(map(len, self.passages.values()))
-        has_features = np.isin(np.arange(count), self.features.ids)
-        kinds = list(Modality)  # a picture is a text to an encoder of texts
-        codes = self.features.modality.tolist()
-        found = zip(compress(self.entries(), has_features), self.contents, codes, strict=False)
-        for entry, content, code in found:
+        """Yield the entries that have features, in their order, as they are written."""
+        # Entry n has features if n is one of their ids; the encoder could not read the others.
+        has_features = np.isin(np.arange(self._count_entries()), self.features.ids)
+        modalities = list(Modality)
+        rows = zip(
+            compress(self._entries_with_changes(), has_features),
+            self.contents,
+            self.features.modality.tolist(),
+            strict=False,
+        )
+        for (entry, change), content, code in rows:
             if isinstance(entry, Passage):
                 yield entry
                 continue
-            whole = self.pool.with_fields(entry)._replace(content=content, modality=kinds[code])
-            if whole.id not in self.passages and is_cut(self.encoder, format_text(whole.text)):
-                self.shortened.append(whole.id)
-            yield whole
+            # To an encoder of texts, a picture with a caption is a text.
+            item = self.pool.with_fields(entry)._replace(content=content, modality=modalities[code])
+            if not change.passages and is_cut(self.encoder, format_text(item.text)):
+                self.shortened.append(item.id)
+            yield item
+
+    def _entries_with_changes(self) -> Iterator[tuple[Entry, Change]]:
+        """Yield :meth:`entries`, each with the change that it belongs to."""
+        for change, item in self.items():
+            if change.source is None:
+                yield item, change
+                for passage in change.passages:
+                    yield passage, change
 
 
 def find_passages(encoder: Encoder, text: str) -> list[Passage]:
-    """Return the passages of a text but the first, none longer than the encoder reads.
+    """Return the passages of a text after the first, none longer than the encoder reads.
 
-    There are none if it reads all of the text.
+    The list is empty if the encoder reads all of the text.
     """
     return [Passage(*span) for span in divide(encoder, text, format_text)[1:]]
 
 
 def find_changes(
     folder: Path, pool: Pool, encoder: Encoder, snapshot: Snapshot | None, *, divides: bool
-) -> Changes:
-    """Find the items of a pool that an index does not have as they are; nothing is encoded.
+) -> PoolChanges:
+    """Compare a pool with an index, and return the new and changed items; nothing is encoded.
 
     Raises
     ------
     UsageError
-        The encoder has features of another width than the vectors.
+        The pool's vectors have another width than the features of the encoder.
     """
     if pool.vectors is not None and pool.vectors.shape[1] != encoder.dim:
         raise UsageError(
             f"the vectors have {pool.vectors.shape[1]} numbers, those of this index {encoder.dim}; "
             "give vectors of its encoder"
         )
-    changes = Changes(pool, [*pool.left_out], encoder, divides)
-    items = pool.items()
-    while chunk := list(islice(items, MAX_BATCH_ITEMS)):
-        known = {} if snapshot is None else snapshot.item_states([item.id for item in chunk])
-        for item in chunk:
-            number, stamp, old = len(changes.stamps), stamp_of(item), known.get(item.id)
-            changes.stamps.append(stamp)
-            if old is None:
-                continue
-            if old.root != item.root:
-                reason = f"an item that is not from there has the id {item.id!r}; delete that, or rename this"
-                changes.left_out.append(LeftOut(number, item.image or item.id, reason))
-                changes.stamps[-1] = None
-            elif old.stamp == stamp:
-                changes.num_unchanged += 1
-                changes.stamps[-1] = None
-            else:
-                changes.known[number] = old
+    pool_changes = PoolChanges(pool, [*pool.left_out], encoder, divides)
+    items = enumerate(pool.items())
+    while batch := list(islice(items, MAX_BATCH_ITEMS)):
+        ids = [item.id for _, item in batch]
+        states = {} if snapshot is None else snapshot.item_states(ids)
+        for number, item in batch:
+            _compare_item(pool_changes, number, item, states.get(item.id))
     if snapshot is not None and snapshot.segments and pool.vectors is None:
-        _reuse(changes, folder, snapshot)
-    return changes
+        _find_reusable(pool_changes, folder, snapshot)
+    return pool_changes
 
 
-def _reuse(changes: Changes, folder: Path, snapshot: Snapshot) -> None:
-    """Find changed items whose contents the index has: of touched, moved and copied files.
+def _compare_item(
+    pool_changes: PoolChanges, number: int, item: Item, stored: ItemState | None
+) -> None:
+    """Note whether an item is new, changed, unchanged, or in conflict with another root's."""
+    stamp = stamp_of(item)
+    if stored is None:
+        pool_changes.changes.append(Change(number, stamp, None))
+    elif stored.root != item.root:
+        reason = (
+            f"an item from elsewhere has the id {item.id!r}; delete that item, or rename this file"
+        )
+        pool_changes.left_out.append(LeftOut(number, item.image or item.id, reason))
+    elif stored.stamp == stamp:
+        pool_changes.num_unchanged += 1
+    else:
+        pool_changes.changes.append(Change(number, stamp, stored))
 
-    A picture that was moved keeps its text: what gave it, a list or a file beside it, may have the old name.
+
+def _find_reusable(pool_changes: PoolChanges, folder: Path, snapshot: Snapshot) -> None:
+    """Find the changed items whose contents the index has, of touched, moved and copied files.
+
+    A file is read only if the index has content of the same size.
     """
     sizes = {
-        number: str(size_of(item, folder))
-        for number, item in changes.changed()
-        if number in changes.known or changes.pool.has_files
+        change.number: content_size(item, folder)
+        for change, item in pool_changes.items()
+        if change.stored is not None or pool_changes.pool.has_files
     }
-    wanted = set(sizes.values())
-    known = {
-        own.content: Reused(own.content, own.location)
-        for own in changes.known.values()
-        if own.content
-    }
-    for item, location in snapshot.alive() if changes.pool.has_files and sizes else ():
-        if item.content is not None and item.content.partition("-")[0] in wanted:
-            known[item.content] = Reused(item.content, location)
-            if item.root is not None and is_gone(snapshot.manifest.roots, item):
-                known[item.content] = Reused(item.content, location, "moved")
-                known.setdefault(without_text(item.content), known[item.content])
-    there = {content.partition("-")[0] for content in known}
-    for number, item in changes.changed():  # only contents of the same size are compared
-        if sizes.get(number) not in there or (content := content_of(item, folder)) is None:
+    sources = _stored_contents(pool_changes, snapshot, {*sizes.values()})
+    stored_sizes = {content.size for content in sources}
+    for change, item in pool_changes.items():
+        if sizes.get(change.number) not in stored_sizes:
             continue
-        own, found = changes.known.get(number), known.get(content)
-        if own and own.content and without_text(own.content) == without_text(content):
-            but_for_times = {
-                str(stamp).partition(".")[0] for stamp in (own.stamp, changes.stamps[number])
-            }
-            if len(but_for_times) == 1 or item.image in changes.pool.unsure:
-                found = Reused(own.content, own.location, "touched")
-        if found is not None:
-            changes.reused[number] = found
-            changes.num_unchanged += changes.is_touched(number)
+        content = ContentHash.of(item, folder)
+        if content is None:
+            continue
+        touched = _touched_item(change, item, content, pool_changes.pool)
+        change.source = touched or sources.get(content)
+        pool_changes.num_unchanged += touched is not None
+
+
+def _touched_item(
+    change: Change, item: Item, content: ContentHash, pool: Pool
+) -> ReusedItem | None:
+    """Return the stored state of a changed item if nothing but the time of its file has changed.
+
+    Stamps have the form ``contents.file``, and the part after the dot depends on the file's times
+    (:func:`~genius_search.index.pool.stamp_of`). A picture whose captions cannot be read now keeps
+    those that it had.
+    """
+    stored = change.stored
+    old = None if stored is None else ContentHash.parse(stored.content)
+    if stored is None or stored.content is None or old is None:
+        return None
+    if old.without_text() != content.without_text():
+        return None
+    has_same_metadata = str(stored.stamp).partition(".")[0] == change.stamp.partition(".")[0]
+    if not has_same_metadata and item.image not in pool.unsure:
+        return None
+    return ReusedItem(stored.content, stored.location, "touched")
+
+
+def _stored_contents(
+    pool_changes: PoolChanges, snapshot: Snapshot, sizes: Collection[int | None]
+) -> dict[ContentHash, ReusedItem]:
+    """Return stored items by their contents: those to be replaced, and all of the given sizes.
+
+    A picture whose file is gone may have moved. It is also listed without its text, because the new
+    file of a moved picture may have lost its caption: the list or side-car file has the old name.
+    """
+    sources: dict[ContentHash, ReusedItem] = {}
+    for change in pool_changes.changes:
+        if change.stored is not None and change.stored.content:
+            content = ContentHash.parse(change.stored.content)
+            if content is not None:
+                sources[content] = ReusedItem(change.stored.content, change.stored.location)
+    if not pool_changes.pool.has_files or not sizes:
+        return sources
+    for item, location in snapshot.alive():
+        content = ContentHash.parse(item.content)
+        if item.content is None or content is None or content.size not in sizes:
+            continue
+        sources[content] = ReusedItem(item.content, location)
+        if item.root is not None and is_gone(snapshot.manifest.roots, item):
+            sources[content] = ReusedItem(item.content, location, "moved")
+            sources.setdefault(content.without_text(), sources[content])
+    return sources
 
 
 def write_changes(
     writer: Writer,
     model: Genius,
-    changes: Changes,
+    pool_changes: PoolChanges,
     progress: Progress,
     *,
     delete: Collection[str] = (),
 ) -> ChangeSummary:
-    """Add items to an index, and delete some in the same step."""
-    added, replaced = writer.add(changes.batches(model, writer.snapshot, progress), delete=delete)
+    """Add encoded changes to an index, and delete items in the same commit."""
+    batches = pool_changes.batches(model, writer.snapshot, progress)
+    num_written, num_replaced = writer.add(batches, delete=delete)
     remove_work(writer.folder)
-    return changes.added(added, replaced)
+    return pool_changes.summary(num_written, num_replaced)
 
 
 def add_pool(
@@ -361,7 +477,7 @@ def add_pool(
     model: Genius,
     pool: Pool,
     *,
-    may_be_none: bool = False,
+    may_be_empty: bool = False,
     progress: Progress,
 ) -> ChangeSummary:
     """Add the items of a pool to an index; unchanged items are skipped.
@@ -369,16 +485,16 @@ def add_pool(
     Raises
     ------
     BadData
-        Nothing in the pool can be used, and not ``may_be_none``; the index is unchanged.
+        Nothing in the pool can be used, and it must not be empty; the index is unchanged.
     """
     snapshot = writer.snapshot
     divides = snapshot.manifest.has_own_model
-    changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
+    pool_changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
     with saved_features(writer.folder, model.encoder) as work:
-        changes.encode(work, progress)
-        if not may_be_none:
-            changes.require_any()
-        return write_changes(writer, model, changes, progress)
+        pool_changes.encode(work, progress)
+        if not may_be_empty:
+            pool_changes.require_any()
+        return write_changes(writer, model, pool_changes, progress)
 
 
 def create_index(
@@ -399,57 +515,51 @@ def create_index(
 ) -> tuple[Genius, ChangeSummary]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
-    if model is not None and not (levels is None and query_vectors is None):
-        raise UsageError(
-            "a trained model has its codebooks; give levels or query vectors without one"
-        )
-    levels = LEVELS if levels is None else validate_settings(CodebookConfig(levels=levels)).levels
-    trained, reads = _open_model(pool, model, encoder, device=device, download=download)
+    levels = _check_levels(levels, query_vectors, has_model=model is not None)
+    trained, used_encoder = _open_model(pool, model, encoder, device=device, download=download)
     require_free_folder(folder)
-    is_new = not folder.exists()
+    is_new_folder = not folder.exists()
     with (
         open_writer(folder, wait_seconds=wait_seconds) as writer,
-        saved_features(folder, reads) as work,
+        saved_features(folder, used_encoder) as work,
     ):
-        require_free_folder(folder)  # again, since another process may have created it until now
+        require_free_folder(folder)  # again, now that no other process can create an index in it
         try:
             if not isinstance(pool, Pool):
                 pool = pool_from_items(pool, writer, captions=captions, has_ids=False)
-            metric = None if query_vectors is None else query_metric(query_vectors, reads.dim)
-            changes = find_changes(folder, pool, reads, None, divides=trained is None)
-            changes.encode(work, progress)
-            changes.require_any()
-            count = len(changes.features)
-            opened = trained or fit_model(
-                folder / OWN_MODEL,
-                reads,
-                changes.features,
-                items=count,
-                fingerprint=fingerprint_of(changes.stamps),
-                levels=levels,
-                metric=metric,
-                progress=progress,
+            pool_changes = find_changes(folder, pool, used_encoder, None, divides=trained is None)
+            pool_changes.encode(work, progress)
+            pool_changes.require_any()
+            if trained is not None:
+                new_model = trained
+                manifest = new_manifest(trained, embeddings, embedding_bits)
+            else:
+                new_model = _fit_own_model(folder, pool_changes, levels, query_vectors, progress)
+                manifest = _own_manifest(new_model, pool_changes, embeddings, embedding_bits)
+            num_written = _write_first_state(
+                writer,
+                new_model,
+                pool_changes,
+                manifest.replace(roots=pool.roots),
+                query_vectors,
+                progress,
             )
-            fitted_to = count if trained is None else None
-            if fitted_to is not None and embedding_bits is None and embeddings in (None, "fused"):
-                embedding_bits = choose_embedding_bits(
-                    opened, *draw_embeddings(changes.features), default=default_bits(fitted_to)
-                )
-            manifest = new_manifest(opened, embeddings, embedding_bits, fitted_to=fitted_to)
-            if trained is None:
-                manifest = manifest.replace(model=OWN_MODEL)
-            manifest = manifest.replace(roots=pool.roots)
-            added = _write_first_state(writer, opened, changes, manifest, query_vectors, progress)
         except BaseException:
-            with contextlib.suppress(
-                OSError, GeniusError
-            ):  # what an interrupted run may continue with stays
-                writer.remove_pending_pictures()
-                if is_new and [path.name for path in folder.iterdir()] == [LOCK]:
-                    shutil.rmtree(folder)
+            _clean_up(writer, is_new_folder=is_new_folder)
             raise
         remove_work(folder)
-        return opened, changes.added(added, 0)
+        return new_model, pool_changes.summary(num_written, 0)
+
+
+def _check_levels(
+    levels: int | None, query_vectors: Shaped[np.ndarray, ...] | None, *, has_model: bool
+) -> int:
+    """Return the number of levels of a new index; a trained model already has its codebooks."""
+    if has_model and not (levels is None and query_vectors is None):
+        raise UsageError(
+            "a trained model has its codebooks; give levels or query vectors without one"
+        )
+    return LEVELS if levels is None else validate_settings(CodebookConfig(levels=levels)).levels
 
 
 def _open_model(
@@ -472,32 +582,80 @@ def _open_model(
     raise UsageError("give either a model, or the encoder of an index that needs no training")
 
 
+def _fit_own_model(
+    folder: Path,
+    pool_changes: PoolChanges,
+    levels: int,
+    query_vectors: Shaped[np.ndarray, ...] | None,
+    progress: Progress,
+) -> Genius:
+    """Fit codebooks to the features of a new index; the model is stored in its folder."""
+    encoder = pool_changes.encoder
+    return fit_model(
+        folder / OWN_MODEL,
+        encoder,
+        pool_changes.features,
+        items=len(pool_changes.features),
+        fingerprint=pool_changes.fingerprint,
+        levels=levels,
+        metric=None if query_vectors is None else query_metric(query_vectors, encoder.dim),
+        progress=progress,
+    )
+
+
+def _own_manifest(
+    model: Genius,
+    pool_changes: PoolChanges,
+    embeddings: StoredEmbeddings | None,
+    bits: EmbeddingBits | None,
+) -> IndexManifest:
+    """Return the first manifest of an index whose model was fitted to its items.
+
+    Unless the caller chose the bits of fused embeddings, they are measured on the features.
+    """
+    num_fitted = len(pool_changes.features)
+    if bits is None and embeddings in (None, "fused"):
+        sample = draw_embeddings(pool_changes.features)
+        bits = choose_embedding_bits(model, *sample, default=default_bits(num_fitted))
+    manifest = new_manifest(model, embeddings, bits, fitted_to=num_fitted)
+    return manifest.replace(model=OWN_MODEL)
+
+
+def _clean_up(writer: Writer, *, is_new_folder: bool) -> None:
+    """Remove the remains of a failed creation, but not the work that the next run can continue."""
+    folder = writer.folder
+    with contextlib.suppress(OSError, GeniusError):
+        writer.remove_pending_pictures()
+        if is_new_folder and [path.name for path in folder.iterdir()] == [LOCK]:
+            shutil.rmtree(folder)
+
+
 def _write_first_state(
     writer: Writer,
     model: Genius,
-    changes: Changes,
+    pool_changes: PoolChanges,
     manifest: IndexManifest,
     query_vectors: Shaped[np.ndarray, ...] | None,
     progress: Progress,
 ) -> int:
     """Write all items, measure least scores, and commit both at once; return the number of items."""
-    written = writer.rewrite(manifest, changes.batches(model, Snapshot(manifest, ()), progress))
-    has_words = changes.pool.vectors is None and not isinstance(changes.encoder, PrecomputedEncoder)
-    written = with_measures(model, written)
+    batches = pool_changes.batches(model, Snapshot(manifest, ()), progress)
+    written = with_recall(model, writer.rewrite(manifest, batches))
+    has_vectors = pool_changes.pool.vectors is not None
+    can_encode_words = not has_vectors and not isinstance(pool_changes.encoder, PrecomputedEncoder)
     least = {}
-    if manifest.has_own_model and (has_words or query_vectors is not None):
+    if manifest.has_own_model and (can_encode_words or query_vectors is not None):
         least = measure_least_scores(model, written, query_vectors)
     writer.commit(written.manifest.replace(least=least))
     return written.num_alive
 
 
-def with_measures(model: Genius, written: Snapshot) -> Snapshot:
-    """Return a state that was just written with what it keeps of exact search."""
+def with_recall(model: Genius, written: Snapshot) -> Snapshot:
+    """Return a new state with its recall of exact search, measured if the index has its own model."""
     if not written.manifest.has_own_model:
         return written
-    return Snapshot(
-        written.manifest.replace(measured=measure_recall(model, written)), written.segments
-    )
+    measured = measure_recall(model, written)
+    return Snapshot(written.manifest.replace(measured=measured), written.segments)
 
 
 def new_manifest(
@@ -507,29 +665,34 @@ def new_manifest(
     *,
     fitted_to: int | None = None,
 ) -> IndexManifest:
-    """Return the manifest that an index begins with.
+    """Return the manifest of a new index.
 
     Parameters
     ----------
+    embeddings
+        The embeddings to store. By default none with a trained model, whose generator ranks, and
+        fused ones otherwise.
+    bits
+        Bits per number of the embeddings; by default :func:`default_bits` for fused embeddings of an
+        index without a trained model, else 16.
     fitted_to
-        number of items that the model's codebooks were fitted to; None for a trained model.
+        The number of items that the model's codebooks were fitted to; None for a trained model.
     """
-    kind = embeddings or ("none" if fitted_to is None else "fused")
-    usual: EmbeddingBits = 16
-    if fitted_to is not None and kind != "raw":
-        usual = default_bits(fitted_to)
+    stored = embeddings or ("none" if fitted_to is None else "fused")
+    if bits is None:
+        bits = 16 if fitted_to is None or stored == "raw" else default_bits(fitted_to)
     return IndexManifest(
         identity=new_identity(),
         model=str(model.folder.resolve()),
         model_fingerprint=model.fingerprint,
-        embeddings=kind,
-        embedding_bits=bits or usual,
+        embeddings=stored,
+        embedding_bits=bits,
     )
 
 
-def default_bits(items: int) -> EmbeddingBits:
-    """Return the bits of a number of fused embeddings in an index that was created with so many items."""
-    return 4 if items < MANY_ITEMS else 2
+def default_bits(num_items: int) -> EmbeddingBits:
+    """Return the bits per number of fused embeddings, for an index created with that many items."""
+    return 4 if num_items < MANY_ITEMS else 2
 
 
 def require_free_folder(folder: Path) -> None:
@@ -538,11 +701,11 @@ def require_free_folder(folder: Path) -> None:
         raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
     if has_lost_manifest(folder):
         raise UsageError(
-            f"{folder} holds an index whose {CURRENT} is missing; restore that from a backup, or choose "
-            "another folder"
+            f"{folder} holds an index whose {CURRENT} is missing; restore it from a backup, "
+            "or choose another folder"
         )
     if folder.is_dir() and not all(entry.name in LEFTOVERS for entry in folder.iterdir()):
-        raise UsageError(f"{folder} holds other things; an index needs a folder of its own")
+        raise UsageError(f"{folder} is not empty; choose a new folder for the index")
 
 
 def fit_model(
@@ -556,9 +719,17 @@ def fit_model(
     metric: Float32[np.ndarray, "dim dim"] | None = None,
     progress: Progress,
 ) -> Genius:
-    """Fit codebooks to features of a pool of so many ``items``, or of a sample; return a model with them.
+    """Fit codebooks to the features of a pool or of a sample, and return a model with them.
 
-    ``fingerprint`` is that of the items; an interrupted run with the same one goes on.
+    Parameters
+    ----------
+    items
+        The number of items in the whole pool.
+    fingerprint
+        Fingerprint of the items; a run with the same one continues an interrupted one.
+    metric
+        Matrix in which the errors of codes are measured (:func:`query_metric`); without it, all
+        directions count alike.
     """
     quantizer = fit_codebooks(
         *draw_embeddings(features),
@@ -579,20 +750,25 @@ def encode_items(
     manifest: IndexManifest,
     progress: Progress,
 ) -> Iterator[Batch]:
-    """Yield items and passages with their IDs, from features of the same in the same order.
+    """Compute the IDs of items and passages from their features, and yield them in batches.
+
+    Parameters
+    ----------
+    entries
+        Items and passages, one for each row of ``features``.
 
     Raises
     ------
     BadData
-        There are fewer of them than features.
+        There are fewer entries than features.
     """
     count = len(features)
     progress.begin("index", count)
     remaining = iter(entries)
     for start in range(0, count, MAX_BATCH_ITEMS):
         rows = np.arange(start, min(start + MAX_BATCH_ITEMS, count))
-        chunk = list(islice(remaining, len(rows)))
-        if len(chunk) < len(rows):
+        batch = list(islice(remaining, len(rows)))
+        if len(batch) < len(rows):
             raise BadData("the pool changed while it was indexed; run the command again")
         arrays = encode_batch(
             model,
@@ -601,7 +777,7 @@ def encode_items(
             embeddings=manifest.embeddings,
             bits=manifest.embedding_bits,
         )
-        yield chunk, arrays
+        yield batch, arrays
         progress.advance(start + len(rows), {})
 
 
@@ -613,17 +789,18 @@ def encode_batch(
     embeddings: StoredEmbeddings,
     bits: EmbeddingBits = 16,
 ) -> ItemArrays:
-    """Return the IDs of some items, and their embeddings if they are to be stored, with ``bits`` a number."""
+    """Return the IDs of items, and their embeddings with ``bits`` per number if any are stored."""
     encoded = model.encode(features, modality)
     vectors = scales = densities = None
     if embeddings == "fused":
-        of_items = model.coder.norm_and_density
-        densities = of_items.item_density(encoded.embeddings, encoded.codes)
+        norm_and_density = model.coder.norm_and_density
+        densities = norm_and_density.item_density(encoded.embeddings, encoded.codes)
     if embeddings != "none":
-        kept = normalize(features.total()) if embeddings == "raw" else encoded.embeddings
+        stored = normalize(features.total()) if embeddings == "raw" else encoded.embeddings
         if is_residual(bits):
-            kept = kept - model.ranker.vectors(encoded.codes)
-        vectors, scales = quantize(kept, bits)
+            # Embedding = sum of the codes' vectors + residual; only the residual is stored.
+            stored = stored - model.ranker.vectors(encoded.codes)
+        vectors, scales = quantize(stored, bits)
     return ItemArrays(
         encoded.columns,
         encoded.code_cosine.astype(np.float16),

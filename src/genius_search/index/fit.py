@@ -24,7 +24,7 @@ from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.open import load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.build import MAX_BATCH_ITEMS, encode_items, with_measures
+from genius_search.index.build import MAX_BATCH_ITEMS, encode_items, with_recall
 from genius_search.index.calibrate import (
     NUM_FIRST_HITS,
     PAIRS_FORMAT,
@@ -276,7 +276,7 @@ def _write_replacement(
     )
     entries = alive_entries(writer.snapshot.segments)
     written = writer.rewrite(manifest, encode_items(model, entries, features, manifest, progress))
-    return with_measures(model, written)
+    return with_recall(model, written)
 
 
 def _commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) -> None:

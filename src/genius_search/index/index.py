@@ -421,12 +421,12 @@ class Index:
             with self._open_writer(wait_seconds) as writer:
                 if not isinstance(pool, Pool):
                     pool = pool_from_items(pool, writer, captions=captions, has_ids=True)
-                return self._add_pool(writer, pool, may_be_none=True, progress=progress)
+                return self._add_pool(writer, pool, may_be_empty=True, progress=progress)
         path = _as_pool_path(pool)
         candidates = open_pool(path, captions=captions) if is_candidate_list(path) else None
         with self._open_writer(wait_seconds) as writer:
             if candidates is not None:
-                return self._add_pool(writer, candidates, may_be_none=False, progress=progress)
+                return self._add_pool(writer, candidates, may_be_empty=False, progress=progress)
             self._last_change = update_from_roots(
                 writer,
                 self.model,
@@ -471,16 +471,16 @@ class Index:
 
         pool = pool_from_vectors(vectors, ids, modalities=modalities, texts=texts, fields=fields)
         with self._open_writer(wait_seconds) as writer:
-            return self._add_pool(writer, pool, may_be_none=False, progress=progress)
+            return self._add_pool(writer, pool, may_be_empty=False, progress=progress)
 
     def _add_pool(
-        self, writer: Writer, pool: Pool, *, may_be_none: bool, progress: Progress | None
+        self, writer: Writer, pool: Pool, *, may_be_empty: bool, progress: Progress | None
     ) -> ChangeSummary:
-        """Add an open pool; ``may_be_none`` accepts a pool without usable items."""
+        """Add an open pool; ``may_be_empty`` accepts a pool without usable items."""
         from genius_search.index.build import add_pool
 
         self._last_change = add_pool(
-            writer, self.model, pool, may_be_none=may_be_none, progress=progress or Silent()
+            writer, self.model, pool, may_be_empty=may_be_empty, progress=progress or Silent()
         )
         return self._last_change
 

@@ -1,8 +1,14 @@
-"""The roots of an index: the folders and single files that it follows, and the ids of what lies in them.
+"""The roots of an index: the folders and single files that it follows, and the ids of their files.
 
-Ids of different roots never meet: in the first folder, an id is the path below it; in every other root, it
-begins with the root's name, which no other id begins with. Should the first folder get a subfolder with such
-a name later, the ids in it begin with ``./``. A file belongs to the innermost root that it lies in.
+Ids of different roots never collide::
+
+    root 0  /home/ann/Pictures     name ""        trips/kite.jpg   -> trips/kite.jpg
+    root 1  /mnt/disk/Scans        name "Scans"   1998/a.png       -> Scans/1998/a.png
+    root 2  /home/ann/notes.txt    name "notes.txt"  (a file)      -> notes.txt
+    later, a folder /home/ann/Pictures/Scans in root 0: b.png      -> ./Scans/b.png
+
+In the first folder, an id is the path below it. In every other root, it begins with the root's name,
+which no other id begins with. A file belongs to the innermost root that contains it.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from genius_search.data.folder import read_file
 from genius_search.errors import UsageError
@@ -21,18 +27,115 @@ from genius_search.index.store import MAX_ROOTS, Root
 from genius_search.records import Modality, composed
 
 MAX_PICTURE_BYTES: Final = 1 << 30
-"""Of a picture. A file that somebody else's index names may be as large as it likes."""
+"""Larger files are not read as pictures: an untrusted index may name a file of any size."""
 MAX_COMPARED_FILES: Final = 32
-"""Files that are compared to see whether a folder is one that was moved."""
+"""Approximate number of files that are compared to decide whether a folder is a moved root."""
+DIGEST_BYTES: Final = 12
+"""Length of the hashes of pictures and texts."""
+
+
+class ContentHash(NamedTuple):
+    """Size and hashes of what an encoder reads of an item; items with equal hashes have equal features.
+
+    Stored with each item as ``size-words-picture``; for a picture of 20,481 bytes without a caption::
+
+        20481-c0f04bbc9c7dcd9f33e0ff32-5b2c9a3f0e77d1c85a40be19
+
+    The parts allow comparisons without reading a file: of the size alone, and of the picture alone.
+    """
+
+    size: int
+    """Bytes of the picture, or characters of the text of an item without a picture."""
+    words: str
+    """Hash of the modality and the text."""
+    picture: str
+    """Hash of the picture file; empty for a text."""
+
+    @staticmethod
+    def of(item: Item, folder: Path) -> ContentHash | None:
+        """Return the content hash of an item; None if its picture cannot be read.
+
+        Parameters
+        ----------
+        folder
+            Folder of the index, which the paths of stored pictures are relative to.
+        """
+        size = content_size(item, folder)
+        picture = "" if item.image is None else hash_picture(folder / item.image)
+        if size is None or picture is None:
+            return None
+        return ContentHash(size, _hash_words(item.modality, item.text), picture)
+
+    @staticmethod
+    def parse(text: str | None) -> ContentHash | None:
+        """Return the content hash that an item is stored with; None if it has none."""
+        size, *hashes = (text or "").split("-")
+        if len(hashes) != 2 or not size.isdecimal():
+            return None
+        return ContentHash(int(size), *hashes)
+
+    def without_text(self) -> ContentHash:
+        """Return the content hash of the same picture without a text."""
+        return self._replace(words=_hash_words(Modality.IMAGE, None))
+
+    def __str__(self) -> str:
+        return f"{self.size}-{self.words}-{self.picture}"
+
+
+def _hash_words(modality: Modality, text: str | None) -> str:
+    words = repr((modality.mbeir, text)).encode()
+    return hashlib.blake2b(words, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def hash_picture(file: Path) -> str | None:
+    """Return the hash of a picture file.
+
+    None for a file that is missing, cannot be read or is too large, and for a pipe, which may never
+    end.
+    """
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
+            return None
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def content_size(item: Item, folder: Path) -> int | None:
+    """Return :attr:`ContentHash.size` of an item; None if its picture does not exist."""
+    if item.image is None:
+        return len(item.text or "")
+    path = folder / item.image
+    return path.stat().st_size if os.path.isfile(path) else None  # noqa: PTH113  False whatever the error
+
+
+def is_same_picture(item: Item, file: Path) -> bool:
+    """Return whether a file is the picture that an item was encoded from.
+
+    A file of another size is not read.
+    """
+    content = ContentHash.parse(item.content)
+    try:
+        return (
+            content is not None
+            and file.stat().st_size == content.size
+            and hash_picture(file) == content.picture
+        )
+    except OSError:
+        return False
 
 
 def id_of_path(root: Root, names: Collection[str], path: str) -> str:
-    """Return the id of what lies at a path below a root; ``.`` is the root itself, a single file.
+    """Return the id of the file at a path below a root.
 
     Parameters
     ----------
     names
-        the names of all roots.
+        The names of all roots.
+    path
+        Path below the root's folder; ``.`` if the root is a single file.
     """
     if root.name:
         return root.name if path == "." else f"{root.name}/{path}"
@@ -40,39 +143,42 @@ def id_of_path(root: Root, names: Collection[str], path: str) -> str:
 
 
 def file_of_item(roots: Sequence[Root], item: Item) -> str:
-    """Return where the file of an item of a root is."""
+    """Return the path of the file of a root's item; the inverse of :func:`id_of_path`."""
     root = roots[item.root or 0]
-    below = item.id[len(root.name) + 1 :] if root.name else item.id
-    return os.path.normpath(Path(root.folder, below))
+    path = item.id[len(root.name) + 1 :] if root.name else item.id
+    return os.path.normpath(Path(root.folder, path))
 
 
 def innermost_root(roots: Sequence[Root], path: Path) -> int | None:
-    """Return the number of the innermost root that a path is, or lies in."""
+    """Return the number of the innermost root that contains a path, or is that path."""
     numbers = {root.folder: number for number, root in enumerate(roots)}
-    return next((numbers[str(one)] for one in (path, *path.parents) if str(one) in numbers), None)
+    for folder in (path, *path.parents):
+        if str(folder) in numbers:
+            return numbers[str(folder)]
+    return None
 
 
 def new_root(
     folder: Path,
     roots: Sequence[Root],
-    taken: Collection[str],
+    prefixes: Collection[str],
     *,
     captions: bool,
     exclude: Sequence[str],
 ) -> Root:
-    """Return a root with a name that no id begins with: that of its folder or file, with a number if needed.
+    """Return a root named like its folder or file, with a number if ids begin with that name already.
 
     Parameters
     ----------
     roots
-        the other roots; if there are none, the ids of a folder are plain paths.
-    taken
-        what the ids of the index begin with, up to the first slash.
+        The other roots. A folder that is the first root has no name: its ids are plain paths.
+    prefixes
+        The beginnings of the ids of the index, up to the first slash.
 
     Raises
     ------
     UsageError
-        There are too many.
+        The index follows too many folders.
     """
     if len(roots) >= MAX_ROOTS:
         raise UsageError(
@@ -81,104 +187,64 @@ def new_root(
     is_file = folder.is_file()
     if not roots and not is_file:
         return Root(folder=str(folder), name="", captions=captions, exclude=(*exclude,))
-    plain = (
-        "".join(letter if letter.isprintable() else "_" for letter in composed(folder.name))
-        or "root"
-    )
-    stem, suffix = os.path.splitext(plain) if is_file else (plain, "")  # noqa: PTH122  of a name
-    name, count, taken = plain, 1, {*taken, *(root.name for root in roots)}
-    while name in taken:
-        count += 1
-        name = f"{stem}-{count}{suffix}"
+    letters = [letter if letter.isprintable() else "_" for letter in composed(folder.name)]
+    plain_name = "".join(letters) or "root"
+    stem, suffix = plain_name, ""
+    if is_file:
+        stem, suffix = os.path.splitext(plain_name)  # noqa: PTH122  of a name
+    used_names = {*prefixes, *(root.name for root in roots)}
+    name = plain_name
+    number = 1
+    while name in used_names:  # photos, photos-2, photos-3
+        number += 1
+        name = f"{stem}-{number}{suffix}"
     return Root(folder=str(folder), name=name, captions=captions, exclude=(*exclude,))
 
 
-def content_of(item: Item, folder: Path) -> str | None:
-    """Return the size and hashes of what an encoder reads of an item; None if its picture cannot be read.
-
-    Parameters
-    ----------
-    folder
-        that of the index, which paths of stored pictures begin at.
-    """
-    size = size_of(item, folder)
-    picture = "" if item.image is None else digest_of(folder / item.image)
-    words = _digest_of_words(item.modality, item.text)
-    return None if size is None or picture is None else f"{size}-{words}-{picture}"
-
-
-def without_text(content: str) -> str:
-    """Return what :func:`content_of` returns for the same picture without a text."""
-    size, _, picture = content.split("-")
-    return f"{size}-{_digest_of_words(Modality.IMAGE, None)}-{picture}"
-
-
-def _digest_of_words(modality: Modality, text: str | None) -> str:
-    return hashlib.blake2b(repr((modality.mbeir, text)).encode(), digest_size=12).hexdigest()
-
-
 def is_gone(roots: Sequence[Root], item: Item) -> bool:
-    """Return whether the file of an item of a root is not there, though its root is."""
-    file, root = file_of_item(roots, item), roots[item.root or 0].folder
+    """Return whether the file of a root's item does not exist, although the root does.
+
+    A file that cannot be reached, for example on a disk that is not mounted, is not gone.
+    """
+    file = file_of_item(roots, item)
     try:
         os.lstat(item.image or file)
     except (FileNotFoundError, NotADirectoryError):
-        return os.path.isdir(root if file != root else os.path.dirname(root))  # noqa: PTH112, PTH120
+        root = roots[item.root or 0].folder
+        folder = root if file != root else os.path.dirname(root)  # noqa: PTH120
+        return os.path.isdir(folder)  # noqa: PTH112  False whatever the error
     except OSError:
-        pass
+        return False
     return False
 
 
-def is_same_picture(item: Item, file: Path) -> bool:
-    """Return whether a file is the picture that an item was made of; one of another size is not read."""
-    size, _, rest = (item.content or "").partition("-")
-    try:
-        return str(file.stat().st_size) == size and digest_of(file) == rest.rpartition("-")[2]
-    except OSError:
-        return False
-
-
-def digest_of(file: Path) -> str | None:
-    """Return a hash of a file; None for what cannot be read, is too large for a picture, or may never end."""
-    try:
-        if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
-            return None
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
-    except OSError:
-        return None
-
-
-def size_of(item: Item, folder: Path) -> int | None:
-    """Return the bytes of an item's picture, or of its text; None if the picture is not there."""
-    if item.image is None:
-        return len(item.text or "")
-    path = folder / item.image
-    return path.stat().st_size if os.path.isfile(path) else None  # noqa: PTH113  False whatever the error
-
-
 def find_moved(roots: Sequence[Root], folder: Path, snapshot: Snapshot) -> int | None:
-    """Return the number of the root that was moved to a folder: what it had is gone, and found there."""
-    of_roots: list[list[Item]] = [[] for _ in roots]
+    """Return the number of the root that was moved to a folder; None if none was.
+
+    A root has moved if none of its files exists any more, and the folder contains more than half of
+    them, most with the same contents (:data:`MAX_COMPARED_FILES` are compared).
+    """
+    items_by_root: list[list[Item]] = [[] for _ in roots]
     for item, _ in snapshot.alive():
         if item.root is not None:
-            of_roots[item.root].append(item)
-    for number, (root, items) in enumerate(zip(roots, of_roots, strict=True)):
+            items_by_root[item.root].append(item)
+    for number, (root, items) in enumerate(zip(roots, items_by_root, strict=True)):
         if any(os.path.lexists(item.image or file_of_item(roots, item)) for item in items):
             continue
-        files = (folder / os.path.relpath(file_of_item(roots, item), root.folder) for item in items)
-        there = [
-            (file, item)
-            for file, item in zip(files, items, strict=True)
-            if os.path.isfile(file)  # noqa: PTH113
-        ]
-        sample = there[:: max(1, len(there) // MAX_COMPARED_FILES)]
-        same = [
-            item.text in [one.text for one in read_file(file).candidates]
-            if item.image is None
-            else is_same_picture(item, file)
-            for file, item in sample
-        ]
-        if 2 * len(there) > len(items) and 2 * sum(same) > len(same):
+        present = []
+        for item in items:
+            file = folder / os.path.relpath(file_of_item(roots, item), root.folder)
+            if os.path.isfile(file):  # noqa: PTH113  False whatever the error
+                present.append((item, file))
+        sample = present[:: max(1, len(present) // MAX_COMPARED_FILES)]
+        num_same = sum(_has_same_content(item, file) for item, file in sample)
+        if 2 * len(present) > len(items) and 2 * num_same > len(sample):
             return number
     return None
+
+
+def _has_same_content(item: Item, file: Path) -> bool:
+    """Return whether a file has the picture of an item, or its text."""
+    if item.image is not None:
+        return is_same_picture(item, file)
+    return item.text in [candidate.text for candidate in read_file(file).candidates]

@@ -32,7 +32,7 @@ from genius_search.data.features import (
 )
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.index.items import Item
-from genius_search.index.roots import content_of
+from genius_search.index.roots import ContentHash
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import PICTURES, WORK
 from genius_search.model import Genius
@@ -238,9 +238,10 @@ class SavedFeatures:
         """Encode items with their keys; return what is left out."""
         if not items:
             return ()
-        contents = {
-            key: content_of(item, self._folder) for key, item in items
-        }  # before it may change
+        contents: dict[int, str | None] = {}
+        for key, item in items:  # before encoding, since a file may change meanwhile
+            content = ContentHash.of(item, self._folder)
+            contents[key] = None if content is None else str(content)
         rows = feature_rows((complete(item) for _, item in items), self._folder)
         keyed = [row._replace(id=key) for row, (key, _) in zip(rows, items, strict=True)]
         shard = encode_shard(keyed, self._encoder, skip_bad_images=True)

@@ -215,7 +215,7 @@ def test_an_index_that_could_not_be_made_or_added_to_leaves_other_files_alone(ow
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
     before = own.info()
-    with pytest.raises(UsageError, match="a folder of its own"):
+    with pytest.raises(UsageError, match="choose a new folder"):
         Index.create(tmp_path / "mine", tmp_path / "torn", model=model)
     with pytest.raises(BadData, match=r"nothing to index.*torn\.png: "):
         own.add(tmp_path / "torn")
