@@ -147,7 +147,7 @@ class Condition:
     """Comparison of a field with a value, or with several values of which one must match (``in``).
 
     ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field
-    satisfies only these negations. A list satisfies the other operators if one of its values does,
+    satisfies these negations, and a missing or null one also ``= null``. A list satisfies the other operators if one of its values does,
     or, for an inner field, the field of one of its objects. Numbers are compared with numbers and
     with texts that are numbers (in a CSV file everything is text), times with texts that are times,
     Booleans with Booleans and the texts true and false, and texts with texts in the order of their
@@ -166,12 +166,17 @@ class Condition:
         """Yield comparisons in SQL, one of which must hold, with the values to bind.
 
         For a negation, yield the comparisons that it negates. A value of another type satisfies
-        no comparison: each one limits the column to numbers, texts, Booleans or times.
+        none of them: an order also limits the column to numbers, texts or times::
+
+            price in 5..20,30   value IN (30)
+                                value BETWEEN 5 AND 20
+            price<=20           value <= 20 AND value >= -inf
+            title~kite          value >= '' AND value < x'' AND contains(value, 'kite')
         """
         if self.operator in _CONTAINS:
             is_text = f"{column} >= ? AND {column} < ?"
             part = self.values[0].low
-            yield (f"{is_text} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, part])
+            yield f"{is_text} AND contains({column}, ?)", [FIRST_TEXT, AFTER_TEXTS, part]
         elif self.operator in _ORDERS:
             # taken <= 2024 means <= the last second of 2024, and taken < 2024 its first second.
             for low, high in self.values:
