@@ -147,11 +147,12 @@ class Condition:
     """Comparison of a field with a value, or with several values of which one must match (``in``).
 
     ``!=`` is the negation of ``=``, and ``!~`` that of ``~``. A missing, null or object field
-    satisfies these negations, and a missing or null one also ``= null``. A list satisfies the other operators if one of its values does,
-    or, for an inner field, the field of one of its objects. Numbers are compared with numbers and
-    with texts that are numbers (in a CSV file everything is text), times with texts that are times,
-    Booleans with Booleans and the texts true and false, and texts with texts in the order of their
-    characters. ``~`` searches for a substring, ignoring case.
+    satisfies these negations, and a missing or null field also ``= null``. A list satisfies the
+    other operators if one of its values does, or, for an inner field, the field of one of its
+    objects. Numbers are compared with numbers and with texts that are numbers (in a CSV file
+    everything is text), times with texts that are times, Booleans with Booleans and the texts true
+    and false, and texts with texts in the order of their characters. ``~`` searches for a
+    substring, ignoring case.
     """
 
     path: tuple[str, ...]
