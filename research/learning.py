@@ -28,9 +28,11 @@ from genius_search.cli.terminal import TerminalProgress, print_json, print_table
 from genius_search.config import PAPER_SEARCH
 from genius_search.data.features import Pairs
 from genius_search.errors import BadData
+from genius_search.index.encode import EncodedQuery
 from genius_search.index.index import Index, current_state
 from genius_search.index.learned import MAX_RAISED_CHOICES, shares_from_cosines
-from genius_search.index.query import EncodedQuery, SnapshotSearcher, lift
+from genius_search.index.query import SnapshotSearcher
+from genius_search.index.score import raise_by_shares
 from genius_search.index.source import stored_features, vector_features
 from genius_search.index.store import LEARNED
 from genius_search.index.writer import alive_items
@@ -39,6 +41,7 @@ from genius_search.nn.codebooks import StoredQuantizer, normalize
 from genius_search.progress import Silent
 from genius_search.recipe import preset
 from genius_search.records import Modality, Query, did_of, qid_of
+from genius_search.search.rank import QueryVectors
 from genius_search.training.generator import train_generator
 from research.bench.given import Given, read_given
 from research.bench.measure import use_one_thread
@@ -203,7 +206,7 @@ def generate(model: Genius, index: Index, queries: Queries) -> Scores:
     scores = np.full((len(queries), len(index)), -np.inf, dtype=np.float32)
     for start in range(0, len(queries), BATCH):
         asked = [
-            EncodedQuery(start + number, GENERATED, embedding=query, evidence=query)
+            EncodedQuery(QueryVectors.of_vector(query), GENERATED, start + number)
             for number, query in enumerate(queries[start : start + BATCH])
         ]
         for number, result in enumerate(searcher.search_encoded(asked), start=start):
@@ -386,8 +389,14 @@ class Learning(JsonOption):
             ("exact search", ranks(plain, right)),
             ("popularity", ranks(plain + unit * popular, right)),
             ("adapter trained on the log", ranks(adapted, right)),
-            ("nearest logged queries", ranks(lift(plain, near, plain.std(axis=1)), right)),
-            ("adapter and nearest", ranks(lift(adapted, near, adapted.std(axis=1)), right)),
+            (
+                "nearest logged queries",
+                ranks(raise_by_shares(plain, near, plain.std(axis=1)), right),
+            ),
+            (
+                "adapter and nearest",
+                ranks(raise_by_shares(adapted, near, adapted.std(axis=1)), right),
+            ),
         ]
 
     def _search(
@@ -420,7 +429,9 @@ class Learning(JsonOption):
         is_found = np.isfinite(generated)
         least = np.where(is_found, generated, np.inf).min(axis=1, keepdims=True)
         gain = GENERATOR * unit * np.where(is_found, generated - least, 0)
-        near = lift(plain, nearest_logged(queries, log, len(given.items)), plain.std(axis=1))
+        near = raise_by_shares(
+            plain, nearest_logged(queries, log, len(given.items)), plain.std(axis=1)
+        )
         return [
             ("generator", ranks(generated, right)),
             (

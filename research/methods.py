@@ -23,7 +23,7 @@ from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.spread import decode_densities, fade
 from genius_search.records import candidate_number, did_of
-from genius_search.search.beam import rank_items, search
+from genius_search.search.beam import find_beams, rank_items
 from genius_search.search.rank import Evidence
 from genius_search.search.table import IdTable, SearchSegment
 from research.runs import Hit
@@ -323,7 +323,7 @@ def _search(
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         fused = queries.fused[start : start + SEARCH_BATCH]
         beams = {
-            (by, config): search(
+            (by, config): find_beams(
                 model.router if by == "geometry" else model.decoder, segments, fused, config
             )
             for by, config in set(shared.values())
@@ -339,7 +339,7 @@ def _search(
                     config=configs[method],
                     evidence=evidence[is_raw],
                     k=depth,
-                    for_codes=fused[query],
+                    code_vector=fused[query],
                 )
                 hits[method].append(pool.hits(ranked.items, ranked.scores))
                 touched[method] += ranked.touched

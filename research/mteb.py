@@ -24,8 +24,8 @@ from genius_search.config import DENSITY_WEIGHT, PAPER_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.errors import BadData, UsageError
 from genius_search.index.build import encode_batch
+from genius_search.index.encode import encode_query_contents
 from genius_search.index.evaluate import format_first_ids
-from genius_search.index.query import features_of
 from genius_search.index.store import StoredEmbeddings
 from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
@@ -291,7 +291,7 @@ class MtebModel:
         return instructed(query.instruction or prompt or own, query.text)
 
     def _features(self, contents: Sequence[tuple[Image.Image | None, str]]) -> FeatureBatch:
-        image, text = features_of(self.model.encoder, contents)
+        image, text = encode_query_contents(self.model.encoder, contents)
         return FeatureBatch(
             image,
             text,

@@ -34,8 +34,7 @@ from genius_search.nn.generator import Generator
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.records import candidate_number, query_number
-from genius_search.search.beam import rank_items
-from genius_search.search.beam import search as beam_search
+from genius_search.search.beam import find_beams, rank_items
 from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import encode_features, fuse_features
@@ -92,7 +91,7 @@ class Baseline:
         config = dataclasses.replace(PAPER_SEARCH, beam=beam)
         tables = [SearchSegment(table)]
         for batch in queries.split(SEARCH_BATCH):
-            beams = beam_search(self.generator, tables, batch, config)
+            beams = find_beams(self.generator, tables, batch, config)
             for query in range(len(batch)):
                 yield rank_items(
                     tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k

@@ -29,7 +29,7 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.forks import renew_in_children
 from genius_search.nn.codebooks import StoredQuantizer
 from genius_search.records import Modality
-from genius_search.search.kernel import quick_search
+from genius_search.search.kernel import open_compiled_search
 from genius_search.search.rank import CodeRanker
 
 # Opening a model and searching with it need no PyTorch, no hub and nothing that writes.
@@ -348,20 +348,20 @@ class Genius:
 
     def compiled_search_for(self, config: SearchSettings) -> CompiledSearch | None:
         """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
-        return self._fast_generator if self.uses_generator(config) else self._fast_router
+        return self._compiled_generator if self.uses_generator(config) else self._compiled_router
 
     @cached_property
-    def _fast_generator(self) -> CompiledSearch | None:
+    def _compiled_generator(self) -> CompiledSearch | None:
         if self.generator_manifest is None or self.device != "cpu":
             return None
         from genius_search.nn.packed import read_packed
 
         packed = read_packed(self.generator_manifest)
-        return None if packed is None else quick_search(self.ranker, packed)
+        return None if packed is None else open_compiled_search(self.ranker, packed)
 
     @cached_property
-    def _fast_router(self) -> CompiledSearch | None:
-        return quick_search(self.ranker)
+    def _compiled_router(self) -> CompiledSearch | None:
+        return open_compiled_search(self.ranker)
 
     @cached_property
     def fuse(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

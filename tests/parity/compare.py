@@ -31,7 +31,7 @@ from genius_search.nn.kmeans import Coder
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
-from genius_search.search.beam import search
+from genius_search.search.beam import find_beams
 from genius_search.search.table import IdTable, SearchSegment
 from research.published.checkpoint import open_checkpoint
 from research.published.models import (
@@ -208,7 +208,7 @@ def measure(reference: Reference, model: Genius, quantizer: Quantizer) -> Measur
     table = IdTable.build(pool, np.zeros(len(pool)))
     for width in WIDTHS:
         config = dataclasses.replace(PAPER_SEARCH, beam=width, scores="vocabulary")
-        beams = search(generator, [SearchSegment(table)], reference.numbers("z"), config)
+        beams = find_beams(generator, [SearchSegment(table)], reference.numbers("z"), config)
         expected = reference.golden[f"score{width}"]
         different = (table.ids[beams.low[:, :, 0]] != reference.golden[f"beam{width}"]).any(axis=2)
         gaps = np.abs(expected[:, :, None] - expected[:, None, :]) + np.eye(width)

@@ -20,7 +20,7 @@ import torch
 from genius_search.config import PAPER_SEARCH, SearchSettings
 from genius_search.nn.generator import Generator
 from genius_search.recipe import GeneratorConfig
-from genius_search.search.beam import Beams, search
+from genius_search.search.beam import Beams, find_beams
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 
 QUERIES = 10
@@ -203,7 +203,7 @@ class Case(NamedTuple):
             "widths": self.widths,
             **changes,
         }
-        return search(decoder, self.pool.segments, self.queries, self.config, **asked)
+        return find_beams(decoder, self.pool.segments, self.queries, self.config, **asked)
 
     def only(self, query: int) -> Case:
         """One of its queries alone."""

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from genius_search.config import PAPER_SEARCH
+from genius_search.index.encode import EncodedQuery
 from genius_search.nn.generator import Generator
 from genius_search.nn.kmeans import Coder
 from genius_search.nn.packed import pack
 from genius_search.progress import Silent
 from genius_search.recipe import GeneratorConfig
 from genius_search.search.beam import GeometricDecoder, GuidedDecoder
-from genius_search.search.kernel import find, quick_search
-from genius_search.search.rank import CodeRanker, Evidence, Wanted
+from genius_search.search.kernel import open_compiled_search, search_segments
+from genius_search.search.rank import CodeRanker, Evidence, QueryVectors
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, quantize
 from genius_search.training.codebooks import fit_codebooks
@@ -83,15 +84,20 @@ class Pool:
             rerank=ranks,
         )
         vectors = None if bits is None else [self.stored(bits)]
-        found = find(
+        restriction = None if allowed is None else (allowed,)
+        encoded = [
+            EncodedQuery(
+                QueryVectors.of_vector(query), K, beam=10, level0=level0, restriction=restriction
+            )
+            for query in queries
+        ]
+        found = search_segments(
             lambda: decoder,
             fast,
             [SearchSegment(self.table)],
-            queries,
-            [Wanted(10, K, level0, None if allowed is None else (allowed,))] * len(queries),
+            encoded,
             config,
-            evidence=Evidence(self.ranker, vectors, bits == "raw", [self.densities]),
-            embeddings=list(queries),
+            Evidence(self.ranker, vectors, bits == "raw", [self.densities]),
         )
         return [set(one.items.tolist()) for one in found]
 
@@ -110,7 +116,7 @@ def assert_same(before, after):
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("is_filtered", [True, False])
 def test_no_ranking_depends_on_it(pool, bits, is_compiled, is_filtered):
-    fast = quick_search(pool.ranker) if is_compiled else None
+    fast = open_compiled_search(pool.ranker) if is_compiled else None
     if is_compiled and fast is None:
         pytest.skip("the search is not compiled")
     router = GeometricDecoder([*map(torch.from_numpy, pool.quantizer.tables())], pool.ranker.spread)
@@ -140,7 +146,7 @@ def test_nor_does_a_generator_with_a_guide(pool, is_compiled):
     weights = {name: weight.numpy() for name, weight in network.state_dict().items()}
     fast = None
     if is_compiled:
-        fast = quick_search(pool.ranker, pack(config, DIM, network.sizes, weights))
+        fast = open_compiled_search(pool.ranker, pack(config, DIM, network.sizes, weights))
     decoder = GuidedDecoder(network, pool.ranker.spread)
     before = pool.search(pool.queries, None, decoder, fast)
     for other in (pool.queries * np.float32(7), unit(pool.queries + 2 * pool.constant)):

@@ -11,6 +11,7 @@ import torch
 
 from genius_search.config import PAPER_SEARCH
 from genius_search.errors import ArtifactMismatch
+from genius_search.index.encode import EncodedQuery
 from genius_search.native import build
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
@@ -18,8 +19,8 @@ from genius_search.nn.spread import NUM_MODALITY_STATISTICS, Residuals, Spread
 from genius_search.recipe import GeneratorConfig
 from genius_search.search import kernel
 from genius_search.search.beam import GeometricDecoder, GuidedDecoder
-from genius_search.search.kernel import CompiledSearch, find, quick_search
-from genius_search.search.rank import CodeRanker, Evidence, Wanted
+from genius_search.search.kernel import CompiledSearch, open_compiled_search, search_segments
+from genius_search.search.rank import CodeRanker, Evidence, QueryVectors
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, quantize, stored_width
 
@@ -41,9 +42,9 @@ def make(compiled, monkeypatch):
 def quick(network: Generator | None, ranker: CodeRanker) -> CompiledSearch | None:
     """Return the compiled search of a generator, or of code vectors alone."""
     if network is None:
-        return quick_search(ranker)
+        return open_compiled_search(ranker)
     weights = {name: weight.numpy() for name, weight in network.state_dict().items()}
-    return quick_search(
+    return open_compiled_search(
         ranker, pack(network.config, network.prefix_projection.in_features, network.sizes, weights)
     )
 
@@ -125,13 +126,13 @@ class Drawn:
             [lambda items, own=own: torch.from_numpy(own[items]) for own in stored],
             densities=[random.integers(0, 256, len(own)).astype(np.uint8) for own in stored],
         )
-        self.wanted = [
-            Wanted(
-                self.case.width(query),
-                int(random.integers(1, 30)),
-                frozenset() if self.case.level0 is None else self.case.level0[query],
-                self._restriction(self.case.masks[query]),
-            )
+        self.limits = [
+            {
+                "beam": self.case.width(query),
+                "k": int(random.integers(1, 30)),
+                "level0": frozenset() if self.case.level0 is None else self.case.level0[query],
+                "restriction": self._restriction(self.case.masks[query]),
+            }
             for query in range(len(self.queries))
         ]
 
@@ -144,15 +145,12 @@ class Drawn:
         )
 
     def find(self, fast=None):
-        return find(
-            lambda: self.decoder,
-            fast,
-            self.segments,
-            self.queries.numpy(),
-            self.wanted,
-            self.case.config,
-            evidence=self.evidence,
-            embeddings=list(self.queries.numpy()),
+        queries = [
+            EncodedQuery(QueryVectors.of_vector(vector), **limits)
+            for vector, limits in zip(self.queries.numpy(), self.limits, strict=True)
+        ]
+        return search_segments(
+            lambda: self.decoder, fast, self.segments, queries, self.case.config, self.evidence
         )
 
 
@@ -207,7 +205,7 @@ def test_hits_are_those_of_the_general_search(plain, make):
     for seed in range(plain.POOLS):
         drawn = Drawn(plain, seed)
         fast = make(drawn.network, drawn.evidence.codes)
-        assert fast.covers(drawn.segments, drawn.case.config)
+        assert fast.supports(drawn.segments, drawn.case.config)
         assert_same(drawn, drawn.find(fast), drawn.find(), seed)
 
 
@@ -224,7 +222,7 @@ def test_levels_of_many_codes_are_searched_alike(plain, make):
 def test_more_hits_than_there_are_items_take_no_memory(plain, make):
     drawn = Drawn(plain, 3)
     fast = make(drawn.network, drawn.evidence.codes)
-    drawn.wanted = [one._replace(k=10**9, width=10**9) for one in drawn.wanted]
+    drawn.limits = [{**limits, "k": 10**9, "beam": 10**9} for limits in drawn.limits]
     assert_same(drawn, drawn.find(fast), drawn.find(), "all")
 
 
@@ -246,9 +244,9 @@ def test_threads_search_at_the_same_time(plain, make):
 def test_a_batch_is_searched_by_several_threads(plain, make, monkeypatch):
     drawn = Drawn(plain, 3)
     fast = make(drawn.network, drawn.evidence.codes)
-    drawn.queries, drawn.wanted = drawn.queries.repeat(30, 1), drawn.wanted * 30
+    drawn.queries, drawn.limits = drawn.queries.repeat(30, 1), drawn.limits * 30
     expected = drawn.find(fast)
-    monkeypatch.setattr(kernel, "QUERIES_A_THREAD", 1)
+    monkeypatch.setattr(kernel, "MIN_QUERIES_PER_THREAD", 1)
     monkeypatch.setattr(kernel, "count_cores", lambda: 7)
     assert_same(drawn, drawn.find(fast), expected, "cores")
     assert_same(drawn, expected, drawn.find(), "general")
@@ -265,7 +263,7 @@ def test_a_generator_finds_the_same(plain, make, layers, guide, head):
     for seed in range(plain.SOME_POOLS // 3):
         drawn = Drawn(plain, seed, generator=config)
         fast = make(drawn.network, drawn.evidence.codes)
-        assert fast.covers(drawn.segments, drawn.case.config)
+        assert fast.supports(drawn.segments, drawn.case.config)
         assert_same(drawn, drawn.find(fast), drawn.find(), seed)
 
 
@@ -283,7 +281,7 @@ def test_a_generator_of_odd_widths_finds_the_same_in_fresh_memory(
         guide="geometry",
     )
     for seed in range(plain.SOME_POOLS // 3):
-        monkeypatch.setattr(kernel, "_works", [])
+        monkeypatch.setattr(kernel, "_free_works", [])
         drawn = Drawn(plain, seed, (3, 100, 70, 9), config)
         assert_same(
             drawn, drawn.find(make(drawn.network, drawn.evidence.codes)), drawn.find(), seed
@@ -294,12 +292,12 @@ def test_what_the_quick_search_does_not_know_is_left_to_the_general_one(plain):
     drawn = Drawn(plain, 1)
     ranker, config = drawn.evidence.codes, dataclasses.replace(drawn.case.config, rerank="codes")
     fast = quick(drawn.network, ranker)
-    assert fast.covers(drawn.segments, config)
-    assert not fast.covers(drawn.segments, dataclasses.replace(config, rerank="none"))
+    assert fast.supports(drawn.segments, config)
+    assert not fast.supports(drawn.segments, dataclasses.replace(config, rerank="none"))
     wide = IdTable.build(np.array([[300]]), np.zeros(1))
-    assert not fast.covers([*drawn.segments, SearchSegment(wide)], config)
+    assert not fast.supports([*drawn.segments, SearchSegment(wide)], config)
     generated = quick(network_of(SMALL, plain.DIM, drawn.tables, 0), ranker)
-    assert not generated.covers(drawn.segments, dataclasses.replace(config, scores="vocabulary"))
+    assert not generated.supports(drawn.segments, dataclasses.replace(config, scores="vocabulary"))
     others = CodeRanker([table + 1 for table in drawn.tables])
     guided = network_of(dataclasses.replace(SMALL, guide="geometry"), plain.DIM, drawn.tables, 0)
     assert quick(guided, ranker) is not None
@@ -325,7 +323,7 @@ def test_large_pools_are_searched_alike(make):
         drawn.segments = segments[:num_segments]
         drawn.evidence, drawn.is_exact = Evidence(ranker), False
         drawn.queries = torch.from_numpy(random.integers(-9, 10, (16, 8)).astype(np.float32))
-        drawn.wanted = [Wanted(width, 10) for width in (1, 5, 10, 50) * 4]
+        drawn.limits = [{"beam": width, "k": 10} for width in (1, 5, 10, 50) * 4]
         drawn.case = type(
             "Case",
             (),
@@ -354,9 +352,8 @@ def test_damaged_tables_are_refused(compiled):
         )
         query = random.standard_normal((1, 3)).astype(np.float32)
         try:
-            (found,) = fast.search(
-                [SearchSegment(table)], query, [Wanted(2, 30)], config, Evidence(), [*query]
-            )
+            encoded = EncodedQuery(QueryVectors.of_vector(query[0]), 30, beam=2)
+            (found,) = fast.search([SearchSegment(table)], [encoded], config, Evidence())
         except (ArtifactMismatch, IndexError):  # NumPy finds starts that are out of range
             refused += 1
         else:
@@ -406,20 +403,21 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
     for is_raw, known in ((False, densities), (False, None), (True, densities)):
         evidence = Evidence(ranker, stored, is_raw, known)
         for k in (1, 100):
-            wanted = [Wanted(max(k, 10), k)] * 8
-            given = {"evidence": evidence, "embeddings": list(others)}
-            expected = find(
+            encoded = [
+                EncodedQuery(QueryVectors(fused, compared, compared), k, beam=max(k, 10))
+                for fused, compared in zip(queries, others, strict=True)
+            ]
+            expected = search_segments(
                 lambda: GeometricDecoder(tables, spread, ranker.norm_weight),
                 None,
                 segments,
-                queries,
-                wanted,
+                encoded,
                 config,
-                **given,
+                evidence,
             )
-            assert fast.covers(segments, config, stored)
+            assert fast.supports(segments, config, stored)
             for own, other in zip(
-                find(lambda: None, fast, segments, queries, wanted, config, **given),
+                search_segments(lambda: None, fast, segments, encoded, config, evidence),
                 expected,
                 strict=True,
             ):
@@ -442,7 +440,7 @@ def make_variant(request, compiled, monkeypatch):
     if opened is None:
         pytest.skip("this processor has not what the library needs")
     monkeypatch.setattr(kernel, "open_library", lambda: opened)
-    return quick_search
+    return open_compiled_search
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -486,7 +484,11 @@ class NearQueries:
             shortlist=shortlist,
             density_weight=density_weight,
         )
-        return find(
+        queries = [
+            EncodedQuery(QueryVectors.of_vector(query), self.ITEMS, beam=self.ITEMS)
+            for query in self.queries
+        ]
+        return search_segments(
             lambda: GeometricDecoder(
                 [torch.from_numpy(table) for table in self.ranker.tables()],
                 self.ranker.spread,
@@ -494,11 +496,9 @@ class NearQueries:
             ),
             fast,
             [SearchSegment(self.table)],
-            self.queries,
-            [Wanted(self.ITEMS, self.ITEMS)] * len(self.queries),
+            queries,
             config,
-            evidence=Evidence(self.ranker, [self.stored], densities=[self.densities]),
-            embeddings=list(self.queries),
+            Evidence(self.ranker, [self.stored], densities=[self.densities]),
         )
 
     def scale(self, query: np.ndarray) -> float:
@@ -569,8 +569,9 @@ def test_stored_embeddings_of_other_widths_and_counts_are_refused(compiled):
     def search(bits: int, shape: tuple[int, int]) -> None:
         stored = [drawn_vectors(random, bits, shape)]
         segments, given = [SearchSegment(table)], Evidence(embeddings=stored)
-        assert fast.covers(segments, config, stored)
-        fast.search(segments, query, [Wanted(3, 3)], config, given, list(query))
+        assert fast.supports(segments, config, stored)
+        encoded = EncodedQuery(QueryVectors.of_vector(query[0]), 3, beam=3)
+        fast.search(segments, [encoded], config, given)
 
     for bits in (1, 2, 4, 8, 16):
         search(bits, (9, 8))

@@ -31,8 +31,9 @@ from genius_search.data.mbeir import MBeir, read_json_lines, read_queries
 from genius_search.errors import BadData, UsageError
 from genius_search.index.items import Item
 from genius_search.index.learned import CHOSEN_FIELD, read_choices
-from genius_search.index.query import SnapshotSearcher, count_words, hit_numbers, kind_of
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
+from genius_search.index.score import count_words, hit_features, query_type
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Calibration
 from genius_search.model import Genius
@@ -100,7 +101,7 @@ class Cases(NamedTuple):
     """Hits to fit and measure a calibration; row i of each array describes one hit."""
 
     numbers: Float64[np.ndarray, "hits 3"]
-    """See :func:`~genius_search.index.query.hit_numbers`."""
+    """See :func:`~genius_search.index.score.hit_features`."""
     is_right: Bool[np.ndarray, " hits"]
     is_first: Bool[np.ndarray, " hits"]
     """Whether it is the first hit of its query."""
@@ -297,7 +298,7 @@ def _label_cases(hits: Sequence[JudgedHits]) -> Cases:
     for query_number, (scores, is_right) in enumerate(hits):
         for is_absent in (False, True):
             is_present = ~is_right if is_absent else np.ones_like(is_right)
-            numbers = hit_numbers(scores[is_present][:MAX_FITTED_HITS])
+            numbers = hit_features(scores[is_present][:MAX_FITTED_HITS])
             num_hits = len(numbers)
             part = Cases(
                 numbers=numbers,
@@ -418,7 +419,7 @@ def min_words_by_query_kind(requests: Iterable[SearchRequest]) -> dict[str, int]
     """Return the minimum number of words in nearly all requests, for each kind of query."""
     word_counts: dict[str, list[int]] = defaultdict(list)
     for request in requests:
-        word_counts[kind_of(request)].append(count_words(request))
+        word_counts[query_type(request)].append(count_words(request))
     return {
         query_kind: int(np.quantile(counts, WORD_COUNT_QUANTILE, method="lower"))
         for query_kind, counts in word_counts.items()

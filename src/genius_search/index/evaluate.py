@@ -16,12 +16,14 @@ from typing import Final, NamedTuple, TypeAlias
 from genius_search.config import SearchConfig
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements
 from genius_search.errors import BadData, need_packages
-from genius_search.index.query import EncodedQuery, SearchResult, SnapshotSearcher
+from genius_search.index.encode import EncodedQuery
+from genius_search.index.query import SearchResult, SnapshotSearcher
 from genius_search.index.snapshot import Snapshot
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import task_name
+from genius_search.search.rank import QueryVectors
 from genius_search.training.features import embed_queries
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -221,7 +223,7 @@ def _search_in_batches(
     for start in range(0, len(queries), QUERIES_PER_BATCH):
         batch = queries[start : start + QUERIES_PER_BATCH]
         yield from searcher.search_encoded(
-            [query._replace(number=number) for number, query in enumerate(batch)]
+            [query._replace(request_number=number) for number, query in enumerate(batch)]
         )
 
 
@@ -250,7 +252,8 @@ def _encode(
     is_raw = snapshot.manifest.embeddings == "raw"
     compared = normalize(features.total()) if is_raw else fused
     return qids, [
-        EncodedQuery(0, RANKING_DEPTH, *vectors) for vectors in zip(fused, compared, strict=True)
+        EncodedQuery(QueryVectors(*vectors), RANKING_DEPTH)
+        for vectors in zip(fused, compared, compared, strict=True)
     ]
 
 

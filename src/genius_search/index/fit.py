@@ -34,9 +34,10 @@ from genius_search.index.calibrate import (
     read_pairs,
     significant_gain,
 )
+from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
-from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
+from genius_search.index.query import SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import draw_embeddings, feature_rows, stored_features
 from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
@@ -52,6 +53,7 @@ from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
+from genius_search.search.rank import QueryVectors
 from genius_search.training.codebooks import FITTED_ITEMS, fit_codebooks, query_metric
 from genius_search.training.features import FeatureRow, embed
 from genius_search.writing import new_folder, sync, sync_tree
@@ -426,11 +428,10 @@ def _find_right(
     evidence = normalize(features.total()) if is_raw else fused
     encoded = [
         EncodedQuery(
-            number,
+            QueryVectors(fused[number], evidence[number], evidence[number]),
             NUM_FIRST_HITS,
+            request_number=number,
             level0=model.level0_codes([*Modality][code]) if model.level0_is_exact else frozenset(),
-            embedding=fused[number],
-            evidence=evidence[number],
         )
         for number, code in enumerate(queries.wanted[rows].tolist())
     ]

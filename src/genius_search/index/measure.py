@@ -22,8 +22,9 @@ from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.border import as_numbers
 from genius_search.config import MAX_EXHAUSTIVE_POOL, SearchSettings
+from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery, SnapshotSearcher, default_settings
+from genius_search.index.query import SnapshotSearcher, default_settings
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Measured
@@ -31,6 +32,7 @@ from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.kmeans import Coder
 from genius_search.records import Modality
+from genius_search.search.rank import QueryVectors
 from genius_search.search.vectors import EmbeddingBits, dequantize, quantize
 
 NUM_NEAREST_ITEMS: Final = 10
@@ -191,7 +193,7 @@ class _Trial:
         """
         searcher = SnapshotSearcher(self._model, self._snapshot, settings)
         encoded = [
-            EncodedQuery(number, NUM_NEAREST_ITEMS, embedding=query, evidence=query)
+            EncodedQuery(QueryVectors.of_vector(query), NUM_NEAREST_ITEMS, number)
             for number, query in enumerate(self.queries)
         ]
         rankings = searcher.rank(encoded, at_least=NUM_NEAREST_ITEMS)

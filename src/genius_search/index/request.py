@@ -289,7 +289,7 @@ class SearchHit:
     it and has no calibration. None for searches with conditions, and for hits with all words of the query."""
     excess: float | None = None
     """How far the score stands out among the best of its modality
-    (:func:`genius_search.index.query.find_excess`); None if one modality was searched, or it has too few
+    (:func:`genius_search.index.score.find_excess`); None if one modality was searched, or it has too few
     items to tell."""
 
 

@@ -246,7 +246,7 @@ class Calibration:
 
     intercept: float
     weights: tuple[float, float, float]
-    """Of :func:`genius_search.index.query.hit_numbers` in the log-odds. None is negative, so that no hit is
+    """Of :func:`genius_search.index.score.hit_features` in the log-odds. None is negative, so that no hit is
     less likely than one below it."""
     threshold: float | None
     """Probability from which the first hit is a good match; None if no threshold reaches the precision."""

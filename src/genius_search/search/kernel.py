@@ -1,8 +1,10 @@
-"""From query embeddings to ranked items: by the compiled library, or by PyTorch for what that does not know.
+"""From encoded queries to ranked items, by the compiled library or by PyTorch.
 
-The library (``native/search.c``) finds what :func:`genius_search.search.beam.search` and
-:func:`genius_search.search.beam.rank_items` find, with the same scores up to rounding, in a small part of the
-time. The structures here are its own.
+The library (``native/search.c``) returns the results of
+:func:`genius_search.search.beam.find_beams` and :func:`genius_search.search.beam.rank_items`, with
+equal scores up to rounding, in a small part of the time. PyTorch searches with the settings and
+tables that the library does not support. The structures in this module mirror those of search.c,
+field by field.
 """
 
 from __future__ import annotations
@@ -10,12 +12,11 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-import struct
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
@@ -25,9 +26,16 @@ from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, TargetSpread
-from genius_search.search.rank import CodeRanker, Evidence, Ranking, VectorReader, Wanted
+from genius_search.search.rank import (
+    CodeRanker,
+    Evidence,
+    PackedParts,
+    Ranking,
+    SearchQuery,
+    VectorReader,
+)
 from genius_search.search.table import IdTable, Restriction, SearchSegment
-from genius_search.search.vectors import StoredVectors, is_residual
+from genius_search.search.vectors import RESIDUAL_BITS, StoredVectors
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.nn.packed import PackedGenerator
@@ -37,43 +45,49 @@ NO_EMBEDDINGS: Final = (
     "this index stores no embeddings; rank by codes, or create it with `embeddings='fused'`"
 )
 MAX_LEVELS: Final = 255
-GRAM_CODES: Final = 1024
-"""Inner products between code vectors are computed in advance for the first levels, up to this many codes."""
-CODED_STARTS: Final = 1 << 20
-"""Codes at the starts of a table's branches are copied in advance for the first levels, up to this many."""
-LARGEST: Final = 127 * 256 + 127
-"""Of a code vector's numbers in 16 bits, whose lower byte is signed, too."""
-GROUP: Final = 4
-"""Dimensions of code vectors in 16 bits that lie side by side."""
-QUERIES_A_THREAD: Final = 16
-"""Fewest queries that a further thread is started for."""
-HIT: Final = np.dtype(
-    [*((name, "i8") for name in ("segment", "item", "row", "beam")), ("score", "f4"), ("", "f4")]
+MAX_GRAM_CODES: Final = 1024
+"""Inner products between code vectors are computed in advance for the first levels, up to this many
+codes."""
+MAX_START_CODES: Final = 1 << 20
+"""Codes at the starts of a table's branches are copied in advance for the first levels, up to this
+many."""
+MAX_SPLIT_NUMBER: Final = 127 * 256 + 127
+"""Largest 16-bit number 256 a + b whose bytes a and b are both signed."""
+GROUP_DIMENSIONS: Final = 4
+"""Adjacent dimensions of code vectors in 16 bits; an instruction multiplies four pairs of bytes."""
+MIN_QUERIES_PER_THREAD: Final = 16
+"""A batch gets a further thread for each this many queries."""
+HIT_TYPE: Final = np.dtype(
+    [
+        ("segment", "i8"),
+        ("item", "i8"),
+        ("row", "i8"),
+        ("beam", "i8"),
+        ("score", "f4"),
+        ("unused", "f4"),
+    ]
 )
+"""The structure Hit of search.c."""
+RESULT_BYTES: Final = 16
+"""Size of the structure Result of search.c: two 64-bit integers, num_hits and touched."""
 
 
-def find(
-    decoder: Callable[[], Decoder],
-    fast: CompiledSearch | None,
+def search_segments(
+    open_decoder: Callable[[], Decoder],
+    compiled: CompiledSearch | None,
     segments: Sequence[SearchSegment],
-    queries: Float32[np.ndarray, "queries dim"],
-    wanted: Sequence[Wanted],
+    queries: Sequence[SearchQuery],
     config: SearchSettings,
-    *,
     evidence: Evidence,
-    embeddings: Sequence[Float32[np.ndarray, " dim"]],
 ) -> list[Ranking]:
     """Search for queries and rank the items under their beams.
 
     Parameters
     ----------
-    decoder
-        returns the decoder of the search in PyTorch; called only if ``fast`` cannot take its place.
-    fast
-        a search that finds what the decoder does, for the settings and tables that it covers.
-    embeddings
-        each query's vector in the space of the stored embeddings; see
-        :func:`genius_search.search.beam.rank_items`.
+    open_decoder
+        returns the decoder of the search in PyTorch; called only if ``compiled`` cannot search.
+    compiled
+        a search with the decoder's results, for the settings and tables that it supports.
 
     Raises
     ------
@@ -82,54 +96,66 @@ def find(
     """
     if config.rerank == "embeddings" and evidence.embeddings is None:
         raise UsageError(NO_EMBEDDINGS)
-    if fast is not None and fast.covers(segments, config, evidence.embeddings):
-        return fast.search(segments, queries, wanted, config, evidence, embeddings)
-
+    if compiled is not None and compiled.supports(segments, config, evidence.embeddings):
+        return compiled.search(segments, queries, config, evidence)
     need_packages("without the compiled library, and for some settings, a search needs", "torch")
+    return _search_in_torch(open_decoder(), segments, queries, config, evidence)
+
+
+def _search_in_torch(
+    decoder: Decoder,
+    segments: Sequence[SearchSegment],
+    queries: Sequence[SearchQuery],
+    config: SearchSettings,
+    evidence: Evidence,
+) -> list[Ranking]:
+    """Find beams and rank the items under them in PyTorch."""
     import torch  # noqa: PLC0415  only here
 
     from genius_search.search.beam import (  # noqa: PLC0415
         GeometricDecoder,
+        find_beams,
         rank_items,
-        search,
     )
 
-    used = decoder()
+    fused = np.stack([query.vectors.fused for query in queries])
     # A generator was trained with queries of unit length.
-    given = queries if isinstance(used, GeometricDecoder) else normalize(queries)
-    beams = search(
-        used,
+    decoded = fused if isinstance(decoder, GeometricDecoder) else normalize(fused)
+    beams = find_beams(
+        decoder,
         segments,
-        torch.from_numpy(given),
+        torch.from_numpy(decoded),
         config,
-        level0=[one.level0 for one in wanted],
-        restrictions=[one.restriction for one in wanted],
-        widths=[one.width for one in wanted],
+        level0=[query.level0 for query in queries],
+        restrictions=[query.restriction for query in queries],
+        widths=[query.beam or config.beam for query in queries],
     )
     return [
         rank_items(
             segments,
             beams,
             number,
-            vector,
+            query.vectors.compared,
             config=config,
             evidence=evidence,
-            k=one.k,
-            restriction=one.restriction,
-            level0=one.level0,
-            for_codes=queries[number],
+            k=query.k,
+            restriction=query.restriction,
+            level0=query.level0,
+            code_vector=query.vectors.fused,
         )
-        for number, (one, vector) in enumerate(zip(wanted, embeddings, strict=True))
+        for number, query in enumerate(queries)
     ]
 
 
-def quick_search(
+def open_compiled_search(
     ranker: CodeRanker, generator: PackedGenerator | None = None
 ) -> CompiledSearch | None:
     """Return the compiled search by code vectors, or by a generator.
 
-    None without the compiled library, with over 256 codes at a level, or if the generator's guide has other
-    code vectors than the ranker.
+    Returns
+    -------
+    None without the compiled library, with over 256 codes at a level, or if the code vectors of the
+    generator's guide differ from the ranker's.
     """
     tables = ranker.tables()
     if max(map(len, tables)) > CODES or len(tables) > MAX_LEVELS:
@@ -137,34 +163,47 @@ def quick_search(
     guide = None if generator is None else generator.guide
     if guide is not None and not np.array_equal(guide, np.concatenate(tables)):
         return None
-    opened = open_library()
-    return None if opened is None else CompiledSearch(ranker, opened, generator)
+    library = open_library()
+    return None if library is None else CompiledSearch(ranker, library, generator)
 
 
 def count_cores() -> int:
-    """Return the number of cores for a batch: all that this process may use, or ``OMP_NUM_THREADS``."""
+    """Return the number of cores for a batch: ``OMP_NUM_THREADS``, or all of this process."""
     try:
         return int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError):
-        return (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
 
 
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
+def _fields(field_type: Any, names: str) -> list[tuple[str, Any]]:
+    """Return the fields of a structure that have the same type."""
+    return [(name, field_type) for name in names.split()]
 
 
 class _Table(ctypes.Structure):
+    """Table of search.c: an :class:`IdTable`."""
+
     _fields_ = (
         *_fields(ctypes.c_void_p, "ids starts level_bounds start_codes bucket_starts items"),
         *_fields(ctypes.c_int64, "columns rows num_items num_start_codes"),
     )
 
 
+class _Part(ctypes.Structure):
+    """Part of search.c: a table, and its items that may be returned."""
+
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "table words before allowed embeddings scales"),
+        ("embedding_bytes", ctypes.c_int64),
+        ("densities", ctypes.c_void_p),
+    )
+
+
 class _Generator(ctypes.Structure):
+    """Generator of search.c: the weights of a generator."""
+
     _fields_ = (
         *_fields(ctypes.c_int64, "width feedforward heads head_width prefixes blocks"),
         *_fields(ctypes.c_void_p, "prefix_weights prefix_biases prefix_keys_values prefix_sides"),
@@ -174,6 +213,8 @@ class _Generator(ctypes.Structure):
 
 
 class _Model(ctypes.Structure):
+    """Model of search.c: code vectors, and a generator or NULL."""
+
     _fields_ = (
         *_fields(ctypes.c_int64, "levels dim gram_levels first_level num_constant"),
         *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps halves gram"),
@@ -182,16 +223,39 @@ class _Model(ctypes.Structure):
     )
 
 
+_CodeBits = ctypes.c_uint8 * (CODES // 8)
+"""Bit vector of codes: code c is bit ``c % 8`` of byte ``c // 8``."""
+
+
+class _Request(ctypes.Structure):
+    """Request of search.c: a query's limits, and the costs that its scores lose."""
+
+    _fields_ = (
+        *_fields(ctypes.c_int64, "first_part width candidates k compared_k compared_bits"),
+        ("level0", _CodeBits),
+        *_fields(ctypes.c_float, "half_norm_step density_step compared_density_step"),
+        ("usage", ctypes.c_void_p),
+        *_fields(ctypes.c_float, "reference fade_width"),
+    )
+
+
 class _Work(ctypes.Structure):
-    """What the library's searches leave in their memory."""
+    """The first fields of Work of search.c: the hits of its last search, in its memory."""
 
     _fields_ = tuple(_fields(ctypes.c_void_p, "hits decoded results"))
 
 
-_SEGMENT: Final = struct.Struct("6PqP")
-_REQUEST: Final = struct.Struct("6q32s3fP2f")
-_works: Final[list[_Work]] = []
-"""Memory of the library's searches; each is used by one search at a time."""
+class _FirstCodes(NamedTuple):
+    """Data of the allowed level-0 codes of a query; cached."""
+
+    spread: TargetSpread
+    """Statistics of the items with one of the codes."""
+    bits: Any
+    """The codes as :data:`_CodeBits`."""
+
+
+_free_works: Final[list[_Work]] = []
+"""Memory of the library's searches that no search uses now; a search takes one and returns it."""
 
 
 class CompiledSearch:
@@ -202,7 +266,7 @@ class CompiledSearch:
     ranker
         scores IDs by the code vectors; its tables must not change.
     generator
-        what scores the codes that follow a prefix; without it, nearness to the query does.
+        scores the codes that follow a prefix; without it, their distance to the query does.
     """
 
     def __init__(
@@ -211,38 +275,38 @@ class CompiledSearch:
         self._library = library
         self._spread = ranker.spread
         tables = ranker.tables()
-        self._num_levels, self._dim = len(tables), tables[0].shape[1]
-        residuals = ranker.spread.residuals or Residuals.unweighted(self._dim)
+        self._num_levels = len(tables)
+        dim = tables[0].shape[1]
+        residuals = ranker.spread.residuals or Residuals.unweighted(dim)
         norm_weight = ranker.norm_weight if generator is None else 1.0  # as its guide was trained
         self._arrays = _pack_tables(tables, norm_weight)
-        self._arrays |= {
-            "residual_weights": np.ascontiguousarray(residuals.weights),
-            "constant": np.ascontiguousarray(residuals.constant),
-        }
+        self._arrays["residual_weights"] = np.ascontiguousarray(residuals.weights)
+        self._arrays["constant"] = np.ascontiguousarray(residuals.constant)
         self._model = _Model(
             levels=self._num_levels,
-            dim=self._dim,
+            dim=dim,
             gram_levels=self._arrays["gram"].shape[1],
             first_level=self._spread.level,
             num_constant=len(residuals.constant),
             norm_weight=norm_weight,
-            **_pointers(self._arrays),
+            **_addresses(self._arrays),
         )
-        self._packed = generator
+        self._packed_generator = generator  # the library reads its arrays
         if generator is not None:
-            self._generator = _Generator(**generator.sizes, **_pointers(generator.arrays))
+            self._generator = _Generator(**generator.sizes, **_addresses(generator.arrays))
             self._model.generator = ctypes.addressof(self._generator)
-        self._given_model = ctypes.addressof(self._model)
-        self._among: dict[frozenset[int], tuple[TargetSpread, bytes]] = {}
+        self._model_address = ctypes.addressof(self._model)
+        self._first_codes: dict[frozenset[int], _FirstCodes] = {}
 
-    def covers(
+    def supports(
         self,
         segments: Sequence[SearchSegment],
         config: SearchSettings,
         vectors: Sequence[VectorReader] | None = None,
     ) -> bool:
-        """Return whether this search knows such settings, tables and stored embeddings."""
-        if config.rerank == "none" or (config.scores == "vocabulary" and self._packed is not None):
+        """Return whether this search supports such settings, tables and stored embeddings."""
+        has_generator = self._packed_generator is not None
+        if config.rerank == "none" or (config.scores == "vocabulary" and has_generator):
             return False
         for segment in segments:
             if segment.table.ids.dtype != np.uint8:
@@ -252,87 +316,115 @@ class CompiledSearch:
     def search(
         self,
         segments: Sequence[SearchSegment],
-        queries: Float32[np.ndarray, "queries dim"],
-        wanted: Sequence[Wanted],
+        queries: Sequence[SearchQuery],
         config: SearchSettings,
         evidence: Evidence,
-        embeddings: Sequence[Float32[np.ndarray, " dim"]],
     ) -> list[Ranking]:
-        """Find the best items for each query, by codes or by stored embeddings; see :func:`find`.
+        """Find the best items for each query, by codes or by stored embeddings.
 
-        A batch is searched by several threads.
+        A batch is searched by several threads; see :func:`search_segments`.
         """
-        threads = len(wanted) // QUERIES_A_THREAD
+        threads = len(queries) // MIN_QUERIES_PER_THREAD
         if threads > 1:
             threads = min(threads, count_cores())
         if threads <= 1:
-            return self._search_in_turn(segments, queries, wanted, config, evidence, embeddings)
-        bounds = [len(wanted) * number // threads for number in range(threads + 1)]
+            return self._search_batch(segments, queries, config, evidence)
 
-        def search_some(low: int, high: int) -> list[Ranking]:
-            some = slice(low, high)
-            return self._search_in_turn(
-                segments, queries[some], wanted[some], config, evidence, embeddings[some]
-            )
+        def search_slice(low: int, high: int) -> list[Ranking]:
+            return self._search_batch(segments, queries[low:high], config, evidence)
 
+        bounds = [len(queries) * number // threads for number in range(threads + 1)]
         with ThreadPoolExecutor(threads) as executor:
-            found = executor.map(search_some, bounds[:-1], bounds[1:])
-            return [one for some in found for one in some]
+            slices = executor.map(search_slice, bounds[:-1], bounds[1:])
+            return [ranking for rankings in slices for ranking in rankings]
 
-    def _search_in_turn(
+    def _search_batch(
         self,
         segments: Sequence[SearchSegment],
-        queries: Float32[np.ndarray, "queries dim"],
-        wanted: Sequence[Wanted],
+        queries: Sequence[SearchQuery],
         config: SearchSettings,
         evidence: Evidence,
-        embeddings: Sequence[Float32[np.ndarray, " dim"]],
     ) -> list[Ranking]:
-        """Search for queries one after the other, in one call of the library."""
+        """Search for queries one after the other, in one call of the library.
+
+        Queries with the same restriction share their parts. With three segments, parts 0, 1 and 2
+        belong to the first restriction, parts 3, 4 and 5 to the second, and so on.
+        """
         vectors = evidence.embeddings if config.rerank == "embeddings" else None
         bits = vectors[0].bits if vectors and isinstance(vectors[0], StoredVectors) else 16
-        views: dict[int, tuple[int, bytes, int]] = {}
+        parts_of: dict[int, tuple[int, PackedParts]] = {}
         requests = []
-        for width, k, level0, restriction in wanted:
-            if id(restriction) not in views:
-                made_of = (segments, restriction, vectors)
-                last = evidence.last_view  # another thread may replace it
-                if last is None or any(map(operator.is_not, last[0], made_of)):
-                    num_items = sum(segment.table.num_items for segment in segments)
-                    last = made_of, _give_segments(*made_of, evidence.densities), num_items
-                    evidence.last_view = last
-                views[id(restriction)] = (len(views) * len(segments), *last[1:])
-            position, _, num_items = views[id(restriction)]
-            if level0 not in self._among:
-                among = self._spread.target_spread(level0)
-                self._among[level0] = among, _bits_of(level0)
-            among, allowed = self._among[level0]
-            density_step = config.density_weight / DENSITY_STEPS
-            best = k if vectors is None else config.shortlist and max(k, config.shortlist)
-            requests.append(
-                _REQUEST.pack(
-                    position,
-                    width,
-                    config.candidates,
-                    min(best, num_items),  # there is memory for each of them
-                    0 if vectors is None else min(k, num_items),
-                    bits,
-                    allowed,
-                    1 / HALF_NORM_STEPS,
-                    density_step
-                    if vectors is None
-                    else 0.0,  # a shortlist is chosen without densities
-                    0.0 if evidence.is_raw else density_step,  # the densities are not the encoder's
-                    among.usage.ctypes.data,
-                    among.deviation,
-                    evidence.fade_width,
-                )
-            )
-        given = in_space = np.asarray(queries, dtype=np.float32).tobytes()
-        if vectors is not None and not is_residual(bits):
-            in_space = b"".join([np.asarray(one, dtype=np.float32).tobytes() for one in embeddings])
+        for query in queries:
+            if id(query.restriction) not in parts_of:
+                packed = _pack_parts(segments, query.restriction, vectors, evidence)
+                parts_of[id(query.restriction)] = len(parts_of) * len(segments), packed
+            first_part, packed = parts_of[id(query.restriction)]
+            request = self._request(query, config, evidence, first_part, packed.num_items)
+            request.compared_bits = bits
+            requests.append(request)
+        fused = [np.asarray(query.vectors.fused, dtype=np.float32).tobytes() for query in queries]
+        compared = fused
+        if vectors is not None and bits not in RESIDUAL_BITS:
+            compared = [
+                np.asarray(query.vectors.compared, dtype=np.float32).tobytes() for query in queries
+            ]
+        return self._call_library(
+            b"".join([packed.parts for _, packed in parts_of.values()]),
+            len(segments),
+            b"".join(requests),
+            b"".join(fused),
+            b"".join(compared),
+            len(requests),
+        )
+
+    def _request(
+        self,
+        query: SearchQuery,
+        config: SearchSettings,
+        evidence: Evidence,
+        first_part: int,
+        num_items: int,
+    ) -> _Request:
+        """Return the request of a query; the library has memory for at most ``num_items`` hits."""
+        first_codes = self._first_codes.get(query.level0)
+        if first_codes is None:
+            spread = self._spread.target_spread(query.level0)
+            first_codes = _FirstCodes(spread, _code_bits(query.level0))
+            self._first_codes[query.level0] = first_codes
+        density_step = config.density_weight / DENSITY_STEPS
+        request = _Request(
+            first_part=first_part,
+            width=query.beam or config.beam,
+            candidates=config.candidates,
+            level0=first_codes.bits,
+            half_norm_step=1 / HALF_NORM_STEPS,
+            usage=first_codes.spread.usage.ctypes.data,
+            reference=first_codes.spread.deviation,
+            fade_width=evidence.fade_width,
+        )
+        if config.rerank == "embeddings":
+            # A shortlist is chosen without densities, and those of raw features are not stored.
+            shortlist = config.shortlist and max(query.k, config.shortlist)
+            request.k = min(shortlist, num_items)
+            request.compared_k = min(query.k, num_items)
+            request.compared_density_step = 0.0 if evidence.is_raw else density_step
+        else:
+            request.k = min(query.k, num_items)
+            request.density_step = density_step
+        return request
+
+    def _call_library(
+        self,
+        parts: bytes,
+        num_segments: int,
+        requests: bytes,
+        fused: bytes,
+        compared: bytes,
+        num_queries: int,
+    ) -> list[Ranking]:
+        """Call the library with memory that no other search uses, and copy the hits out of it."""
         try:
-            work = _works.pop()
+            work = _free_works.pop()
         except IndexError:
             address = self._library.make_work()
             if not address:
@@ -340,153 +432,177 @@ class CompiledSearch:
             work = _Work.from_address(address)
         try:
             status = self._library.search(
-                self._given_model,
-                b"".join([packed for _, packed, _ in views.values()]),
-                len(segments),
-                b"".join(requests),
-                given,
-                in_space,
-                len(requests),
+                self._model_address,
+                parts,
+                num_segments,
+                requests,
+                fused,
+                compared,
+                num_queries,
                 ctypes.addressof(work),
             )
             if status == NO_MEMORY:
                 raise MemoryError
             if status < 0:
                 raise ArtifactMismatch(
-                    "an ID table refers to rows, codes or levels that do not exist; create the index again"
+                    "an ID table refers to rows, codes or levels that do not exist; create the "
+                    "index again"
                 )
-            return _read(work, len(requests), self._num_levels)
+            return _read_rankings(work, num_queries, self._num_levels)
         finally:
-            _works.append(work)
+            _free_works.append(work)
 
 
-def _pointers(arrays: dict[str, np.ndarray]) -> dict[str, int]:
+def _addresses(arrays: dict[str, np.ndarray]) -> dict[str, int]:
     return {name: array.ctypes.data for name, array in arrays.items()}
 
 
 def _pack_bytes(rounded: Int32[np.ndarray, "codes dim"]) -> UInt8[np.ndarray, " bytes"]:
-    """Arrange a level's code vectors in 16 bits for the library: blocks of 64, in groups of four dimensions.
+    """Arrange a level's code vectors in 16 bits for the library: [blocks][groups][2][BLOCK][4].
 
-    In each group the upper bytes come first, then the lower ones; both are signed, and stored plus 128.
+    A number n is split into signed bytes, n = 256 a + b, which are stored as a + 128 and b + 128.
+    A block has 64 codes. Within a block, each group of four dimensions has the upper bytes of all
+    codes, then the lower bytes.
     """
-    codes, dim = rounded.shape
-    padded = np.pad(rounded, ((0, -codes % BLOCK), (0, -dim % GROUP)))
+    num_codes, dim = rounded.shape
+    padded = np.pad(rounded, ((0, -num_codes % BLOCK), (0, -dim % GROUP_DIMENSIONS)))
     upper = (padded + 128) >> 8
-    halves = np.stack([upper, padded - 256 * upper]) + 128
-    blocks = halves.astype(np.uint8).reshape(2, -1, BLOCK, len(padded[0]) // GROUP, GROUP)
+    split = np.stack([upper, padded - 256 * upper]) + 128
+    num_groups = len(padded[0]) // GROUP_DIMENSIONS
+    blocks = split.astype(np.uint8).reshape(2, -1, BLOCK, num_groups, GROUP_DIMENSIONS)
     return np.ascontiguousarray(blocks.transpose(1, 3, 0, 2, 4)).ravel()
 
 
 def _pack_tables(
     tables: Sequence[Float32[np.ndarray, "_ dim"]], norm_weight: float
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of the library's model, as it describes them."""
+    """Return the arrays of the library's model, by the names of its fields."""
     vectors = np.concatenate(tables)
     sizes = [len(table) for table in tables]
-    wide = [np.pad(table, ((0, CODES - len(table)), (0, 0))) for table in tables]
-    levels = sum(total <= GRAM_CODES for total in accumulate(sizes))
-    first = vectors[: sum(sizes[:levels])]
-    gram = [norm_weight * (first @ table.T) for table in wide[:levels]]
-    starts = [0, *accumulate(sizes[:-1])]
+    padded = [np.pad(table, ((0, CODES - len(table)), (0, 0))) for table in tables]
+    # gram[c][l][d] = w e_c · e_d, for all codes c and d of the first levels
+    num_gram_levels = sum(total <= MAX_GRAM_CODES for total in accumulate(sizes))
+    gram_vectors = vectors[: sum(sizes[:num_gram_levels])]
+    gram = [norm_weight * (gram_vectors @ table.T) for table in padded[:num_gram_levels]]
+    no_gram = np.zeros((0, 0, CODES), np.float32)
+    # Each vector is rounded to integers times a step, a power of two, which products keep exact.
     largest = np.abs(vectors).max(axis=1)
-    # Powers of two, with which small integers are exact.
-    steps = np.exp2(np.ceil(np.log2(np.where(largest > 0, largest, 1) / np.float32(LARGEST))))
+    smallest_steps = np.where(largest > 0, largest, 1) / np.float32(MAX_SPLIT_NUMBER)
+    steps = np.exp2(np.ceil(np.log2(smallest_steps)))
     rounded = np.rint(vectors / steps[:, None]).astype(np.int32)
+    levels = np.split(rounded, [*accumulate(sizes[:-1])])
     return {
         "sizes": np.array(sizes, dtype=np.int32),
         "vectors": np.ascontiguousarray(vectors),
-        "bytes": np.concatenate([_pack_bytes(level) for level in np.split(rounded, starts[1:])]),
+        "bytes": np.concatenate([_pack_bytes(level) for level in levels]),
         "steps": steps.astype(np.float32),
-        "halves": np.stack([np.square(table).sum(axis=1) * (norm_weight / 2) for table in wide]),
-        "gram": np.ascontiguousarray(np.stack(gram, axis=1))
-        if gram
-        else np.zeros((0, 0, CODES), np.float32),
+        "halves": np.stack([np.square(table).sum(axis=1) * (norm_weight / 2) for table in padded]),
+        "gram": np.ascontiguousarray(np.stack(gram, axis=1)) if gram else no_gram,
     }
 
 
-def _bits_of(level0: frozenset[int]) -> bytes:
-    """Return a bit vector of the allowed codes at level 0."""
+def _code_bits(level0: frozenset[int]) -> Any:
+    """Return the bit vector of the allowed codes at level 0; an empty set allows any."""
     bits = sum(1 << code for code in level0 if code < CODES) if level0 else (1 << CODES) - 1
-    return bits.to_bytes(CODES // 8, "little")
+    return _CodeBits.from_buffer_copy(bits.to_bytes(CODES // 8, "little"))
 
 
-def _give_segments(
+def _pack_parts(
     segments: Sequence[SearchSegment],
     restriction: Restriction | None,
     vectors: Sequence[Any] | None,
-    densities: Sequence[UInt8[np.ndarray, " _"]] | None,
-) -> bytes:
-    """Return the library's view of the segments, of their allowed items, and of their embeddings."""
-    packed = b""
+    evidence: Evidence,
+) -> PackedParts:
+    """Return the parts of the library for a restriction; those of the last search are cached."""
+    sources = (segments, restriction, vectors)
+    cached = evidence.packed_parts  # another thread may replace it
+    if cached is not None and not any(map(operator.is_not, cached.sources, sources)):
+        return cached
+    parts = []
     for number, segment in enumerate(segments):
+        part = _Part(table=_table_address(segment.table))
         allowed = segment.alive if restriction is None else restriction[number]
-        masks = () if allowed is None else (allowed.ids.words, allowed.ids.before, allowed.items)
-        packed += _SEGMENT.pack(
-            _give_table(segment.table),
-            *([mask.ctypes.data for mask in masks] or (0, 0, 0)),
-            *((0, 0, 0) if vectors is None else vectors[number].addresses),
-            0 if vectors is None or densities is None else densities[number].ctypes.data,
-        )
+        if allowed is not None:
+            part.words = allowed.ids.words.ctypes.data
+            part.before = allowed.ids.before.ctypes.data
+            part.allowed = allowed.items.ctypes.data
+        if vectors is not None:
+            part.embeddings, part.scales, part.embedding_bytes = vectors[number].addresses
+            if evidence.densities is not None:
+                part.densities = evidence.densities[number].ctypes.data
+        parts.append(part)
+    num_items = sum(segment.table.num_items for segment in segments)
+    evidence.packed_parts = packed = PackedParts(sources, b"".join(parts), num_items)
     return packed
 
 
-_given_tables: weakref.WeakKeyDictionary[IdTable, _Table] = weakref.WeakKeyDictionary()
+class _PackedTable(NamedTuple):
+    """A table as the library reads it, and the arrays whose addresses it holds."""
+
+    structure: _Table
+    arrays: dict[str, np.ndarray]
 
 
-def _give_table(table: IdTable) -> int:
-    """Return the address of the library's view of a table."""
-    given = _given_tables.get(table)
-    if given is None:
-        bounds = np.ascontiguousarray(table.level_bounds, dtype=np.int64)
-        known = bounds[bounds <= CODED_STARTS][-1]
-        codes = np.concatenate(
-            [
-                table.ids[table.starts[low:high], level]
-                for level, (low, high) in enumerate(pairwise(bounds.tolist()))
-                if high <= known
-            ]
-        )
-        given = _Table(
-            columns=table.ids.shape[1],
-            rows=len(table),
-            num_items=table.num_items,
-            num_start_codes=known,
-        )
-        given.kept = []
-        for name, array in (
-            ("ids", table.ids),
-            ("starts", table.starts),
-            ("level_bounds", bounds),
-            ("start_codes", codes),
-            ("bucket_starts", table.bucket_starts),
-            ("items", table.items),
-        ):
-            contiguous = np.ascontiguousarray(array)
-            given.kept.append(contiguous)
-            setattr(given, name, contiguous.ctypes.data)
-        given.address = ctypes.addressof(given)
-        given = _given_tables.setdefault(
-            table, given
-        )  # another thread may have been first, and use its own
-    return int(given.address)
+_packed_tables: weakref.WeakKeyDictionary[IdTable, _PackedTable] = weakref.WeakKeyDictionary()
 
 
-def _read(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
-    """Copy the hits of queries out of the memory of their search."""
-    results = np.frombuffer(ctypes.string_at(work.results, num_queries * 16), np.int64).reshape(
-        -1, 2
+def _table_address(table: IdTable) -> int:
+    """Return the address of a table's structure, which lives as long as the table."""
+    packed = _packed_tables.get(table)
+    if packed is None:
+        # Another thread may have packed the table in the meantime; both then use its structure.
+        packed = _packed_tables.setdefault(table, _pack_table(table))
+    return ctypes.addressof(packed.structure)
+
+
+def _pack_table(table: IdTable) -> _PackedTable:
+    bounds = np.ascontiguousarray(table.level_bounds, dtype=np.int64)
+    num_start_codes = bounds[bounds <= MAX_START_CODES][-1]
+    start_codes = [
+        table.ids[table.starts[low:high], level]
+        for level, (low, high) in enumerate(pairwise(bounds.tolist()))
+        if high <= num_start_codes
+    ]
+    arrays = {
+        "ids": np.ascontiguousarray(table.ids),
+        "starts": np.ascontiguousarray(table.starts),
+        "level_bounds": bounds,
+        "start_codes": np.concatenate(start_codes),
+        "bucket_starts": np.ascontiguousarray(table.bucket_starts),
+        "items": np.ascontiguousarray(table.items),
+    }
+    structure = _Table(
+        columns=table.ids.shape[1],
+        rows=len(table),
+        num_items=table.num_items,
+        num_start_codes=num_start_codes,
+        **_addresses(arrays),
     )
-    count = int(results[:, 0].sum())
-    hits = np.frombuffer(ctypes.string_at(work.hits, count * HIT.itemsize), HIT)
-    decoded = np.frombuffer(ctypes.string_at(work.decoded, count * num_levels * 4), np.float32)
-    decoded = decoded.reshape(count, num_levels)
-    found, start = [], 0
-    for num_hits, touched in results.tolist():
-        own, steps = hits[start : start + num_hits], decoded[start : start + num_hits]
-        found.append(
+    return _PackedTable(structure, arrays)
+
+
+def _read_rankings(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
+    """Copy the hits of queries out of the memory of their search."""
+    results = ctypes.string_at(work.results, num_queries * RESULT_BYTES)
+    counts = np.frombuffer(results, np.int64).reshape(-1, 2)
+    num_hits = int(counts[:, 0].sum())
+    all_hits = np.frombuffer(ctypes.string_at(work.hits, num_hits * HIT_TYPE.itemsize), HIT_TYPE)
+    decoded = np.frombuffer(ctypes.string_at(work.decoded, num_hits * num_levels * 4), np.float32)
+    decoded = decoded.reshape(num_hits, num_levels)
+    rankings = []
+    start = 0
+    for count, touched in counts.tolist():
+        hits = all_hits[start : start + count]
+        rankings.append(
             Ranking(
-                own["segment"], own["item"], own["row"], own["score"], own["beam"], steps, touched
+                segments=hits["segment"],
+                items=hits["item"],
+                rows=hits["row"],
+                scores=hits["score"],
+                beams=hits["beam"],
+                log_probabilities=decoded[start : start + count],
+                touched=touched,
             )
         )
-        start += num_hits
-    return found
+        start += count
+    return rankings

@@ -1,10 +1,10 @@
-"""What ranks items: scores of IDs by their code vectors, and what else is known of a query and its items."""
+"""Records of a search and its result, the data that ranks items, and scores by code vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Integer, UInt8
@@ -21,21 +21,27 @@ from genius_search.search.table import Restriction
 
 
 class CodeRanker:
-    """Scores IDs against a query embedding by their code vectors, norms and densities.
+    """Scores IDs against a query embedding by their code vectors, half norms and densities.
+
+    With v the sum of an ID's code vectors, its score for a scaled query q is::
+
+        q · v − w |v|² / 2 − density_cost · density
+
+    Half norm and density are stored as two bytes after the codes of an ID
+    (:mod:`genius_search.nn.density`). IDs without them (random pools in speed measurements) are
+    scored by the inner product alone.
 
     Deviation 20: the paper has no re-ranking without stored embeddings.
-
-    Norm and density are stored after the codes of an ID (:mod:`genius_search.nn.density`). IDs without them
-    (random pools in speed measurements) are scored by the inner product alone.
 
     Parameters
     ----------
     tables
         the code vectors of each level.
     spread
-        by which queries are scaled; if absent, they are not.
+        statistics that scale queries; if absent, queries are not scaled.
     norm_weight
-        the weight of half norms where prefixes are chosen. Of IDs, weighted ones are stored.
+        the weight w of half norms where prefixes are chosen. The half norms stored with IDs are
+        already weighted.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class CodeRanker:
         return sum_codes(self._tables, ids)
 
     def scale(self, query: Float32[np.ndarray, " dim"], among: TargetSpread) -> float:
-        """Return the factor by which a query is scaled before costs are subtracted from its scores."""
+        """Return the factor that scales a query before costs are subtracted from its scores."""
         return float(among.scale(np.vecdot(self._tables[self.spread.level], query)[None])[0])
 
     def scores(
@@ -62,28 +68,26 @@ class CodeRanker:
     ) -> Float32[np.ndarray, " ids"]:
         """Score IDs by their distance to a scaled query.
 
-        The score is the inner product minus half the squared norm, which ranks IDs by Euclidean distance,
-        minus ``density_cost`` times the density.
+        The score is the inner product minus half the squared norm, which ranks IDs by Euclidean
+        distance, minus ``density_cost`` times the density.
         """
         query = as_floats(query)
         scores = np.zeros(len(ids), dtype=np.float32)
         for table, codes in zip(self._tables, ids.T, strict=False):
-            scores += np.vecdot(table, query).take(
-                codes
-            )  # without threads, whose waiting costs more
+            # vecdot runs in one thread; for few vectors, waiting for more threads takes longer.
+            scores += np.vecdot(table, query).take(codes)
         scores -= self.costs(ids, density_cost=density_cost)
         return scores
 
     def costs(
         self, ids: Integer[np.ndarray, "ids columns"], *, density_cost: float
     ) -> Float32[np.ndarray, " ids"]:
-        """Return the part of the score that does not depend on the query; it is subtracted."""
+        """Return the part of the score that is subtracted and does not depend on the query."""
         num_levels = len(self._tables)
         if ids.shape[1] == num_levels:
             return np.zeros(len(ids), dtype=np.float32)
-        return decode_half_norms(ids[:, num_levels]) + np.float32(density_cost) * self.densities(
-            ids
-        )
+        densities = self.densities(ids)
+        return decode_half_norms(ids[:, num_levels]) + np.float32(density_cost) * densities
 
     def densities(self, ids: Integer[np.ndarray, "ids columns"]) -> Float32[np.ndarray, " ids"]:
         """Return the densities of IDs."""
@@ -93,17 +97,49 @@ class CodeRanker:
         return decode_densities(ids[:, num_levels + 1])
 
 
-class Wanted(NamedTuple):
-    """The conditions of one query."""
+class QueryVectors(NamedTuple):
+    """The three vectors of a query."""
 
-    width: int
-    """Beam width."""
-    k: int
-    """Number of hits."""
-    level0: frozenset[int] = frozenset()
-    """Allowed codes at level 0; empty means any."""
-    restriction: Restriction | None = None
-    """Allowed items, deletions taken into account; None allows every item that is not deleted."""
+    fused: Float32[np.ndarray, " dim"]
+    """The fused embedding, in the space of the code vectors; the generator reads it."""
+    compared: Float32[np.ndarray, " dim"]
+    """The vector in the space of the stored embeddings: the fused embedding, or a raw feature."""
+    feature: Float32[np.ndarray, " dim"]
+    """The encoder's feature, with which the queries of choices are compared. Training a fusion
+    does not change it."""
+
+    @staticmethod
+    def of_vector(vector: Float32[np.ndarray, " dim"]) -> QueryVectors:
+        """Use one vector for all three."""
+        return QueryVectors(vector, vector, vector)
+
+
+@runtime_checkable
+class SearchQuery(Protocol):
+    """A query as a search of segments reads it.
+
+    :class:`genius_search.index.encode.EncodedQuery` is such a query.
+    """
+
+    @property
+    def vectors(self) -> QueryVectors:
+        """The vectors of the query."""
+
+    @property
+    def k(self) -> int:
+        """Number of hits."""
+
+    @property
+    def beam(self) -> int | None:
+        """Beam width; None stands for the configured width."""
+
+    @property
+    def level0(self) -> frozenset[int]:
+        """Allowed codes at level 0; empty allows any."""
+
+    @property
+    def restriction(self) -> Restriction | None:
+        """Allowed items, without deleted ones; None allows every item that is not deleted."""
 
 
 class Ranking(NamedTuple):
@@ -125,7 +161,7 @@ class Ranking(NamedTuple):
     """Number of items under all beams, before the best k were taken."""
 
     def take(
-        self, chosen: Int64[np.ndarray, " kept"] | Bool[np.ndarray, " hits"] | slice
+        self, chosen: Int64[np.ndarray, " chosen"] | Bool[np.ndarray, " hits"] | slice
     ) -> Ranking:
         """Return the chosen hits."""
         return Ranking._make([*(column[chosen] for column in self[:-1]), self.touched])
@@ -135,9 +171,20 @@ VectorReader = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a segment."""
 
 
+class PackedParts(NamedTuple):
+    """Segments as the compiled search reads them; cached, since most searches repeat them."""
+
+    sources: tuple[object, ...]
+    """The objects that were packed; the cache is valid for the identical objects."""
+    parts: bytes
+    """Structures of search.c, one for each segment."""
+    num_items: int
+    """Number of items in all segments."""
+
+
 @dataclass(eq=False)
 class Evidence:
-    """Data available for re-ranking. Re-ranking by something that is None raises an error."""
+    """Data available for re-ranking. Re-ranking by data that is None raises an error."""
 
     codes: CodeRanker | None = None
     embeddings: Sequence[VectorReader] | None = None
@@ -145,8 +192,9 @@ class Evidence:
     is_raw: bool = False
     """Whether the embeddings are the encoder's features instead of the fused embeddings."""
     densities: Sequence[UInt8[np.ndarray, " _"]] | None = None
-    """Densities of the items of each segment, which scores by fused embeddings are corrected by."""
+    """Densities of the items of each segment, which correct scores by fused embeddings."""
     fade_width: float = MAX_FADE
-    """Over which last part of the cosine densities fade (:func:`genius_search.nn.spread.fade_width`)."""
-    last_view: tuple[Sequence[object], bytes, int] | None = None
-    """What the compiled search made of these and of segments, for the next query; see there."""
+    """Densities fade for cosines within this distance of 1
+    (:func:`genius_search.nn.spread.fade_width`)."""
+    packed_parts: PackedParts | None = None
+    """Cache of the compiled search (:mod:`genius_search.search.kernel`)."""

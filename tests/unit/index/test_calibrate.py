@@ -28,8 +28,8 @@ from genius_search.index.calibrate import (
     read_pairs,
 )
 from genius_search.index.index import Index
-from genius_search.index.query import hit_numbers, probabilities_of
 from genius_search.index.request import Hits, SearchPart, SearchRequest
+from genius_search.index.score import hit_features, probabilities_of
 from genius_search.model import Genius
 from genius_search.progress import Silent
 
@@ -53,7 +53,7 @@ def drawn_cases(queries: int, weights: tuple[float, float, float]) -> tuple[np.n
     """Numbers of hits, and whether they are right: as often as a known regression says."""
     random = np.random.default_rng(0)
     scores = -np.sort(-random.normal(0, 0.3, (queries, 10)), axis=1)
-    numbers = np.concatenate([hit_numbers(own.astype(np.float32)) for own in scores])
+    numbers = np.concatenate([hit_features(own.astype(np.float32)) for own in scores])
     return numbers, random.random(len(numbers)) < 1 / (1 + np.exp(1 - numbers @ weights))
 
 
@@ -114,7 +114,7 @@ def test_the_weight_of_densities_changes_only_where_that_finds_more_by_over_a_st
 @given(scores=st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=15))
 def test_probabilities_are_bounded_and_never_rise_down_the_list(scores):
     found = probabilities_of(
-        CALIBRATION, hit_numbers(np.array(sorted(scores, reverse=True), dtype=np.float32))
+        CALIBRATION, hit_features(np.array(sorted(scores, reverse=True), dtype=np.float32))
     )
     assert ((found > 0) & (found < 1)).all()
     assert (np.diff(found) <= 1e-9).all()

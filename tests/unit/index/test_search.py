@@ -15,7 +15,8 @@ from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import UsageError, plural
 from genius_search.index.filters import Filter
 from genius_search.index.index import Index
-from genius_search.index.query import Part, SnapshotSearcher, merge
+from genius_search.index.merge import ModalityHits, merge_modalities
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchHit, SearchRequest
 from genius_search.nn.kmeans import Coder
 from genius_search.records import Modality
@@ -332,6 +333,7 @@ def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),
         )
     ]
-    merged = merge([Part(hits, 0, [], [0.0, 0.0], [False, False]) for hits in lists], 3)
+    origins = merge_modalities([ModalityHits.of_hits(hits, [0.0, 0.0]) for hits in lists], 3)
+    merged = [lists[origin.modality][origin.position] for origin in origins]
     assert [hit.probability for hit in merged] == [0.9, 0.8, 0.5]
     assert [hit.rank for hit in merged] == [1, 2, 1]

@@ -13,7 +13,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.config import SearchConfig
 from genius_search.index.index import Index
-from genius_search.index.query import Part, merge
+from genius_search.index.merge import ModalityHits, merge_modalities
 from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Location
 from genius_search.index.words import CODE, decode_locations, find_word_matches
@@ -235,7 +235,8 @@ def test_words_change_the_order_of_a_modality_and_not_its_place_among_others():
     raised = [hit("with the word", 1, 1.0), hit("nearest", 2, 4.0)]
     pictures = [hit("picture", 1, 3.0), hit("farther picture", 2, 0.5)]
     parts = [(raised, [0.2, 0.3]), (pictures, [0.1, 0.0])]
-    merged = merge([Part(hits, 0, [], scores, [False, False]) for hits, scores in parts], 4)
+    origins = merge_modalities([ModalityHits.of_hits(*part) for part in parts], 4)
+    merged = [parts[origin.modality][0][origin.position] for origin in origins]
     assert ids(merged) == ["with the word", "picture", "nearest", "farther picture"]
 
 

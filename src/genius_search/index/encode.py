@@ -1,0 +1,407 @@
+"""From search requests to encoded queries: their vectors, words, and the items they may find."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+
+from genius_search.border import SHORTEST_VECTOR, as_numbers
+from genius_search.config import SearchSettings
+from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.passages import query_passages
+from genius_search.errors import BadData, UsageError
+from genius_search.index.request import SearchPart, SearchRequest
+from genius_search.index.score import RANGE_DEPTH, count_words, covers_request
+from genius_search.index.snapshot import Location, Snapshot, check_on_error
+from genius_search.index.store import Calibration
+from genius_search.index.words import (
+    MAX_NAME_WORDS,
+    MAX_RAISED_ITEMS,
+    NO_WORD_MATCHES,
+    WordMatches,
+    encode_location,
+    find_word_matches,
+)
+from genius_search.model import Genius
+from genius_search.nn.codebooks import as_floats, normalize
+from genius_search.records import Modality, instructed
+from genius_search.search.rank import QueryVectors
+from genius_search.search.table import Restriction
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    Content: TypeAlias = tuple[Image.Image | None, str]
+    """An image, a text, or both, as an encoder reads them."""
+
+MIN_SUM_LENGTH: Final = 1e-4
+"""A weighted sum of unit vectors has no direction if it is shorter than this times the largest
+weight."""
+QUERY_KEY: Final = ItemKey("query", "")
+"""Key that encoders get for every query; only precomputed features need keys of items."""
+NO_VECTORS: Final = QueryVectors.of_vector(np.zeros(0, dtype=np.float32))
+"""Vectors of a query that is not encoded yet."""
+
+ContentKey: TypeAlias = tuple[int, str]
+"""Identity of an image (of None without one), and a text. Equal keys are encoded once."""
+
+
+class EncodedQuery(NamedTuple):
+    """A request, or its part for one modality, ready for a search.
+
+    It is a :class:`genius_search.search.rank.SearchQuery` that also knows how its hits are scored.
+    """
+
+    vectors: QueryVectors
+    k: int
+    """Number of hits."""
+    request_number: int = 0
+    """Position of the request; the queries of one request follow one another."""
+    level0: frozenset[int] = frozenset()
+    """Allowed codes at level 0; empty allows any."""
+    restriction: Restriction | None = None
+    """Allowed items; None allows all that are not deleted."""
+    beam: int | None = None
+    """Beam width instead of the configured width."""
+    words: WordMatches | None = None
+    """Items that contain words of the query; None if words do not count."""
+    score_range: float = 0.0
+    """The best score by meaning minus the hundredth; words raise items by shares of it."""
+    choice_shares: Mapping[Location, float] = MappingProxyType({})
+    """Shares of items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
+    has_probabilities: bool = True
+    """Whether a calibration, if there is one, applies to the scores of this query."""
+    shows_probabilities: bool = True
+    """Whether the calibration was measured on queries like this one, so that hits show them."""
+    has_least_scores: bool = False
+    """Whether hits show the least score of good first hits."""
+    is_modality_part: bool = False
+    """Whether the request became several queries, one for each modality."""
+
+    @property
+    def raised_locations(self) -> Int64[np.ndarray, " items"]:
+        """Encoded locations of items that words or choices raise, ascending."""
+        words = NO_WORD_MATCHES if self.words is None else self.words
+        if not self.choice_shares:
+            return words.locations
+        chosen = [encode_location(*location) for location in self.choice_shares]
+        return np.union1d(words.locations, np.array(chosen, dtype=np.int64))
+
+
+class QueryEncoder:
+    """Encodes requests for the search of a snapshot.
+
+    Parameters
+    ----------
+    calibration
+        the calibration that applies to the settings, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: Genius,
+        snapshot: Snapshot,
+        settings: SearchSettings,
+        calibration: Calibration | None,
+    ) -> None:
+        self._model = model
+        self._snapshot = snapshot
+        self._calibration = calibration
+        self._splits_modalities = model.level0_is_exact
+        has_raw = snapshot.manifest.embeddings == "raw"
+        self._compares_features = has_raw and settings.rerank == "embeddings"
+        # The generator decodes every raised item, so it gets fewer.
+        decodes = model.uses_generator(settings)
+        self._max_raised = RANGE_DEPTH if decodes else MAX_RAISED_ITEMS
+        self._level0: dict[Modality, frozenset[int]] = {}
+
+    @cached_property
+    def _instructions(self) -> dict[tuple[Modality, Modality], str | None]:
+        """The model's instruction for each modality of a query and of a result."""
+        pairs = [(query, item) for query in Modality for item in Modality]
+        return {pair: self._model.instruction_for(*pair) for pair in pairs}
+
+    def encode(self, requests: Sequence[SearchRequest]) -> list[EncodedQuery]:
+        """Encode requests without alternatives: all images in one batch, all texts in another.
+
+        Without modality and instruction, a request becomes a query for each modality of the index:
+        scores of items of different modalities are hard to compare, because encoders place images
+        and texts in different regions. Otherwise it becomes one query.
+
+        Raises
+        ------
+        UsageError
+            A request has no query, refers to an item or a field that is not in the index, or its
+            parts cancel out. All but the last are checked before anything is encoded.
+        """
+        queries: list[EncodedQuery] = []
+        targets: list[tuple[SearchRequest, Modality]] = []
+        if not self._snapshot.segments:
+            return [
+                EncodedQuery(NO_VECTORS, request.k, number)
+                for number, request in enumerate(requests)
+            ]
+        with check_on_error(self._snapshot):
+            for number, request in enumerate(requests):
+                modalities = self._modalities_of(request)
+                queries += self._divide_request(number, request, modalities)
+                targets += [
+                    (request, modality or self._snapshot.modalities[0]) for modality in modalities
+                ]
+        all_vectors = self._embed(targets)
+        return [
+            query._replace(vectors=vectors)
+            for query, vectors in zip(queries, all_vectors, strict=True)
+        ]
+
+    def _modalities_of(self, request: SearchRequest) -> list[Modality | None]:
+        """Return the modalities that a request is divided into; None stands for all of them."""
+        if request.modality is not None:
+            return [Modality(request.modality)]
+        if self._splits_modalities and not request.instruction:
+            return [*self._snapshot.modalities]
+        return [None]
+
+    def _divide_request(
+        self, number: int, request: SearchRequest, modalities: Sequence[Modality | None]
+    ) -> list[EncodedQuery]:
+        """Return a query for each modality, without vectors."""
+        calibration = self._calibration
+        words = self._find_words(request)
+        undivided = EncodedQuery(
+            NO_VECTORS,
+            request.k + request.offset,
+            number,
+            beam=request.beam,
+            words=words,
+            has_probabilities=not request.parts,
+            shows_probabilities=calibration is not None and covers_request(calibration, request),
+            has_least_scores=has_least_scores(request, words),
+            is_modality_part=len(modalities) > 1,
+        )
+        if modalities == [None] and request.filter is None:
+            return [undivided]
+        queries = []
+        for modality in modalities:
+            level0, restriction = self._limit_items(request, modality)
+            queries.append(undivided._replace(level0=level0, restriction=restriction))
+        return queries
+
+    def _limit_items(
+        self, request: SearchRequest, modality: Modality | None
+    ) -> tuple[frozenset[int], Restriction | None]:
+        """Return the first codes and the items that a request may find in a modality.
+
+        If first codes do not stand for modalities, the modality becomes one more condition.
+        """
+        conditions, level0 = request.filter, frozenset[int]()
+        if modality is not None and self._splits_modalities:
+            if modality not in self._level0:
+                self._level0[modality] = self._model.level0_codes(modality)
+            level0 = self._level0[modality]
+        elif modality is not None:
+            from genius_search.index.filters import Filter  # noqa: PLC0415  only here
+
+            conditions = dataclasses.replace(conditions or Filter(), modality=modality)
+        if conditions is None:
+            return level0, None
+        return level0, self._snapshot.restriction(conditions, deadline=request.deadline)
+
+    def _find_words(self, request: SearchRequest) -> WordMatches | None:
+        """Return the items that contain words of a text query; None if words do not count."""
+        text = request.text
+        is_text = bool(text) and request.image is None and len(request.query) == 1
+        if not (request.hybrid and text and is_text):
+            return None
+        return find_word_matches(self._snapshot, text, max_raised=self._max_raised)
+
+    def _embed(self, targets: Sequence[tuple[SearchRequest, Modality]]) -> list[QueryVectors]:
+        """Return the vectors of requests.
+
+        Parameters
+        ----------
+        targets
+            requests, and the modality that each looks for, which selects the model's instruction.
+        """
+        images: dict[int, Image.Image] = {}
+        """Opened images by the identity of the pictures in requests."""
+        positions: dict[ContentKey, int] = {}
+        """Contents to encode, and their positions in the batch."""
+        encoder = self._model.encoder
+        divide = cache(
+            lambda instruction, text: query_passages(
+                encoder, text, partial(instructed, instruction)
+            )
+        )
+        # The source of a part is a list of contents, its passages, or the vectors that it has.
+        all_sources: list[list[list[ContentKey] | QueryVectors]] = []
+        for request, modality in targets:
+            if not request.query:
+                raise UsageError("this needs a query: a text, an image, or both; or a vector")
+            sources: list[list[ContentKey] | QueryVectors] = []
+            for part in request.query:
+                if part.vector is not None:
+                    sources.append(self._vectors_of_feature(np.asarray(part.vector)))
+                elif part.id is not None:
+                    sources.append(self._vectors_of_item(part.id))
+                else:
+                    _open_image(part, images)
+                    keys = self._content_keys(request, part, modality, divide)
+                    sources.append(keys)
+                    for key in keys:
+                        positions.setdefault(key, len(positions))
+            all_sources.append(sources)
+        contents = [(images.get(image), text) for image, text in positions]
+        encoded = self._encode_contents(contents) if contents else []
+        embedded = []
+        for (request, _), sources in zip(targets, all_sources, strict=True):
+            vectors = [
+                _mean([encoded[positions[key]] for key in source])
+                if isinstance(source, list)
+                else source
+                for source in sources
+            ]
+            is_sum = len(vectors) > 1 or request.query[0].weight <= 0
+            embedded.append(_weighted_sum(request.query, vectors) if is_sum else vectors[0])
+        return embedded
+
+    def _content_keys(
+        self,
+        request: SearchRequest,
+        part: SearchPart,
+        modality: Modality,
+        divide: Callable[[str | None, str], list[str]],
+    ) -> list[ContentKey]:
+        """Return the contents of a part: its image with each passage of its text and instruction."""
+        instruction = request.instruction
+        if not instruction:
+            has_text = bool(part.text and not part.text.isspace())
+            query_modality = Modality.of(has_image=part.image is not None, has_text=has_text)
+            instruction = self._instructions[query_modality, modality]
+        return [(id(part.image), passage) for passage in divide(instruction, part.text or "")]
+
+    def _encode_contents(self, contents: Sequence[Content]) -> list[QueryVectors]:
+        """Encode images, texts, or both."""
+        image, text = encode_query_contents(self._model.encoder, contents)
+        fused = self._model.fuse(image, text)
+        features = normalize(image + text)
+        compared = features if self._compares_features else fused
+        return [*map(QueryVectors, fused, compared, features)]
+
+    def _vectors_of_feature(self, vector: np.ndarray) -> QueryVectors:
+        """Return the vectors of a query by vector, which is read as the feature of a text."""
+        dim = self._model.encoder.dim
+        if vector.shape != (dim,):
+            raise UsageError(
+                f"the query's vector is {vector.dtype} of shape {vector.shape}; "
+                f"expected {dim} numbers"
+            )
+        wide = vector.astype(np.float64)  # in which large squares are finite
+        length = math.sqrt(wide.dot(wide))
+        if not SHORTEST_VECTOR < length < math.inf:  # False for NaN, too
+            raise UsageError("the query's vector has only zeros, or a number that is not finite")
+        feature = (wide / length).astype(np.float32)
+        [fused] = self._model.fuse(np.zeros_like(feature)[None], feature[None])
+        return QueryVectors(fused, feature if self._compares_features else fused, feature)
+
+    def _vectors_of_item(self, item_id: str | int) -> QueryVectors:
+        """Return the vectors of an item as a query: its embedding, or the vector of its ID."""
+        ranker = self._model.ranker
+        with check_on_error(self._snapshot):
+            location = self._snapshot.locate(item_id)
+            evidence = self._snapshot.evidence(ranker)
+            [of_codes] = normalize(ranker.vectors(self._snapshot.id_at(location)[None]))
+            if evidence.embeddings is None:
+                return QueryVectors.of_vector(of_codes)
+            read_rows = evidence.embeddings[location.segment]
+            [stored] = normalize(as_floats(read_rows(np.array([location.row]))))
+        if not evidence.is_raw:
+            return QueryVectors.of_vector(stored)
+        return QueryVectors(of_codes, stored if self._compares_features else of_codes, stored)
+
+
+def has_least_scores(request: SearchRequest, words: WordMatches | None) -> bool:
+    """Return whether the index's least scores apply to the hits of a request.
+
+    Least scores were measured with texts or vectors as queries, and without conditions.
+    """
+    is_name = words is not None and words.has_rare and count_words(request) <= MAX_NAME_WORDS
+    is_unlike = request.parts or request.image is not None or request.filter is not None
+    return not (is_name or is_unlike)
+
+
+def encode_query_contents(
+    encoder: Encoder, contents: Sequence[Content]
+) -> Float32[np.ndarray, "2 contents dim"]:
+    """Return the features of images and of texts, zero where there is none.
+
+    An image that occurs repeatedly is encoded once.
+    """
+    features = np.zeros((2, len(contents), encoder.dim), dtype=np.float32)
+    rows_of_images: dict[int, list[int]] = {}
+    text_rows = []
+    for row, (image, text) in enumerate(contents):
+        if image is None and not text:
+            raise UsageError("a query has neither an image nor a text; it needs one of them")
+        if image is not None:
+            rows_of_images.setdefault(id(image), []).append(row)
+        if text:
+            text_rows.append(row)
+    if hasattr(encoder, "joint_features"):
+        images, image_texts = zip(*contents, strict=True)
+        joint = encoder.joint_features(images, image_texts, [QUERY_KEY] * len(contents))
+        features[1] = _check_features(joint)
+        return features
+    if rows_of_images:
+        image_rows = [rows[0] for rows in rows_of_images.values()]
+        distinct = [image for row in image_rows if (image := contents[row][0]) is not None]
+        encoded = encoder.image_features(distinct, [QUERY_KEY] * len(distinct))
+        for rows, vector in zip(rows_of_images.values(), _check_features(encoded), strict=True):
+            features[0, rows] = vector
+    if text_rows:
+        texts = [contents[row][1] for row in text_rows]
+        encoded = encoder.text_features(texts, [QUERY_KEY] * len(texts))
+        features[1, text_rows] = _check_features(encoded)
+    return features
+
+
+def _open_image(part: SearchPart, images: dict[int, Image.Image]) -> None:
+    """Add the image of a part, if it has one that is not open yet."""
+    if part.image is not None and id(part.image) not in images:
+        from genius_search.data.images import SHORTEST_SIDE, as_image  # noqa: PLC0415  only here
+
+        images[id(part.image)] = as_image(part.image, shortest_side=SHORTEST_SIDE)
+
+
+def _check_features(features: object) -> Float[np.ndarray, "contents dim"]:
+    """Return the features of queries as an array; raise an error if a number is not finite."""
+    array = as_numbers(features, "the features of the query")
+    if not np.isfinite(array).all():
+        raise BadData("the encoder's features of this query are not finite; try another query")
+    return array
+
+
+def _mean(passages: Sequence[QueryVectors]) -> QueryVectors:
+    """Return the normalised mean of the passages' vectors; a single passage stays as it is."""
+    if len(passages) == 1:
+        return passages[0]
+    stacked = np.stack([np.stack(vectors) for vectors in passages])
+    return QueryVectors(*normalize(stacked.mean(axis=0)))
+
+
+def _weighted_sum(parts: Sequence[SearchPart], vectors: Sequence[QueryVectors]) -> QueryVectors:
+    """Return the sum of the parts' vectors by their weights, scaled to unit length."""
+    weights = np.array([part.weight for part in parts], dtype=np.float32)
+    stacked = np.stack([np.stack(part_vectors) for part_vectors in vectors])
+    totals: np.ndarray = np.tensordot(weights, stacked, axes=1)
+    is_long = np.linalg.norm(totals, axis=-1) > MIN_SUM_LENGTH * np.abs(weights).max()
+    if not is_long.all():
+        raise UsageError("the parts of the query cancel each other out; change their weights")
+    return QueryVectors(*normalize(totals))
