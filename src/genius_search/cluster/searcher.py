@@ -28,6 +28,13 @@ from genius_search.index.filters import check_fields
 from genius_search.index.index import Index, current_state
 from genius_search.index.info import CheckReport
 from genius_search.index.items import Item
+from genius_search.index.merge import (
+    COMPARABLE_RANK,
+    ModalityHits,
+    interleave,
+    merge_modalities,
+    number_hits,
+)
 from genius_search.index.pool import (
     NewItem,
     Pool,
@@ -37,7 +44,6 @@ from genius_search.index.pool import (
     picture_bytes,
     read_new_item,
 )
-from genius_search.index.query import COMPARABLE, SAME, Part, interleave, merge, numbered
 from genius_search.index.request import (
     Hits,
     HitsOfQueries,
@@ -388,7 +394,7 @@ class Searcher:
             request,
             image=_read_picture(request.image),
             parts=tuple(map(self._read_part, request.parts)),
-            k=max(request.k + request.offset, COMPARABLE),
+            k=max(request.k + request.offset, COMPARABLE_RANK),
             offset=0,
             where=dataclasses.replace(request.filter, ignores_unknown_fields=True)
             if request.filter
@@ -429,15 +435,17 @@ class Searcher:
                 merge_score = max(best_scores_below.get(group, -math.inf), hit.score)
                 best_scores_below[group] = merge_score
                 groups[group].append((merge_score, hit))
-        parts = []
+        hit_lists = []
+        modalities = []
         for scored in groups.values():
             scored.sort(key=lambda scored_hit: (-scored_hit[0], scored_hit[1].rank))
-            best_hits = numbered([hit for _, hit in scored[: request.k]])
+            best_hits = number_hits([hit for _, hit in scored[: request.k]])
             scores = [score for score, _ in scored[: request.k]]
-            best_scores = scores[:COMPARABLE] if has_scores else []
-            is_same = [score >= SAME for score in scores]
-            parts.append(Part(best_hits, 0, best_scores, scores, is_same))
-        return merge(parts, request.k)
+            best_scores = scores[:COMPARABLE_RANK] if has_scores else []
+            hit_lists.append(best_hits)
+            modalities.append(ModalityHits.of_hits(best_hits, scores, best_scores))
+        origins = merge_modalities(modalities, request.k)
+        return [hit_lists[origin.modality][origin.position] for origin in origins]
 
 
 def _read_picture(image: Any) -> Any:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
+from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
-from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Location, check_on_error
 from genius_search.nn.codebooks import as_floats
@@ -111,7 +112,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
         levels = follow_id(
             snapshot.search_segments,
             codes,
-            score_codes(searcher, query.embedding, codes, query.level0),
+            score_codes(searcher, query.vectors.fused, codes, query.level0),
             level0=query.level0,
             restriction=query.restriction,
             has_probabilities=searcher.model.uses_generator(searcher.config),
@@ -177,9 +178,9 @@ def _choices_of_item(
 ) -> list[Choice]:
     """Return the similar logged queries that raise an item."""
     choices = searcher.choices
-    if not choices or location not in choices.shares(query.feature[None])[0]:
+    if not choices or location not in choices.shares(query.vectors.feature[None])[0]:
         return []
-    [nearest] = choices.nearest(query.feature[None])
+    [nearest] = choices.nearest(query.vectors.feature[None])
     return [choice for choice in nearest if choice.chosen == item.id]
 
 

@@ -5,7 +5,7 @@ queries, each of which names the chosen item. A choice is therefore found, store
 item is, and survives a crash. The vectors are the encoder's features, so that the log stays valid
 when codebooks or fusion are fitted again.
 
-An item that was chosen for the same query is placed :data:`~genius_search.index.query.ABOVE`
+An item that was chosen for the same query is placed :data:`~genius_search.index.score.RAISE_SPREADS`
 spreads of the query's products above the best hit. For a similar query it moves a share of this way
 (``docs/lab/log.md``, "Logged choices")::
 
@@ -35,9 +35,10 @@ from jaxtyping import Float32
 from genius_search.border import as_id, as_text
 from genius_search.config import DEFAULT_SEARCH
 from genius_search.errors import ArtifactError, ArtifactMismatch, UsageError
+from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
 from genius_search.index.match import split_excluded
-from genius_search.index.query import EncodedQuery, SnapshotSearcher
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Location, Snapshot, check_on_error
 from genius_search.index.store import (
@@ -51,7 +52,7 @@ from genius_search.index.store import (
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality
-from genius_search.search.rank import Ranking
+from genius_search.search.rank import QueryVectors, Ranking
 from genius_search.writing import DISK_FULL
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Choices:
     def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
         """Search for the nearest logged queries; an empty list if the log is damaged."""
         queries = [
-            EncodedQuery(number, NUM_NEAREST_QUERIES, embedding=vector, evidence=vector)
+            EncodedQuery(QueryVectors.of_vector(vector), NUM_NEAREST_QUERIES, number)
             for number, vector in enumerate(vectors)
         ]
         return self._read(lambda: self._searcher.rank(queries, at_least=1))
@@ -308,7 +309,7 @@ def _encode_queries(
     features = []
     for start in range(0, len(choices), QUERIES_PER_ENCODING):
         requests = [choice.request for choice in choices[start : start + QUERIES_PER_ENCODING]]
-        features += [query.feature for query in searcher.encode(requests)]
+        features += [query.vectors.feature for query in searcher.encode(requests)]
     return np.stack(features)
 
 
