@@ -36,12 +36,15 @@ from genius_search.search.rank import CodeRanker
 # ruff: noqa: PLC0415
 if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
+    from genius_search.encoders.inputs import ModelInput
     from genius_search.nn.generator import Generator
     from genius_search.nn.kmeans import Coder, EncodedItems
     from genius_search.search.beam import Decoder, GeometricDecoder
     from genius_search.search.kernel import CompiledSearch
 
 MODEL_FILE: Final = "model.json"
+INPUTS_PER_BATCH: Final = 64
+"""Inputs that :meth:`Genius.embed` encodes together; their pictures are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,10 @@ class Genius:
     distances between the query and the code vectors.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
+    >>> model.embed(["a dog", Path("dog.jpg")]).shape  # doctest: +SKIP
+    (2, 512)
+    >>> model.ids(["a dog"]).tolist()  # doctest: +SKIP
+    [[1, 17, 203, 5]]
     """
 
     def __init__(
@@ -378,8 +385,62 @@ class Genius:
 
         return Coder(self.codebooks)
 
+    def embed(self, inputs: Sequence[ModelInput]) -> Float32[np.ndarray, "inputs dim"]:
+        """Return unit embeddings of texts, pictures, and pairs of both.
+
+        They are those of items without an instruction. A text that is longer than the encoder reads
+        is cut.
+
+        >>> model.embed(["a dog", Path("dog.jpg"), ("a dog", image)]).shape  # doctest: +SKIP
+        (3, 512)
+
+        Parameters
+        ----------
+        inputs
+            Texts; pictures, each a :class:`pathlib.Path`, the bytes of a file, a Pillow image or an
+            array of ``uint8`` of shape (height, width, 3); or tuples of a text and a picture.
+
+        Raises
+        ------
+        UsageError
+            An input is none of these.
+        BadImage
+            A picture cannot be read.
+        """
+        return self._encode_inputs(inputs)[0]
+
+    def ids(self, inputs: Sequence[ModelInput]) -> Integer[np.ndarray, "inputs levels"]:
+        """Return the IDs of texts, pictures, and pairs of both: a row of codes for each.
+
+        These are the IDs that the inputs would get as items of an index of this model. The first code
+        is the modality. Parameters and errors are those of :meth:`embed`.
+
+        >>> model.ids(["a dog"]).shape  # doctest: +SKIP
+        (1, 13)
+        """
+        embeddings, modalities = self._encode_inputs(inputs)
+        return self.coder.assign_ids(embeddings, modalities)
+
+    def _encode_inputs(
+        self, inputs: Sequence[ModelInput]
+    ) -> tuple[Float32[np.ndarray, "inputs dim"], Integer[np.ndarray, " inputs"]]:
+        """Return embeddings and modality codes, reading :data:`INPUTS_PER_BATCH` inputs at once."""
+        from genius_search.encoders.inputs import encode_inputs, modality_codes, read_input
+
+        if isinstance(inputs, str | bytes | Path):
+            raise UsageError(f"give a list of texts and pictures, such as [{inputs!r:.60}]")
+        inputs = list(inputs)
+        embeddings = np.zeros((len(inputs), self.dim), dtype=np.float32)
+        modalities = np.zeros(len(inputs), dtype=np.int8)
+        for start in range(0, len(inputs), INPUTS_PER_BATCH):
+            rows = slice(start, start + INPUTS_PER_BATCH)
+            batch = [read_input(model_input) for model_input in inputs[rows]]
+            embeddings[rows] = self.embed_features(encode_inputs(self.encoder, batch))
+            modalities[rows] = modality_codes(batch)
+        return embeddings, modalities
+
     def embed_features(self, features: FeatureBatch) -> Float32[np.ndarray, "items dim"]:
-        """Return fused unit embeddings."""
+        """Return the fused unit embeddings of features."""
         return self.fuse(features.image, features.text)
 
     def encode(
