@@ -519,7 +519,7 @@ def _report_left_out(progress: TerminalProgress, added: ChangeSummary, *, again:
     A reason that more than :data:`MAX_LISTED` files share is printed once, and so are the further
     rows of a list: ``left out: pool.jsonl: 12 more rows; --json lists them``.
     """
-    from genius_search.data.folder import OTHER_KIND
+    from genius_search.data.folder import UNREAD_ENDING
 
     reasons: dict[str, list[str]] = {}
     counts = Counter[str]()
@@ -528,7 +528,7 @@ def _report_left_out(progress: TerminalProgress, added: ChangeSummary, *, again:
         if counts[left_out.file] <= MAX_LISTED:
             reasons.setdefault(left_out.reason, []).append(left_out.file)
     for reason, files in reasons.items():
-        if again and reason.startswith(OTHER_KIND):
+        if again and reason.startswith(UNREAD_ENDING):
             continue
         is_long = len(files) > MAX_LISTED
         for file in files[:1] if is_long else files:

@@ -1,10 +1,14 @@
-"""Reading a folder of images and texts as candidates, and reporting unusable files.
+"""Reading of folders: their pictures, texts and PDF files become candidates.
 
-The text of an image is from the first of these that has one: the files beside it, a list of captions (both
-:mod:`genius_search.data.captions`), the image itself when it is encoded.
-Several captions are one text, a line each. All other fields of these are kept in ``source``. A ``.txt`` or
-``.md`` file that belongs to no picture is a text candidate, and so is a PDF file, whose text is kept in the
-user's cache.
+The caption of a picture is the first text in this list:
+
+1. its side-cars (``sidecars.py``)
+2. tables of captions (``tables.py``)
+3. the metadata inside its file (``photo_metadata.py``), which is read when the picture is encoded
+
+Several captions become one text, one per line. Other values of the same files become ``source``,
+the candidate's fields. ``.txt`` and ``.md`` files that do not describe pictures are candidates, as
+are PDF files, whose texts are cached in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -12,41 +16,35 @@ from __future__ import annotations
 import contextlib
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pathspec import GitIgnoreSpec
 
-from genius_search.data.captions import (
-    Caption,
-    Problem,
-    decode_text,
-    is_list,
-    read_lists,
-    read_side_cars,
-    read_text,
-    side_cars,
-)
+from genius_search.data.captions import Caption, Problem
 from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
 from genius_search.data.pdf import has_pypdf, read_pdf
+from genius_search.data.sidecars import match_side_cars, read_side_cars
+from genius_search.data.tables import is_caption_table, read_caption_tables
+from genius_search.data.text_files import decode_text, read_text
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
 
 IGNORE_FILE: Final = ".geniusignore"
-"""Patterns, as in ``.gitignore``, of what is left out of its folder."""
+"""A file with patterns, as in ``.gitignore``, of files to leave out of its folder."""
 NEVER_READ: Final = (
     r".* @eaDir @Recycle @Recently-Snapshot @tmp \#recycle \#snapshot $RECYCLE.BIN $Recycle.Bin RECYCLER "
     r"System?Volume?Information lost+found __MACOSX __pycache__ node_modules *.lrdata "
     r"*.photoslibrary/database/ *.photoslibrary/resources/ [Tt]humbs.db ehthumbs*.db [Dd]esktop.ini"
 )
-"""Patterns of thumbnails, bins and files of programs; a later pattern with ``!`` undoes one."""
-OTHER_KIND: Final = "files with the ending"
-"""What the reasons of files that are not known as pictures or texts begin with."""
+"""Patterns of thumbnails, bins and program files, which later patterns with ``!`` can override."""
+UNREAD_ENDING: Final = "files with the ending"
+"""Prefix of the reasons for leaving out files that are neither pictures nor texts."""
 _HINTS: Final = {
-    (".json", ".xmp"): "belong to pictures, and no picture beside it has its name",
+    (".json", ".xmp"): "describe pictures, and no picture in the same folder has this name",
     (*HEIF_SUFFIXES,): NEEDS_PHOTOS,
     (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
     (
@@ -55,23 +53,24 @@ _HINTS: Final = {
         ".gz",
     ): "are archives; unpack them into a folder (tar -xf FILE -C FOLDER) and give that",
     (".pdf",): "need the extra pdf: pip install 'genius-search[pdf]'",
-    (): "are not known as pictures or texts; convert a picture to JPEG",
 }
-"""What to do with them."""
-_Ignored: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
+"""Reasons for leaving out files, by ending, each with the remedy."""
+_DEFAULT_HINT: Final = "are not known as pictures or texts; convert a picture to JPEG"
+_IgnoreSpecs: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
+"""Folders and their patterns, from the root down."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderScan:
-    """Candidates of a folder. Images are not decoded before they are embedded."""
+    """The candidates of a folder. Images are decoded later, when they are embedded."""
 
     root: Path
     candidates: tuple[Candidate, ...]
-    """Sorted by name. The id is the file's path relative to the folder, with forward slashes."""
+    """Sorted by id, the file's path relative to the folder, with forward slashes."""
     problems: tuple[Problem, ...]
-    """Unusable files and lines of lists, each with the reason."""
+    """Unusable files and rows of tables, each with the reason."""
     unsure: frozenset[Path] = frozenset()
-    """Pictures whose captions are in a file that cannot be read."""
+    """Pictures that may have a caption in a file that cannot be read."""
 
 
 def read_folder(
@@ -81,17 +80,20 @@ def read_folder(
     exclude: Sequence[str] = (),
     skip: Callable[[Path], bool] = lambda _: False,
 ) -> FolderScan:
-    """Find all images and texts in a folder and its subfolders, each folder once.
+    """Read all images and texts in a folder and its subfolders, and each folder only once.
 
     Parameters
     ----------
+    root
+        The folder.
     captions
-        read the texts of images, which makes them image-text candidates; otherwise images have no text.
+        Read the captions of images, which become image-text candidates. Otherwise, images have no
+        text.
     exclude
-        patterns of what is left out, as in ``.gitignore``, besides :data:`NEVER_READ` and those in a file
-        ``.geniusignore`` in any folder.
+        Patterns of files to leave out, as in ``.gitignore``, in addition to :data:`NEVER_READ` and
+        the patterns in the files ``.geniusignore`` of the folders.
     skip
-        returns whether a folder is not to be read.
+        A function that returns whether to leave out a folder.
 
     Raises
     ------
@@ -114,105 +116,153 @@ def read_folder(
 def _walk(
     root: Path, ignored: GitIgnoreSpec, problems: list[Problem], skip: Callable[[Path], bool]
 ) -> Iterator[Path]:
-    """Yield the files of a folder; linked folders come last, so that others keep their names."""
-    waiting: list[tuple[Path, _Ignored]] = [(root, ((root, ignored),))]
-    links: list[tuple[Path, _Ignored]] = []
+    """Yield the files of a folder and its subfolders.
+
+    Linked folders come last: a folder that is reachable directly and by a link is read under its
+    direct name.
+    """
+    folders: list[tuple[Path, _IgnoreSpecs]] = [(root, ((root, ignored),))]
+    linked_folders: list[tuple[Path, _IgnoreSpecs]] = []
     visited: set[tuple[int, int]] = set()
-    while waiting or links:
-        folder, specs = waiting.pop() if waiting else links.pop(0)
+    while folders or linked_folders:
+        folder, specs = folders.pop() if folders else linked_folders.pop(0)
         try:
             status = folder.stat()
-            is_known = (status.st_dev, status.st_ino) in visited or skip(folder)
-            entries = [] if is_known else sorted(folder.iterdir())
+            is_visited = (status.st_dev, status.st_ino) in visited
+            entries = [] if is_visited or skip(folder) else sorted(folder.iterdir())
             visited.add((status.st_dev, status.st_ino))
         except OSError as error:
             problems.append(BadImage(folder, f"is a folder that cannot be read: {error.strerror}"))
             continue
         if {"index.json", "segments"} <= {path.name for path in entries}:
-            continue  # an index of ours
-        if (own := folder / IGNORE_FILE) in entries:
-            try:
-                specs = (
-                    *specs,
-                    (folder, GitIgnoreSpec.from_lines(composed(decode_text(own)).splitlines())),
-                )
-            except ValueError as error:
-                problems.append(BadImage(own, f"cannot be used: {getattr(error, 'reason', error)}"))
+            continue  # an index of GENIUS
+        if folder / IGNORE_FILE in entries:
+            specs = (*specs, *_read_ignore_file(folder / IGNORE_FILE, problems))
         for path in entries:
             is_folder = os.path.isdir(path)  # noqa: PTH112  False whatever the error
-            if not _is_ignored(path, specs, is_folder=is_folder):
-                if is_folder:
-                    (links if path.is_symlink() else waiting).append((path, specs))
-                else:
-                    yield path
+            if _is_ignored(path, specs, is_folder=is_folder):
+                continue
+            if not is_folder:
+                yield path
+            elif path.is_symlink():
+                linked_folders.append((path, specs))
+            else:
+                folders.append((path, specs))
 
 
-def _is_ignored(path: Path, specs: _Ignored, *, is_folder: bool) -> bool:
-    """Return what the last pattern says that fits; those of deeper folders come last."""
+def _read_ignore_file(file: Path, problems: list[Problem]) -> _IgnoreSpecs:
+    try:
+        patterns = composed(decode_text(file)).splitlines()
+        return ((file.parent, GitIgnoreSpec.from_lines(patterns)),)
+    except ValueError as error:
+        problems.append(BadImage(file, f"cannot be used: {getattr(error, 'reason', error)}"))
+        return ()
+
+
+def _is_ignored(path: Path, specs: _IgnoreSpecs, *, is_folder: bool) -> bool:
+    """Return whether patterns exclude a path; the last match decides, in the deepest folder."""
     for folder, spec in reversed(specs):
         name = composed(path.relative_to(folder).as_posix()) + "/" * is_folder
-        fits = spec.check_file(name).include
-        if fits is not None:
-            return fits
+        is_excluded = spec.check_file(name).include  # None without a match, False after a "!"
+        if is_excluded is not None:
+            return is_excluded
     return False
 
 
 def read_file(path: Path, *, captions: bool = True) -> FolderScan:
-    """Read one image or text like :func:`read_folder` does; the id is the file's name."""
-    near = [path]
+    """Read a single image or text as :func:`read_folder` does; the id is the file's name."""
+    neighbours = [path]
     if is_image_file(path):
         with contextlib.suppress(OSError):
-            near = sorted({*path.parent.iterdir(), path})
-    beside = side_cars(near).get(path, [])
-    lists = [one for one in near if is_list(one) and one not in beside]
-    scan = _scan(path.parent, [path, *beside, *lists], [], captions=captions)
-    # What is wrong with other lines of a list is reported when the folder is read.
-    problems = tuple(problem for problem in scan.problems if problem.file in (path, *beside))
+            neighbours = sorted({*path.parent.iterdir(), path})
+    side_cars = match_side_cars(neighbours).get(path, [])
+    tables = [
+        neighbour
+        for neighbour in neighbours
+        if is_caption_table(neighbour) and neighbour not in side_cars
+    ]
+    scan = _scan(path.parent, [path, *side_cars, *tables], [], captions=captions)
+    # Problems with a table's rows for other pictures are reported when the folder is read.
+    problems = tuple(problem for problem in scan.problems if problem.file in (path, *side_cars))
     return FolderScan(scan.root, scan.candidates, problems, scan.unsure)
 
 
 def _scan(
     root: Path, files: Sequence[Path], problems: list[Problem], *, captions: bool
 ) -> FolderScan:
-    pictures = side_cars(files)
-    listed, lists = read_lists(files, pictures, problems if captions else [])
-    skipped = lists.union(*pictures.values())
+    """Make candidates of files, and add unusable files to ``problems``."""
+    side_cars = match_side_cars(files)  # of each picture
+    table_problems = problems if captions else []
+    table_captions, tables = read_caption_tables(files, side_cars, table_problems)
+    not_candidates = tables.union(*side_cars.values())
     candidates: list[Candidate] = []
     for path in files:
-        if path in skipped:
+        if path in not_candidates:
             continue
         try:
-            did, kind = _id(root, path), path.suffix.lower()
+            did = _id(root, path)
             require_file(path)
             if is_image_file(path):
-                known: list[Caption] = []
+                sources: list[Caption] = []
                 if captions:
-                    known = [*read_side_cars(pictures[path], problems), listed.get(path, Caption())]
-                text = next(filter(None, (one.text for one in known)), None)
-                modality = Modality.of(has_image=True, has_text=text is not None)
-                # The first value of a field counts.
-                fields = {
-                    name: value for one in reversed(known) for name, value in one.fields.items()
-                }
-                source, lost = fields_to_json(fields)
-                candidates.append(Candidate(did, modality, text, did, source))
-                problems += [BadImage(path, problem) for problem in lost]
-            elif kind in (".txt", ".md") or (kind == ".pdf" and has_pypdf()):
-                is_pdf, cache = kind == ".pdf", user_cache() / "pdf"
-                text = read_pdf(path, cache, problems) if is_pdf else read_text(path)
-                candidates.append(Candidate(did, Modality.TEXT, text))
+                    sources += read_side_cars(side_cars[path], problems)
+                    sources.append(table_captions.get(path, Caption()))
+                candidates.append(_image_candidate(path, did, sources, problems))
             else:
-                hint = next(hint for kinds, hint in _HINTS.items() if kind in kinds or not kinds)
-                problems.append(BadImage(path, f"{OTHER_KIND} {path.suffix!r} {hint}"))
+                candidates.append(Candidate(did, Modality.TEXT, _read_document(path, problems)))
         except BadImage as error:
             problems.append(error)
-    broken = {problem.file for problem in problems if isinstance(problem, BadImage)}
-    places = {one.parent for one in broken & lists}
-    unsure = {one for one in pictures if broken & {*pictures[one]} or places & {*one.parents}}
-    return FolderScan(root, tuple(candidates), tuple(problems), frozenset(unsure))
+    unsure = _pictures_with_unread_captions(side_cars, tables, problems)
+    return FolderScan(root, tuple(candidates), tuple(problems), unsure)
+
+
+def _image_candidate(
+    path: Path, did: str, captions: Sequence[Caption], problems: list[Problem]
+) -> Candidate:
+    """Return a candidate with the first text of captions, and the first value of each field."""
+    text = next((caption.text for caption in captions if caption.text), None)
+    fields: dict[str, Any] = {}
+    for caption in reversed(captions):
+        fields |= caption.fields
+    source, field_problems = fields_to_json(fields)
+    problems += [BadImage(path, problem) for problem in field_problems]
+    modality = Modality.of(has_image=True, has_text=text is not None)
+    return Candidate(did, modality, text, did, source)
+
+
+def _read_document(path: Path, problems: list[Problem]) -> str:
+    """Return the text of a file that is not a picture.
+
+    Raises
+    ------
+    BadImage
+        The file has another type or cannot be read.
+    """
+    suffix = path.suffix.lower()
+    if suffix in (".txt", ".md"):
+        return read_text(path)
+    if suffix == ".pdf" and has_pypdf():
+        return read_pdf(path, user_cache() / "pdf", problems)
+    hints = (hint for suffixes, hint in _HINTS.items() if suffix in suffixes)
+    raise BadImage(path, f"{UNREAD_ENDING} {path.suffix!r} {next(hints, _DEFAULT_HINT)}")
+
+
+def _pictures_with_unread_captions(
+    side_cars: Mapping[Path, Sequence[Path]], tables: set[Path], problems: Sequence[Problem]
+) -> frozenset[Path]:
+    """Return the pictures that have an unreadable side-car, or an unreadable table above them."""
+    unreadable = {problem.file for problem in problems if isinstance(problem, BadImage)}
+    folders_of_tables = {table.parent for table in unreadable & tables}
+    return frozenset(
+        picture
+        for picture in side_cars
+        if not unreadable.isdisjoint(side_cars[picture])
+        or not folders_of_tables.isdisjoint(picture.parents)
+    )
 
 
 def _id(root: Path, path: Path) -> str:
+    """Return the id of a file: its path in the folder."""
     name = path.relative_to(root).as_posix()
     try:
         name.encode()
@@ -224,5 +274,5 @@ def _id(root: Path, path: Path) -> str:
 
 
 def user_cache() -> Path:
-    """Return the folder for what can be made again."""
+    """Return the cache directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius-search"

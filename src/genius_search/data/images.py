@@ -1,6 +1,6 @@
-"""Reading images as upright RGB at a bounded size, with clear errors for unreadable ones.
+"""Reading of pictures as upright RGB, with limits on size and time, and clear errors.
 
-Photographs in the wild may be rotated, grey, transparent, animated, truncated, empty or enormous.
+Files of users may be rotated, grey, transparent, animated, truncated, empty, enormous or hostile.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ from genius_search.errors import BadImage
 from genius_search.forks import free_in_children
 
 SHORTEST_SIDE: Final = 256
-"""Images are decoded at no less than this size in pixels, at which M-BEIR stores them (deviation 22)."""
+"""Pixels of the shorter side of images, below which they are not reduced when they are decoded.
+
+M-BEIR stores its images at this size (deviation 22)."""
 MAX_PIXELS: Final = 50_000_000
-"""Pictures that would decode to more pixels than this are refused (200 MB as RGB)."""
+"""Maximum number of pixels of a decoded picture (200 MB of memory)."""
 MAX_RATIO: Final = 32
-"""The longer side of a reduced picture is at most so many times the wanted shortest side."""
-MAX_PARTS: Final = 100_000
-"""Reads of a file from its head to its last pixel: hostile files have millions of parts."""
-MAX_SECONDS: Final = 5.0
-"""Processor time in which a picture must have been read, as a JPEG can go over its pixels again and again."""
+"""Maximum length of a reduced picture's longer side, as a multiple of the requested shorter side."""
+MAX_PICTURE_READS: Final = 100_000
+"""Maximum number of reads from a picture's file: hostile files have millions of parts."""
+MAX_PICTURE_SECONDS: Final = 5.0
+"""Maximum processor time for a picture: a JPEG can encode its pixels again and again."""
 MAX_EXIF_BYTES: Final = 1 << 20
-"""Larger EXIF or XMP data is ignored."""
+"""Maximum size of EXIF or XMP data; larger data is ignored."""
 STRIP_PIXELS: Final = 1 << 20
-"""Pixels that are converted at a time."""
-_LARGE: Final = 4_000_000
-"""Pictures of more pixels are decoded one at a time, since threads share the memory."""
+"""Number of pixels that are converted at a time."""
+_MAX_PARALLEL_PIXELS: Final = 4_000_000
+"""Larger pictures are decoded one at a time, because all threads share the memory."""
 
 
 def _register_heif() -> bool:
-    """Let Pillow read HEIC, the format of iPhones, if the extra ``photos`` is installed."""
+    """Register the decoder of HEIC, the format of iPhones, if the extra ``photos`` is installed."""
     try:
         from pillow_heif import register_heif_opener  # noqa: PLC0415  an extra
     except ImportError:
         return False
-    register_heif_opener(thumbnails=False)  # they would be decoded before their size is looked at
+    register_heif_opener(thumbnails=False)  # they would be decoded before their size is checked
     return True
 
 
@@ -67,21 +69,23 @@ FORMATS: Final = (
     *(("AVIF",) if features.check("avif") else ()),
     *(("HEIF",) if _register_heif() else ()),
 )
-"""Allowed decoders; Pillow's others (PostScript, fonts, ...) are not needed."""
-SAFE_FORMATS: Final = tuple(kind for kind in FORMATS if kind not in ("AVIF", "TIFF"))
-"""Formats of strangers' pictures. Others may take memory for more than the pixels that their header tells."""
-_COPIES: Final = {"WEBP": 2, "AVIF": 2}
-"""Pixels for which one counts in formats whose decoders make several copies of a picture."""
+"""Formats that are decoded; Pillow's other decoders (PostScript, fonts, ...) are not needed."""
+SAFE_FORMATS: Final = tuple(name for name in FORMATS if name not in ("AVIF", "TIFF"))
+"""Formats accepted from untrusted clients.
+
+Decoders of other formats may use more memory than the header's number of pixels implies."""
+_DECODER_COPIES: Final = {"WEBP": 2, "AVIF": 2}
+"""Number of copies of a picture that the decoder of a format makes; 1 for other formats."""
 
 IMAGE_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
     | ({".avif"} if "AVIF" in FORMATS else set())
     | (HEIF_SUFFIXES if "HEIF" in FORMATS else set())
 )
-"""Usual endings of the files that :func:`open_image` reads."""
+"""Endings of the files that :func:`open_image` reads."""
 
-_GIVEN: Final = Path("the image")
-"""What errors call an image that is not a file."""
+_UNNAMED: Final = Path("the image")
+"""Name, in errors, of a picture that is not a file."""
 
 _decoding_large = free_in_children(threading.Lock())
 _changing_warnings = free_in_children(threading.Lock())
@@ -93,141 +97,154 @@ def is_image_file(path: Path) -> bool:
 
 
 def open_image(
-    given: Path | bytes | Image.Image,
+    source: Path | bytes | Image.Image,
     *,
     name: str = "the image",
     formats: tuple[str, ...] = FORMATS,
     max_pixels: int = MAX_PIXELS,
     shortest_side: int | None = None,
 ) -> Image.Image:
-    """Read an image as upright RGB, with transparency on white; of an animation, the first frame.
+    """Read an image as upright RGB, with a white background, and only the first frame of animations.
 
     Parameters
     ----------
-    given
-        the file; or its bytes or a Pillow image, which errors refer to by ``name``.
+    source
+        A file, the bytes of a file, or a Pillow image.
+    name
+        Name of the bytes or the Pillow image in errors.
+    formats
+        Formats to accept, as Pillow names them.
     max_pixels
-        refuse images that would decode to more pixels. Pillow's limit (178 million pixels in the file)
-        applies as well.
+        Refuse images that would decode to more pixels. Pillow's own limit (178 million pixels in
+        the file) also applies.
     shortest_side
-        read the image at a half, a quarter or an eighth of its size if its shorter side keeps at least this
-        many pixels. A JPEG is decoded so, in a fraction of the time and memory: a 100-megapixel photograph
-        can be read even if its full size would be refused. The longer side is reduced further, until it has
-        at most :data:`MAX_RATIO` times as many.
+        Reduce the image to a half, a quarter or an eighth of its size, as long as its shorter side
+        has at least this many pixels. JPEG files are decoded at the reduced size in a fraction of the
+        time and memory, so a 100-megapixel photograph can be read although its full size would be
+        refused. The longer side is reduced further, to at most :data:`MAX_RATIO` times this number.
 
     Raises
     ------
     BadImage
         The file is missing, empty, damaged, too large, or not an image.
     """
-    path = given if isinstance(given, Path) else Path(name)
-    if given == b"":
+    path = source if isinstance(source, Path) else Path(name)
+    if source == b"":
         raise BadImage(path, "is empty (0 bytes)")
-    with opened_image(given, path, formats) as opened:
-        return _decode(path, opened, max_pixels, shortest_side)
+    with open_header(source, path, formats) as image:
+        return _decode(path, image, max_pixels, shortest_side)
 
 
-def as_image(given: object, *, shortest_side: int | None = None) -> Image.Image:
-    """Return a picture given as a file, its bytes, a Pillow image or an array as upright RGB.
+def as_image(source: object, *, shortest_side: int | None = None) -> Image.Image:
+    """Return a picture as upright RGB, from any of the forms that Python code has pictures in.
 
     Parameters
     ----------
-    given
-        a path, the bytes of a file, a Pillow image, or an array of ``uint8`` of shape (height, width) or
-        (height, width, 3 or 4).
+    source
+        A path, the bytes of a file, a Pillow image, or an array of ``uint8`` of shape
+        (height, width) or (height, width, 3 or 4).
 
     Raises
     ------
     BadImage
-        It is none of these, or cannot be read. URLs are not fetched.
+        The picture has another type or form, or cannot be read. URLs are not downloaded.
     """
-    match given:
+    match source:
         case Image.Image():
-            return open_image(given)
+            return open_image(source)
         case bytes():
-            return open_image(given, shortest_side=shortest_side)
+            return open_image(source, shortest_side=shortest_side)
         case Path():
-            return open_image(as_path(given), shortest_side=shortest_side)
-        case str() if re.match(r"[a-z][a-z0-9+.-]+://", given, re.IGNORECASE):
+            return open_image(as_path(source), shortest_side=shortest_side)
+        case str() if re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
             raise BadImage(
-                _GIVEN, f"is a URL, {given[:80]}; download it, and give its bytes or its path"
+                _UNNAMED, f"is a URL, {source[:80]}; download it, and give its bytes or its path"
             )
         case str():
-            return open_image(as_path(given), shortest_side=shortest_side)
-        case np.ma.MaskedArray() if np.ma.is_masked(given):
-            raise BadImage(_GIVEN, "is an array with masked pixels; fill them: array.filled(0)")
+            return open_image(as_path(source), shortest_side=shortest_side)
         case np.ndarray():
-            channels = given.shape[2:]
-            if (
-                given.dtype != np.uint8
-                or given.ndim not in (2, 3)
-                or channels not in ((), (3,), (4,))
-            ):
-                found = f"{given.dtype} of shape {given.shape}"
-                raise BadImage(
-                    _GIVEN, f"is an array of {found}, expected uint8 of shape (height, width, 3)"
-                )
-            return open_image(Image.fromarray(given))
-        case _:
-            kind = f"{type(given).__module__}.{type(given).__qualname__}"
-            raise BadImage(
-                _GIVEN,
-                f"is of type {kind}; expected a path, bytes, a Pillow image or a NumPy array",
-            )
+            return open_image(_from_array(source))
+    type_name = f"{type(source).__module__}.{type(source).__qualname__}"
+    raise BadImage(
+        _UNNAMED,
+        f"is of type {type_name}; expected a path, bytes, a Pillow image or a NumPy array",
+    )
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise BadImage(_UNNAMED, "is an array with masked pixels; fill them: array.filled(0)")
+    channels = array.shape[2:]
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in ((), (3,), (4,)):
+        raise BadImage(
+            _UNNAMED,
+            f"is an array of {array.dtype} of shape {array.shape}, expected uint8 of shape "
+            "(height, width, 3)",
+        )
+    return Image.fromarray(array)
 
 
 def encode_jpeg(picture: Image.Image, *, quality: int) -> bytes:
-    """Return an RGB picture as JPEG, without EXIF data."""
+    """Encode an RGB picture as JPEG, without EXIF data."""
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=quality, optimize=True, exif=b"")
     return file.getvalue()
 
 
-class _Source(io.BufferedReader):
-    """The file of a picture; reading it ends with :class:`BadImage` if that takes too long."""
+class _PictureFile(io.BufferedReader):
+    """The file of a picture, which stops decoders that read too often or for too long."""
 
-    def __init__(self, given: Path | bytes, path: Path) -> None:
-        super().__init__(io.BytesIO(given) if isinstance(given, bytes) else io.FileIO(given))
-        self._path, self._parts, self._end = path, 0, time.thread_time() + MAX_SECONDS
+    def __init__(self, source: Path | bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(source) if isinstance(source, bytes) else io.FileIO(source))
+        self._path = path
+        self._num_reads = 0
+        self._deadline = time.thread_time() + MAX_PICTURE_SECONDS
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self._parts += 1
-        if self._parts > MAX_PARTS or time.thread_time() > self._end:
+        self._num_reads += 1
+        if self._num_reads > MAX_PICTURE_READS or time.thread_time() > self._deadline:
             raise BadImage(
-                self._path, "has too many parts to be read; save it anew with another program"
+                self._path, "has too many parts to be read; save it again with another program"
             )
         return super().read(size)
 
 
 @contextmanager
-def opened_image(
-    given: Path | bytes | Image.Image, path: Path, formats: tuple[str, ...] = FORMATS
+def open_header(
+    source: Path | bytes | Image.Image, path: Path, formats: tuple[str, ...] = FORMATS
 ) -> Iterator[Image.Image]:
-    """Read the header of a picture; what decoders raise on damaged bytes, nearly anything, is BadImage."""
-    if isinstance(given, Path):
-        require_file(given)
+    """Open a picture and read its header, but no pixels yet.
+
+    Raises
+    ------
+    BadImage
+        The file is missing, is not a picture, or a decoder raises any error, also inside the
+        ``with`` block. Errors mention ``path``.
+    """
+    if isinstance(source, Path):
+        require_file(source)
     try:
-        if isinstance(given, Image.Image):
-            yield given
+        if isinstance(source, Image.Image):
+            yield source
             return
-        with _Source(given, path) as file:
-            with quiet():
-                opened = Image.open(file, formats=formats)
-            with opened:
+        with _PictureFile(source, path) as file:
+            with without_warnings():
+                image = Image.open(file, formats=formats)
+            with image:
                 for name in ("exif", "xmp"):
-                    if len(opened.info.get(name) or b"") > MAX_EXIF_BYTES:
-                        del opened.info[name]
-                yield opened
+                    if len(image.info.get(name) or b"") > MAX_EXIF_BYTES:
+                        del image.info[name]
+                yield image
     except BadImage:
         raise
     except UnidentifiedImageError:
-        known = ", ".join(formats)
+        supported = ", ".join(formats)
         raise BadImage(
-            path, f"is not a picture in a supported format ({known}), or is damaged"
+            path, f"is not a picture in a supported format ({supported}), or is damaged"
         ) from None
     except (Image.DecompressionBombError, MemoryError) as error:
         raise BadImage(path, f"is too large to be opened safely: {error}") from None
-    except Exception as error:  # noqa: BLE001  as said above
+    except Exception as error:  # noqa: BLE001  decoders raise nearly anything on damaged bytes
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadImage(
             path, f"is damaged or unreadable: {reason or type(error).__name__}"
@@ -235,94 +252,115 @@ def opened_image(
 
 
 def _decode(
-    path: Path, opened: Image.Image, max_pixels: int, shortest_side: int | None
+    path: Path, image: Image.Image, max_pixels: int, shortest_side: int | None
 ) -> Image.Image:
-    width, height = full_size = opened.size
-    if not width * height:
-        raise BadImage(path, f"has no pixels: it is {width} x {height}")
+    """Decode a picture whose header has been read, reduce it, and turn it upright."""
+    full_width, full_height = image.size
+    full_pixels = full_width * full_height
+    if not full_pixels:
+        raise BadImage(path, f"has no pixels: it is {full_width} x {full_height}")
     factors = (1, 1)
     if shortest_side is not None:
-        opened.draft(None, (shortest_side, shortest_side))
-        factor = 1
-        while (
-            opened.size == full_size and factor < 8 and min(full_size) >= 2 * factor * shortest_side
-        ):
-            factor *= 2
-        longest = MAX_RATIO * shortest_side
-        factors = (
-            max(factor, -(-opened.width // longest)),
-            max(factor, -(-opened.height // longest)),
-        )
-    if not (isinstance(opened, JpegImageFile) and _has_several_scans(opened)):
-        width, height = opened.size
-    pixels = width * height * _COPIES.get(opened.format or "", 1)
-    if pixels > max_pixels:
+        image.draft(None, (shortest_side, shortest_side))  # changes image.size of JPEG files only
+        factors = _reduction_factors(image, (full_width, full_height), shortest_side)
+    needs_full_size = isinstance(image, JpegImageFile) and _has_several_scans(image)
+    decoded_pixels = full_pixels if needs_full_size else image.width * image.height
+    pixels_in_memory = decoded_pixels * _DECODER_COPIES.get(image.format or "", 1)
+    if pixels_in_memory > max_pixels:
+        allowed = max_pixels * full_pixels // pixels_in_memory
         raise BadImage(
             path,
-            f"is {full_size[0]:,} x {full_size[1]:,} = {math.prod(full_size):,} pixels; at most "
-            f"{max_pixels * math.prod(full_size) // pixels:,} are allowed. Make it smaller",
+            f"is {full_width:,} x {full_height:,} = {full_pixels:,} pixels; at most {allowed:,} are "
+            "allowed. Make it smaller",
         )
-    with _decoding_large if pixels > _LARGE else contextlib.nullcontext():
-        whole = _to_rgb(opened, factors)
-    with (
-        quiet(),
-        contextlib.suppress(Exception),
-    ):  # Pillow raises nearly anything on damaged EXIF data
-        whole.getexif()[ExifTags.Base.Orientation] = opened.getexif()[ExifTags.Base.Orientation]
-    ImageOps.exif_transpose(whole, in_place=True)
-    return whole
+    is_large = pixels_in_memory > _MAX_PARALLEL_PIXELS
+    with _decoding_large if is_large else contextlib.nullcontext():
+        rgb = _to_rgb(image, factors)
+    _turn_upright(rgb, image)
+    return rgb
 
 
-def _has_several_scans(opened: JpegImageFile) -> bool:
-    """Return whether a JPEG's decoder holds the whole of it at full size, whatever size is wanted.
+def _reduction_factors(
+    image: Image.Image, full_size: tuple[int, int], shortest_side: int
+) -> tuple[int, int]:
+    """Return the factors by which width and height are divided after decoding.
 
-    It does for progressive ones, and for others whose first scan has only some of the colours.
+    The factor is 1, 2, 4 or 8 for both sides, but 1 if the decoder itself has reduced the picture. A
+    side that is still longer than ``MAX_RATIO * shortest_side`` has a larger factor.
     """
-    bands = len(opened.getbands())
-    if "progressive" in opened.info or bands > 3 or opened.fp is None:
+    is_reduced = image.size != full_size
+    factor = 1
+    while not is_reduced and factor < 8 and min(full_size) >= 2 * factor * shortest_side:
+        factor *= 2
+    longest = MAX_RATIO * shortest_side
+    return max(factor, math.ceil(image.width / longest)), max(
+        factor, math.ceil(image.height / longest)
+    )
+
+
+def _turn_upright(rgb: Image.Image, image: Image.Image) -> None:
+    """Rotate and mirror decoded pixels as the EXIF data of the file says."""
+    orientation = ExifTags.Base.Orientation
+    with without_warnings(), contextlib.suppress(Exception):  # damaged EXIF data raises anything
+        rgb.getexif()[orientation] = image.getexif()[orientation]
+    ImageOps.exif_transpose(rgb, in_place=True)
+
+
+def _has_several_scans(image: JpegImageFile) -> bool:
+    """Return whether a JPEG's decoder holds all pixels at full size, even for a reduced picture.
+
+    This is so for progressive files, and for files whose first scan lacks some of the colours.
+    """
+    num_colours = len(image.getbands())
+    if "progressive" in image.info or num_colours > 3 or image.fp is None:
         return True
-    # Pillow stops behind the head of the first scan: its size (two bytes), its number of colours, and so on.
-    opened.fp.seek(-6 - 2 * bands, io.SEEK_CUR)
-    return opened.fp.read(6 + 2 * bands)[2] != bands
+    # Pillow has read the header of the first scan, which ends here:
+    #   size (2 bytes), number of colours n (1 byte), 2 bytes per colour, 3 bytes
+    header_size = 6 + 2 * num_colours
+    image.fp.seek(-header_size, io.SEEK_CUR)
+    return image.fp.read(header_size)[2] != num_colours
 
 
-def _to_rgb(opened: Image.Image, factors: tuple[int, int]) -> Image.Image:
-    """Convert to RGB and divide the size, strip by strip, so that only the result is added to the memory."""
-    opened.load()
-    width, height = opened.size
+def _to_rgb(image: Image.Image, factors: tuple[int, int]) -> Image.Image:
+    """Convert a picture to RGB and divide its width and height by factors.
+
+    The picture is converted in horizontal strips, so only the result needs additional memory.
+    """
+    image.load()
+    width, height = image.size
     across, down = factors
-    is_deep = opened.mode.startswith(("I", "F"))  # Pillow's conversion would clip these to white
+    # Pillow's conversion would clip integers of 16 or 32 bits and floats to white.
+    is_deep = image.mode.startswith(("I", "F"))
     low, high = 0.0, 65_535.0
-    if is_deep and not opened.mode.startswith("I;16"):
-        low, high = cast("tuple[float, float]", opened.getextrema())
+    if is_deep and not image.mode.startswith("I;16"):
+        low, high = cast("tuple[float, float]", image.getextrema())
         if not math.isfinite(high - low):
             raise ValueError("not all of its values are numbers")
-    whole = Image.new("RGB", (-(-width // across), -(-height // down)))
-    rows = max(1, STRIP_PIXELS // (width * down)) * down
-    for top in range(0, height, rows):
-        strip = opened.crop((0, top, width, min(height, top + rows)))
-        if is_deep:
+    rgb = Image.new("RGB", (-(-width // across), -(-height // down)))
+    strip_height = max(1, STRIP_PIXELS // (width * down)) * down
+    for top in range(0, height, strip_height):
+        strip = image.crop((0, top, width, min(height, top + strip_height)))
+        if is_deep:  # low .. high becomes 0 .. 255
             values = (np.asarray(strip).astype(np.float64) - low) * (255 / ((high - low) or 1))
             strip = Image.fromarray(values.round().astype(np.uint8))
-        elif opened.has_transparency_data:
+        elif image.has_transparency_data:
             strip = strip.convert("RGBA")
             strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
-        whole.paste(strip.convert("RGB").reduce(factors), (0, top // down))
-    return whole
+        rgb.paste(strip.convert("RGB").reduce(factors), (0, top // down))
+    return rgb
 
 
 def image_type(path: Path) -> str:
-    """Return the media type of a picture, such as ``image/jpeg``. Only its header is read.
+    """Return the media type of a picture, such as ``image/jpeg``, from its header.
 
     Raises
     ------
     BadImage
-        The file is missing or no picture.
+        The file is missing or is not a picture.
     """
-    with opened_image(path, path) as opened:
-        return (
-            cast("ImageFile.ImageFile", opened).get_format_mimetype() or "application/octet-stream"
-        )
+    with open_header(path, path) as image:
+        media_type = cast("ImageFile.ImageFile", image).get_format_mimetype()
+        return media_type or "application/octet-stream"
 
 
 def require_file(path: Path) -> None:
@@ -342,11 +380,11 @@ def require_file(path: Path) -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Silence Pillow's warnings about odd headers.
 
-    Warning filters are global and changing them is not thread-safe, so a lock is held. Only the quick reading
-    of headers needs it, so decoding still runs in parallel.
+    Warning filters are global, and changing them is not thread-safe, so a lock is held. Only the
+    reading of headers, which is quick, needs it; pixels are decoded in parallel.
     """
     with _changing_warnings, warnings.catch_warnings():
         warnings.simplefilter("ignore")

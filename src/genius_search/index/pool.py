@@ -17,11 +17,12 @@ import PIL.Image
 from jaxtyping import Shaped
 
 from genius_search.border import as_column, as_id, as_ids, as_matrix, as_path, as_text, is_missing
-from genius_search.data.captions import Caption, Problem, read_photo
+from genius_search.data.captions import Caption, Problem
 from genius_search.data.features import LeftOut
 from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type
 from genius_search.data.mbeir import read_pool
+from genius_search.data.photo_metadata import read_photo
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item

@@ -6,8 +6,8 @@ import sys
 import pytest
 from PIL import Image
 
-from genius_search.data.captions import MAX_TEXT_BYTES
 from genius_search.data.folder import read_file, read_folder
+from genius_search.data.text_files import MAX_TEXT_BYTES
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Modality
 
@@ -277,7 +277,7 @@ def test_a_caption_with_commas_needs_no_quotes_and_broken_rows_cost_only_themsel
     for header, last in (("image,caption\n", 3), ("", 2)):
         rows = f"{header}p.jpg,one,two\ngone.jpg,three\n"
         (tmp_path / "captions.txt").write_text(f'{rows}q,"four\np.jpg,five\n')
-        assert "quote without end" in problems_of(tmp_path)["captions.txt"]
+        assert "unclosed quote" in problems_of(tmp_path)["captions.txt"]
         (tmp_path / "captions.txt").write_text(f'{rows}q,"{"x" * 1_000_001}')
         scan = read_folder(tmp_path)
         assert [one.text for one in scan.candidates] == ["one,two"]

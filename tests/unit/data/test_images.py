@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, TiffImagePlugin, features
 
 from genius_search.data import images
-from genius_search.data.captions import read_photo
 from genius_search.data.images import SAFE_FORMATS, open_image
+from genius_search.data.photo_metadata import read_photo
 from genius_search.errors import BadImage
 
 RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
