@@ -65,7 +65,8 @@ def find_columns(columns: Iterable[str], names: Sequence[str]) -> list[str]:
 
     Case and the prefixes that exiftool writes are ignored::
 
-        find_columns(["XMP:Title", "Caption", "id"], ["caption", "title"]) == ["Caption", "XMP:Title"]
+        find_columns(["XMP:Title", "Caption", "id"], ["caption", "title"])
+            -> ["Caption", "XMP:Title"]
     """
     columns_by_name = {column.rpartition(":")[2].strip().lower(): column for column in columns}
     return [columns_by_name[name] for name in names if name in columns_by_name]

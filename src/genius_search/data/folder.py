@@ -36,8 +36,8 @@ from genius_search.records import Candidate, Modality, composed
 IGNORE_FILE: Final = ".geniusignore"
 """A file with patterns, as in ``.gitignore``, of files to leave out of its folder."""
 NEVER_READ: Final = (
-    r".* @eaDir @Recycle @Recently-Snapshot @tmp \#recycle \#snapshot $RECYCLE.BIN $Recycle.Bin RECYCLER "
-    r"System?Volume?Information lost+found __MACOSX __pycache__ node_modules *.lrdata "
+    r".* @eaDir @Recycle @Recently-Snapshot @tmp \#recycle \#snapshot $RECYCLE.BIN $Recycle.Bin "
+    r"RECYCLER System?Volume?Information lost+found __MACOSX __pycache__ node_modules *.lrdata "
     r"*.photoslibrary/database/ *.photoslibrary/resources/ [Tt]humbs.db ehthumbs*.db [Dd]esktop.ini"
 )
 """Patterns of thumbnails, bins and program files, which later patterns with ``!`` can override."""

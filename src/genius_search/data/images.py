@@ -32,7 +32,7 @@ M-BEIR stores its images at this size (deviation 22)."""
 MAX_PIXELS: Final = 50_000_000
 """Maximum number of pixels of a decoded picture (200 MB of memory)."""
 MAX_RATIO: Final = 32
-"""Maximum length of a reduced picture's longer side, as a multiple of the requested shorter side."""
+"""Maximum length of a reduced picture's longer side, in multiples of ``shortest_side``."""
 MAX_PICTURE_READS: Final = 100_000
 """Maximum number of reads from a picture's file: hostile files have millions of parts."""
 MAX_PICTURE_SECONDS: Final = 5.0
@@ -104,7 +104,7 @@ def open_image(
     max_pixels: int = MAX_PIXELS,
     shortest_side: int | None = None,
 ) -> Image.Image:
-    """Read an image as upright RGB, with a white background, and only the first frame of animations.
+    """Read an image, or the first frame of an animation, as upright RGB on a white background.
 
     Parameters
     ----------
@@ -119,9 +119,10 @@ def open_image(
         the file) also applies.
     shortest_side
         Reduce the image to a half, a quarter or an eighth of its size, as long as its shorter side
-        has at least this many pixels. JPEG files are decoded at the reduced size in a fraction of the
-        time and memory, so a 100-megapixel photograph can be read although its full size would be
-        refused. The longer side is reduced further, to at most :data:`MAX_RATIO` times this number.
+        has at least this many pixels. JPEG files are decoded at the reduced size in a fraction of
+        the time and memory, so a 100-megapixel photograph can be read although its full size would
+        be refused. The longer side is reduced further, to at most :data:`MAX_RATIO` times this
+        number.
 
     Raises
     ------
@@ -270,8 +271,8 @@ def _decode(
         allowed = max_pixels * full_pixels // pixels_in_memory
         raise BadImage(
             path,
-            f"is {full_width:,} x {full_height:,} = {full_pixels:,} pixels; at most {allowed:,} are "
-            "allowed. Make it smaller",
+            f"is {full_width:,} x {full_height:,} = {full_pixels:,} pixels; at most {allowed:,} "
+            "are allowed. Make it smaller",
         )
     is_large = pixels_in_memory > _MAX_PARALLEL_PIXELS
     with _decoding_large if is_large else contextlib.nullcontext():
@@ -283,10 +284,10 @@ def _decode(
 def _reduction_factors(
     image: Image.Image, full_size: tuple[int, int], shortest_side: int
 ) -> tuple[int, int]:
-    """Return the factors by which width and height are divided after decoding.
+    """Return the divisors of width and height after decoding.
 
-    The factor is 1, 2, 4 or 8 for both sides, but 1 if the decoder itself has reduced the picture. A
-    side that is still longer than ``MAX_RATIO * shortest_side`` has a larger factor.
+    Both are 1, 2, 4 or 8, but 1 if the decoder itself has reduced the picture. A side that would
+    still be longer than ``MAX_RATIO * shortest_side`` gets a larger divisor.
     """
     is_reduced = image.size != full_size
     factor = 1

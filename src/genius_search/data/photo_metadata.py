@@ -63,10 +63,10 @@ def read_photo(path: Path) -> Caption:
 
     Returns
     -------
-    Texts: the description (or else the title), and the keywords. Fields, as far as they are present:
-    ``taken`` (``2024-05-01T12:30:00``, local time), ``camera``, ``latitude`` and ``longitude``
-    (degrees), ``title``, ``keywords``, ``people``, ``rating``, ``city``, ``country``. Damaged
-    metadata is ignored.
+    Texts: the description (or else the title), and the keywords. Fields, if present: ``taken``
+    (``2024-05-01T12:30:00``, local time), ``camera``, ``latitude`` and ``longitude`` (degrees),
+    ``title``, ``keywords``, ``people``, ``rating``, ``city``, ``country``. Damaged metadata is
+    ignored.
     """
     fields: dict[str, Any] = {}
     with contextlib.suppress(Exception), open_header(path, path) as image:
@@ -193,8 +193,8 @@ def _decode_utf16(data: bytes, byte_order: str) -> str:
 
     Programs disagree about the byte order. Most characters of European languages have a zero byte:
     "ab" is ``00 61 00 62`` in big-endian order and ``61 00 62 00`` in little-endian order. So the
-    side with more zeros decides. Padding is removed: NULs, or pairs of blanks, which read as daggers
-    (U+2020).
+    side with more zeros decides. Padding is removed: NULs, or pairs of blanks, which are daggers
+    (U+2020) in UTF-16.
     """
     data = data[: len(data) // 2 * 2]
     first_zeros, second_zeros = data[::2].count(0), data[1::2].count(0)

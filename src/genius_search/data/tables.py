@@ -129,8 +129,9 @@ def _file_name(row: Mapping[str, Any]) -> str | None:
 class _PictureFinder:
     r"""Finds the picture that a table means by a file name.
 
-    Names are paths relative to the table's folder. If no name in the table is such a path, the table
-    was made elsewhere. Then the end of a path is compared, if only one picture has this end::
+    Names are paths relative to the table's folder. If no name in the table is such a path, the
+    table comes from another machine. Then the ends of paths are compared, and a name means the only
+    picture with this end::
 
         name in the table      pictures                result
         C:\data\toys\kite.jpg  toys/kite.jpg           toys/kite.jpg

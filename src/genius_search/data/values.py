@@ -1,4 +1,9 @@
-"""Values of fields: what is given becomes JSON, and JSON becomes what conditions are compared with."""
+"""Values of fields, in three forms.
+
+Python values, such as ``datetime.date(2024, 5, 1)``, become JSON (``"2024-05-01"``), which is stored
+with the item. JSON values become table values, with which conditions are compared: that text, and
+also the time ``b"T2024-05-01T00:00:00.000000"``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from genius_search.border import as_id, is_missing
 from genius_search.records import composed
 
 Value: TypeAlias = str | int | float | bytes | None
-"""A value as the table of fields stores it: Booleans and times are bytes. None stands for a missing one."""
+"""A value in the table of fields. Booleans and times are bytes; None is a missing value."""
 
 TRUE: Final = b"\1"
 FALSE: Final = b"\0"
@@ -28,39 +33,42 @@ TIME: Final = re.compile(
     r"\d{4}(-\d\d(-\d\d([Tt ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(?:[Zz]| ?[+-]\d\d(?::?\d\d)?)?)?)?)?",
     re.ASCII,
 )
-"""A year, month, day or time in ISO 8601, also with a blank instead of T."""
+"""A year, month, day or time in ISO 8601; a blank may replace the T."""
 EXIF_DAY: Final = re.compile(r"(\d{4}):(\d\d):(\d\d)(?![^T ])", re.ASCII)
-"""A day as EXIF, and so exiftool, writes it."""
+"""A day as EXIF and exiftool write it: ``2024:05:01``."""
 YEAR_DIGITS: Final = 4
+"""Length of a year. A text of this length is a number and not also a time."""
 
 
 class Span(NamedTuple):
-    """All values of one kind from ``low`` to ``high``, which may be the same."""
+    """All values of one type from ``low`` to ``high``, both included."""
 
     low: Value
     high: Value
 
 
 def fields_to_json(fields: Mapping[Any, object] | None) -> tuple[str | None, list[str]]:
-    """Return fields as an item stores them, and what is wrong with those that are left out."""
-    kept, problems = {}, []
+    """Return fields as JSON (None without fields), and a message for each unusable field."""
+    json_fields: dict[str, Any] = {}
+    problems: list[str] = []
     for name, value in (fields or {}).items():
         try:
-            kept.update(plain({name: value}))
+            json_fields |= to_json_value({name: value})
         except (TypeError, ValueError, RecursionError) as error:
             problems.append(f"its field {str(name)[:80]!r} is left out: {error}")
-    return (json.dumps(kept, ensure_ascii=False) if kept else None), problems
+    return (json.dumps(json_fields, ensure_ascii=False) if json_fields else None), problems
 
 
-def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a kind of value each
-    """Return a value as JSON has it, or None if it is missing: NaN, an infinity, NaT or pandas' NA.
+def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each type
+    """Convert a value to a type of JSON.
 
-    NumPy's values become Python's, dates and times texts in ISO 8601, and texts are composed (NFC).
+    NumPy's values become Python's, dates and times become texts in ISO 8601, and texts are composed
+    (NFC). Missing values become None: NaN, infinities, NaT, and pandas' NA.
 
     Raises
     ------
     TypeError, ValueError
-        JSON has no such value.
+        The value has no form in JSON.
     """
     match value:
         case str():
@@ -74,42 +82,48 @@ def plain(value: Any) -> Any:  # noqa: C901, PLR0911  a kind of value each
             return None if value != value else value.isoformat()  # noqa: PLR0124  pandas' NaT is a date
         case np.generic() | np.ndarray():
             if value.dtype.name == "datetime64[ns]":
-                value = value.astype("datetime64[us]")  # nanoseconds would become numbers
-            if isinstance(inner := value.tolist(), np.generic):
+                value = value.astype("datetime64[us]")  # tolist() turns nanoseconds into integers
+            python_value = value.tolist()
+            if isinstance(python_value, np.generic):
                 raise TypeError(f"{value!r} is no number, text or date")
-            return plain(inner)
+            return to_json_value(python_value)
         case Mapping():
-            return {as_id(name, "a name"): plain(inner) for name, inner in value.items()}
+            return {as_id(name, "a name"): to_json_value(inner) for name, inner in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [plain(inner) for inner in value]
+            return [to_json_value(inner) for inner in value]
         case PurePath():
-            return plain(str(value))
+            return to_json_value(str(value))
     if is_missing(value):
         return None
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    type_name = f"{type(value).__module__}.{type(value).__qualname__}"
     raise TypeError(
-        f"a {kind} is no number, text, date, true or false, nor a list or mapping of them"
+        f"a {type_name} is no number, text, date, true or false, nor a list or mapping of them"
     )
 
 
 def table_values(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Value]]:
-    """Yield path and value of each value of an item's fields; every path also with None.
+    """Yield the path and the table values of each value in an item's fields.
 
-    Values in a list, and those of objects in a list, have the path of the list. A text that reads as a number
-    or a date is also one.
+    Elements of a list have the path of the list. Every path also has the value None. ::
+
+        {"price": 12, "size": {"width": [3, "4"]}}
+            -> (), None;  ("price",), None;  ("price",), 12;  ("size",), None
+               ("size", "width"), None, three times
+               ("size", "width"), 3;  ("size", "width"), "4";  ("size", "width"), 4
     """
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), fields)]
-    while waiting:
-        path, value = waiting.pop()
+    unvisited: list[tuple[tuple[str, ...], Any]] = [((), fields)]
+    while unvisited:
+        path, value = unvisited.pop()
         if isinstance(value, dict):
-            waiting += [((*path, composed(name)), inner) for name, inner in value.items()]
+            unvisited += [((*path, composed(name)), inner) for name, inner in value.items()]
         elif isinstance(value, list):
-            waiting += [(path, inner) for inner in value]
-        for one in _stored(value):
-            yield path, one
+            unvisited += [(path, inner) for inner in value]
+        for table_value in _table_values_of(value):
+            yield path, table_value
 
 
-def _stored(value: object) -> Iterator[Value]:
+def _table_values_of(value: object) -> Iterator[Value]:
+    """Yield None, and the forms of a value: the text ``"2024-05"`` is also a time, ``"12"`` a number."""
     yield None
     match value:
         case bool():
@@ -140,21 +154,22 @@ def number_of(text: str) -> int | float | None:
 
 
 def times_of(text: str) -> Span | None:
-    """Return the first and the last microsecond of a year, month, day or time in ISO 8601, else None.
+    """Return the first and last microsecond of a year, month, day or time; None for other texts.
 
-    A day may be spelled as in EXIF. They are stored as bytes in the order of time. A time without a zone
-    counts as UTC.
+    The text is in ISO 8601, or has a day as in EXIF. Times without a zone are UTC. The results are
+    bytes, which sort by time.
 
     >>> times_of("2024-02")
     Span(low=b'T2024-02-01T00:00:00.000000', high=b'T2024-02-29T23:59:59.999999')
     """
     if exif := EXIF_DAY.match(text):
         text = "-".join(exif.groups()) + text[exif.end() :]
-    found = TIME.fullmatch(text)
-    if found is None:
+    match = TIME.fullmatch(text)
+    if match is None:
         return None
     text = re.sub(r" (?=[+-])", "", text.upper())
-    month, day, hour, minute, second, fraction = found.groups()
+    # Each group holds the rest of the text, from "-05-01T12:30" to ".5"; None if it is absent.
+    month, day, hour, minute, second, fraction = match.groups()
     try:
         low = datetime.fromisoformat(text if day else f"{text}-01" if month else f"{text}-01-01")
         high = low.replace(
@@ -166,10 +181,7 @@ def times_of(text: str) -> Span | None:
         )
         high = high if day else high.replace(day=monthrange(high.year, high.month)[1])
         return Span(_time_key(low), _time_key(high))
-    except (
-        ValueError,
-        OverflowError,
-    ):  # there is no such day, or its year is beyond those of Python
+    except (ValueError, OverflowError):  # 30 February, or the year 0
         return None
 
 

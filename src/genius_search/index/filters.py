@@ -38,8 +38,8 @@ from genius_search.data.values import (
     Span,
     Value,
     number_of,
-    plain,
     times_of,
+    to_json_value,
 )
 from genius_search.errors import UsageError
 from genius_search.index.items import ItemStore, spell_path
@@ -454,7 +454,7 @@ def _is_list(value: object) -> TypeGuard[Iterable[object]]:
 def _type_value(shown: str, operator: str, value: object) -> TypedValue:
     """Return a Python value as a user would type it in a condition."""
     try:
-        value = check_unicode(value) if isinstance(value, str) else plain(value)
+        value = check_unicode(value) if isinstance(value, str) else to_json_value(value)
     except (TypeError, UnicodeEncodeError):
         value = []  # refused below
     match value:

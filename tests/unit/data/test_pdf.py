@@ -93,13 +93,13 @@ def test_divided_words_are_joined(papers):
     ("name", "most", "text", "said"),
     [
         (
-            "MAX_PAGES",
+            "MAX_PDF_PAGES",
             2,
             ["one", "two"],
             "only 2 of 4 pages are read: the limit of a PDF is 2 pages",
         ),
         (
-            "MAX_CHARACTERS",
+            "MAX_PDF_CHARACTERS",
             7,
             ["one", "tw"],
             "only 3 of 4 pages are read: the limit of a PDF is 7 characters",
@@ -120,7 +120,7 @@ def test_a_page_that_takes_too_long_is_interrupted(papers, tmp_path, monkeypatch
     page = " ".join(["(an anchor and a kite) Tj 0 -14 Td"] * 100_000)
     (papers / "bomb.pdf").write_bytes(make_pdf("On anchors", f") Tj {page} (", "after it"))
     monkeypatch.setattr(
-        pdf, "MAX_SECONDS", 5.0
+        pdf, "MAX_PDF_SECONDS", 5.0
     )  # the first page takes .01 s, the second half a minute
     assert (
         main(["index", "create", "t.index", "--pool", str(papers), "--encoder", "text:wordllama"])
@@ -137,9 +137,9 @@ def test_a_file_of_which_no_page_can_be_read_in_time_is_left_out(papers, monkeyp
             time.sleep(0.001)
 
     began = time.monotonic()
-    pdf._run(read_for_ever, 0.1)
+    pdf._run_with_timeout(read_for_ever, 0.1)
     assert time.monotonic() - began < 30
-    monkeypatch.setattr(pdf, "_run", lambda work, seconds: None)
+    monkeypatch.setattr(pdf, "_run_with_timeout", lambda work, seconds: None)
     scan = read_folder(papers)
     assert not scan.candidates
     assert scan.problems[0].reason.startswith(
