@@ -17,18 +17,25 @@ from genius_search.writing import new_folder
 
 KIND: Final = "features"
 ABSENT: Final = -1
+"""Row number of a feature that an item lacks."""
 CONTENTS: Final = "contents.json"
 
 ROW: Final = np.dtype(
     [
         ("id", np.int64),  # UniIR's hash of M-BEIR ids, otherwise the row number
-        ("image", np.int32),  # row of the shard's image features; -1 if absent
-        ("text", np.int32),
+        ("image", np.int32),  # row in the shard's image features; ABSENT without an image
+        ("text", np.int32),  # row in the shard's text features; ABSENT without a text
         ("modality", np.int8),  # code of the record's modality
-        ("wanted", np.int8),  # code of the modality that a query asks for; -1 for candidates
+        ("wanted", np.int8),  # code of a query's target modality; -1 for candidates
     ]
 )
-"""A query or candidate; M-BEIR's 5.6 million candidates take 112 MB."""
+"""A query or candidate. M-BEIR's 5.6 million candidates take 112 MB. ::
+
+    id     image  text  modality  wanted
+    70001      0    -1         0      -1     an image, whose feature is row 0 of ``image``
+    70002     -1     0         1      -1     a text, whose feature is row 0 of ``text``
+    70003      1     1         2      -1     an image-text pair
+"""
 
 
 class LeftOut(NamedTuple):
@@ -43,15 +50,15 @@ class Shard(NamedTuple):
     """Rows that are written together, and their features without gaps for absent modalities."""
 
     rows: Shaped[np.ndarray, " rows"]
-    """Of type :data:`ROW`."""
+    """Elements of type :data:`ROW`."""
     image: Shaped[np.ndarray, "images image_dim"]
-    """16-bit floats (deviation 21), or integers (tokens)."""
+    """16-bit floats (deviation 21), or integers (token numbers)."""
     text: Shaped[np.ndarray, "texts text_dim"]
     left_out: Sequence[LeftOut] = ()
 
 
 class FeatureBatch(NamedTuple):
-    """Features of a batch; zero for absent modalities."""
+    """Features of a batch; features of absent modalities are zero."""
 
     image: Float32[np.ndarray, "items image_dim"]
     text: Float32[np.ndarray, "items text_dim"]
@@ -63,8 +70,8 @@ class FeatureBatch(NamedTuple):
         return np.asarray(self.image + self.text)
 
 
-def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items dim"]:
-    """Return features as 16-bit floats, but integers (tokens) unchanged.
+def to_float16(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items dim"]:
+    """Return features as 16-bit floats, but integers (token numbers) unchanged.
 
     Raises
     ------
@@ -75,9 +82,8 @@ def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items
         return features
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = features.astype(np.float16)
-        if not np.isfinite(
-            rounded.sum(dtype=np.float64)
-        ):  # a sum is checked faster than every element
+        total = rounded.sum(dtype=np.float64)  # faster to check than each element
+        if not np.isfinite(total):
             raise BadData(
                 "features are not finite or too large for 16 bits; check the encoder's output"
             )
@@ -87,13 +93,15 @@ def half(features: Shaped[np.ndarray, "items dim"]) -> Shaped[np.ndarray, "items
 def join_shards(shards: Sequence[Shard]) -> Shard:
     """Return several shards as one."""
     rows = np.concatenate([shard.rows for shard in shards])
+    shard_sizes = [len(shard.rows) for shard in shards]
 
     def join(name: str) -> np.ndarray:
+        """Concatenate features, and shift the row numbers that refer to them."""
         parts = [getattr(shard, name) for shard in shards]
-        starts = np.repeat(
-            np.cumsum([0, *map(len, parts)])[:-1], [len(shard.rows) for shard in shards]
-        )
-        rows[name] += np.where(rows[name] == ABSENT, 0, starts).astype(np.int32)
+        starts = np.cumsum([0, *map(len, parts)])[:-1]
+        shifts = np.where(rows[name] == ABSENT, 0, np.repeat(starts, shard_sizes))
+        rows[name] += shifts.astype(np.int32)
+        # Shards without an image may have another width.
         return np.concatenate([part for part in parts if len(part)] or parts[:1])
 
     return Shard(rows, join("image"), join("text"))
@@ -107,12 +115,13 @@ def write_shard(
     Parameters
     ----------
     contents
-        what else is known of each row, in the file :data:`CONTENTS`.
+        Further information on each row, for the file :data:`CONTENTS`.
 
     Raises
     ------
     ArtifactMismatch
-        The folder has been removed. It is not created again, because earlier shards would be missing.
+        The folder has been removed. It is not created again, because earlier shards would be
+        missing.
     """
     if not folder.is_dir():
         raise ArtifactMismatch(
@@ -128,7 +137,7 @@ def write_shard(
 def read_shards(folder: Path) -> Iterator[Shard]:
     """Yield the shards of a folder, with mapped features."""
     for path in sorted(path for path in folder.glob("shard-*") if path.is_dir()):
-        # As plain arrays, because indexing a memmap creates another memmap, which is slow.
+        # Views as arrays, because indexing a memmap creates another memmap, which is slow.
         image, text = (
             np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray)
             for name in ("image", "text")
@@ -137,7 +146,9 @@ def read_shards(folder: Path) -> Iterator[Shard]:
 
 
 class Features:
-    """Features of queries or candidates, in shards: memory-mapped ones of a finished folder, or given ones.
+    """Features of queries or candidates, in shards, which may be memory-mapped.
+
+    A row number counts the items of all shards.
 
     >>> features = Features.open(Path("features/candidates"))  # doctest: +SKIP
     >>> features.gather(np.array([0, 5])).total().shape  # doctest: +SKIP
@@ -145,36 +156,35 @@ class Features:
     """
 
     manifest: Manifest
-    """Of the folder; given shards have none."""
+    """Manifest of the folder; absent if the features were not read from a folder."""
     left_out: Sequence[LeftOut] = ()
     """Records that were skipped, with the reason."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self._image: list[np.ndarray] = []
         self._text: list[np.ndarray] = []
-        parts = [np.zeros(0, ROW)]
+        rows_of_shards: list[np.ndarray] = []
         for shard in shards:
-            parts.append(shard.rows)
+            rows_of_shards.append(shard.rows)
             self._image.append(shard.image)
             self._text.append(shard.text)
-        self._shards = np.repeat(np.arange(len(parts)) - 1, [len(part) for part in parts]).astype(
-            np.int32
-        )
-        self._set_rows(np.concatenate(parts))
+        shard_sizes = np.array([len(rows) for rows in rows_of_shards], dtype=np.int64)
+        self._shards = np.repeat(np.arange(len(shard_sizes), dtype=np.int32), shard_sizes)
+        """Number of the shard that holds each row."""
+        self._set_rows(np.concatenate([np.zeros(0, ROW), *rows_of_shards]))
         # Shards without any image (or text) may have width 0 there, so take the maximum.
-        self.image_dim, self.text_dim = (
-            max((array.shape[1] for array in arrays), default=0)
-            for arrays in (self._image, self._text)
-        )
+        self.image_dim = max((array.shape[1] for array in self._image), default=0)
+        self.text_dim = max((array.shape[1] for array in self._text), default=0)
 
     def _set_rows(self, rows: Shaped[np.ndarray, " rows"]) -> None:
         self._rows = rows
-        self.ids, self.modality, self.wanted = (
-            rows[name].copy() for name in ("id", "modality", "wanted")
-        )
+        # Copies, since columns of a structured array are slow to search.
+        self.ids = rows["id"].copy()
+        self.modality = rows["modality"].copy()
+        self.target_modality = rows["wanted"].copy()
 
-    def choose(self, rows: Int64[np.ndarray, " chosen"], ids: Int64[np.ndarray, " chosen"]) -> None:
-        """Keep only some rows, in this order, and give them other ids."""
+    def select(self, rows: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " rows"]) -> None:
+        """Keep only the given rows, in this order, and replace their ids."""
         self._shards = self._shards[rows]
         self._set_rows(self._rows[rows])
         self._rows["id"] = self.ids = ids
@@ -192,11 +202,17 @@ class Features:
 
     @property
     def dim(self) -> int:
-        """Width of image and text features, which must be equal."""
+        """The common width of image and text features.
+
+        Raises
+        ------
+        ArtifactMismatch
+            The widths differ.
+        """
         if self.image_dim != self.text_dim:
             raise ArtifactMismatch(
-                f"{self.manifest.folder}: image features have {self.image_dim} numbers and text features "
-                f"{self.text_dim}; they must have the same width"
+                f"{self.manifest.folder}: image features have {self.image_dim} numbers and text "
+                f"features {self.text_dim}; they must have the same width"
             )
         return self.image_dim
 
@@ -214,34 +230,39 @@ class Features:
     def batches(
         self, size: int, rows: Int64[np.ndarray, " rows"] | None = None
     ) -> Iterator[tuple[Int64[np.ndarray, " items"], FeatureBatch]]:
-        """Yield rows, by default all, and their features, ``size`` at a time."""
+        """Yield rows (all by default) and their features, ``size`` rows at a time."""
         rows = np.arange(len(self)) if rows is None else rows
-        for own in (rows[start : start + size] for start in range(0, len(rows), size)):
-            yield own, self.gather(own)
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            yield batch, self.gather(batch)
 
 
 def _gather(
-    arrays: Sequence[np.ndarray], places: np.ndarray, shards: np.ndarray, dim: int
+    arrays: Sequence[np.ndarray], array_rows: np.ndarray, shards: np.ndarray, dim: int
 ) -> Float32[np.ndarray, "items dim"]:
-    """Return the features at places in the arrays of shards; zeros where a place is −1."""
-    output = np.zeros((len(places), dim), dtype=np.float32)
-    order = np.argsort(shards, kind="stable")  # fast if they are sorted
+    """Return the features of items, each a row of its shard's array; zeros for ABSENT rows.
+
+    Item i is ``arrays[shards[i]][array_rows[i]]``.
+    """
+    output = np.zeros((len(array_rows), dim), dtype=np.float32)
+    # Items in the order of their shards: those of shard s are order[bounds[s] : bounds[s + 1]].
+    order = np.argsort(shards, kind="stable")  # fast if the shards are sorted
     bounds = np.searchsorted(shards[order], np.arange(len(arrays) + 1))
     for shard in np.unique(shards).tolist():
-        inside = order[bounds[shard] : bounds[shard + 1]]
-        inside = inside[places[inside] != ABSENT]
-        if len(inside):
-            output[inside] = arrays[shard][places[inside]]
+        items = order[bounds[shard] : bounds[shard + 1]]
+        items = items[array_rows[items] != ABSENT]
+        if len(items):
+            output[items] = arrays[shard][array_rows[items]]
     return output
 
 
 class Batch(NamedTuple):
-    """Rows of queries and their positives, in pairs."""
+    """Pairs of queries and positives, as rows of features."""
 
     query_rows: Int64[np.ndarray, " batch"]
-    """Rows of queries, each with one of its instructions."""
+    """Rows of queries, each with one of the query's instructions."""
     candidate_rows: Int64[np.ndarray, " batch"]
-    """A positive of each."""
+    """The row of one positive for each query."""
     false_negatives: Bool[np.ndarray, "batch batch"]
     """True where another pair's candidate is also relevant to the query."""
 
@@ -258,26 +279,28 @@ class Pairs:
         lines = list(lines)
         if not lines:
             raise BadData("there are no training queries; give a query file that has some")
+        # Positives of line i: self._positives[self._starts[i] : self._starts[i] + self._counts[i]]
         self._positives, self._counts = find_positives(lines, candidates)
         self._starts = np.cumsum(self._counts) - self._counts
         self._modality = candidates.modality
         self._epoch: tuple[int, int] | None = None
         numbers = np.array([query_number(query.qid) for query in lines])
-        self._first, self._variants = _variants(queries, numbers)
+        # Rows of line i for target modality m: from self._first_row[i, m], self._num_variants[i, m]
+        self._first_row, self._num_variants = _find_variants(queries, numbers)
 
     def __len__(self) -> int:
         return len(self._counts)
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of both features, as inputs of what is trained on them."""
+        """Fingerprints of both sets of features, by which a trained stage names its inputs."""
         return {
             "queries": self.queries.manifest.fingerprint,
             "candidates": self.candidates.manifest.fingerprint,
         }
 
     def _epoch_order(self, seed: int, epoch: int) -> Int64[np.ndarray, " pairs"]:
-        """Return the random order of queries in an epoch; the last one is kept."""
+        """Return the random order of queries in an epoch; the last result is cached."""
         if self._epoch != (seed, epoch):
             self._epoch = (seed, epoch)
             self._order = np.random.default_rng([seed, epoch]).permutation(len(self))
@@ -288,37 +311,41 @@ class Pairs:
 
         Deviation 9: the released code draws them once per query and keeps them for all epochs.
         """
-        places = np.arange(step * batch_size, (step + 1) * batch_size)
-        epochs = places // len(self)
-        lines = np.concatenate(
-            [
-                self._epoch_order(seed, int(epoch))[places[epochs == epoch] % len(self)]
-                for epoch in np.unique(epochs)
-            ]
-        )
-        random = np.random.default_rng([seed, step, 1])
-        share = random.random((2, batch_size))
-        positive = self._starts[lines] + (share[0] * self._counts[lines]).astype(np.int64)
-        candidate_rows = self._positives[positive]
-        wanted = self._modality[candidate_rows]
-        variants = self._variants[lines, wanted]
-        query_rows = self._first[lines, wanted] + (share[1] * variants).astype(np.int64)
+        # Steps draw consecutive positions; position p is query p % n of epoch p // n.
+        positions = np.arange(step * batch_size, (step + 1) * batch_size)
+        epochs = positions // len(self)
+        lines_by_epoch = []
+        for epoch in np.unique(epochs):
+            order = self._epoch_order(seed, int(epoch))
+            lines_by_epoch.append(order[positions[epochs == epoch] % len(self)])
+        lines = np.concatenate(lines_by_epoch)
+        fractions = np.random.default_rng([seed, step, 1]).random((2, batch_size))
+        positives = self._starts[lines] + (fractions[0] * self._counts[lines]).astype(np.int64)
+        candidate_rows = self._positives[positives]
+        targets = self._modality[candidate_rows]
+        variants = (fractions[1] * self._num_variants[lines, targets]).astype(np.int64)
+        query_rows = self._first_row[lines, targets] + variants
         return Batch(query_rows, candidate_rows, self._false_negatives(lines, candidate_rows))
 
     def _false_negatives(
         self, lines: np.ndarray, candidate_rows: np.ndarray
     ) -> Bool[np.ndarray, "batch batch"]:
-        """Find the batch's candidates among each query's positives, in less than quadratic time."""
-        unique, inverse = np.unique(candidate_rows, return_inverse=True)
+        """Return which candidates of the batch are also positives of its other queries.
+
+        All positives of all queries are looked up among the batch's candidates, which takes less
+        than quadratic time.
+        """
+        candidates, inverse = np.unique(candidate_rows, return_inverse=True)
+        # For counts (2, 1): query 0 0 1, offset 0 1 0.
         counts = self._counts[lines]
-        owner = np.repeat(np.arange(len(lines)), counts)
-        offsets = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = self._positives[np.repeat(self._starts[lines], counts) + offsets]
-        place = np.searchsorted(unique, rows).clip(max=len(unique) - 1)
-        hit = unique[place] == rows
-        mask = np.zeros((len(lines), len(unique)), dtype=bool)
-        mask[owner[hit], place[hit]] = True
-        mask = mask[:, inverse]
+        queries = np.repeat(np.arange(len(lines)), counts)
+        offsets = np.arange(len(queries)) - np.repeat(np.cumsum(counts) - counts, counts)
+        positives = self._positives[np.repeat(self._starts[lines], counts) + offsets]
+        columns = np.searchsorted(candidates, positives).clip(max=len(candidates) - 1)
+        is_in_batch = candidates[columns] == positives
+        mask = np.zeros((len(lines), len(candidates)), dtype=bool)
+        mask[queries[is_in_batch], columns[is_in_batch]] = True
+        mask = mask[:, inverse]  # from distinct candidates to the batch's columns
         np.fill_diagonal(mask, val=False)
         return mask
 
@@ -326,12 +353,12 @@ class Pairs:
 def find_positives(
     lines: Sequence[Query], candidates: Features
 ) -> tuple[Int64[np.ndarray, " positives"], Int64[np.ndarray, " queries"]]:
-    """Return the rows of queries' positives, one query's after another's, and how many each query has.
+    """Return the rows of all positives, grouped by query, and the number of positives per query.
 
     Raises
     ------
     BadData
-        a query has no positive, or one that is not among the candidates.
+        A query has no positive, or a positive is not among the candidates.
     """
     counts = np.array([len(query.positives) for query in lines], dtype=np.int64)
     if not counts.all():
@@ -340,34 +367,36 @@ def find_positives(
     numbers = np.array(
         [candidate_number(did) for query in lines for did in query.positives], dtype=np.int64
     )
-    rows, exists = look_up(candidates.ids, numbers)
+    rows, exists = find_rows(candidates.ids, numbers)
     if not exists.all():
-        place = int(np.argmin(exists))
-        query = lines[int(np.searchsorted(np.cumsum(counts), place, side="right"))]
+        first_missing = int(np.argmin(exists))
+        query = lines[int(np.searchsorted(np.cumsum(counts), first_missing, side="right"))]
         raise BadData(
-            f"training query {query.qid} has the positive {did_of(int(numbers[place]))}, which is not in the "
-            f"training pool, and {int((~exists).sum()) - 1} others are not; run `genius data check`"
+            f"training query {query.qid} has the positive {did_of(int(numbers[first_missing]))}, "
+            f"which is not in the training pool, and {int((~exists).sum()) - 1} others are not; "
+            "run `genius data check`"
         )
     return rows, counts
 
 
-def look_up(
-    ids: Int64[np.ndarray, " rows"], wanted: Int64[np.ndarray, "*wanted"]
-) -> tuple[Int64[np.ndarray, "*wanted"], Bool[np.ndarray, "*wanted"]]:
-    """Return the rows of wanted ids, and a mask of those that exist."""
+def find_rows(
+    ids: Int64[np.ndarray, " rows"], requested_ids: Int64[np.ndarray, "*requested"]
+) -> tuple[Int64[np.ndarray, "*requested"], Bool[np.ndarray, "*requested"]]:
+    """Return the rows of requested ids, and whether each id exists."""
     order = np.argsort(ids, kind="stable")
-    rows = order[np.searchsorted(ids, wanted, sorter=order).clip(max=max(0, len(ids) - 1))]
-    return rows, ids[rows] == wanted
+    positions = np.searchsorted(ids, requested_ids, sorter=order)
+    rows = order[positions.clip(max=max(0, len(ids) - 1))]
+    return rows, ids[rows] == requested_ids
 
 
-def _variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _find_variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the first row and the number of rows of each query and target modality.
 
-    The rows of one query and target modality, one for each instruction, are adjacent.
+    The rows of a query and a target modality, one for each instruction, are adjacent.
     """
-    key = features.ids * NUM_MODALITIES + features.wanted
-    starts = np.flatnonzero(np.diff(key, prepend=-1))
-    counts = np.diff(starts, append=len(key))
-    wanted = numbers[:, None] * NUM_MODALITIES + np.arange(NUM_MODALITIES)
-    place, found = look_up(key[starts], wanted)
-    return np.where(found, starts[place], 0), np.where(found, counts[place], 0)
+    keys = features.ids * NUM_MODALITIES + features.target_modality
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.diff(starts, append=len(keys))
+    requested_keys = numbers[:, None] * NUM_MODALITIES + np.arange(NUM_MODALITIES)
+    groups, exists = find_rows(keys[starts], requested_keys)
+    return np.where(exists, starts[groups], 0), np.where(exists, counts[groups], 0)

@@ -42,7 +42,7 @@ def has_pypdf() -> bool:
 
 
 def read_pdf(path: Path, cache: Path, problems: list[BadImage | BadRecord]) -> str:
-    """Return the text of a PDF file, from the cache if it is there.
+    """Return the text of a PDF file, from the cache if possible.
 
     If reading stops at a limit, the text of the first pages is returned, and ``problems`` gets a
     message.

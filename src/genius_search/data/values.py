@@ -1,8 +1,8 @@
 """Values of fields, in three forms.
 
-Python values, such as ``datetime.date(2024, 5, 1)``, become JSON (``"2024-05-01"``), which is stored
-with the item. JSON values become table values, with which conditions are compared: that text, and
-also the time ``b"T2024-05-01T00:00:00.000000"``.
+Python values, such as ``datetime.date(2024, 5, 1)``, become JSON (``"2024-05-01"``), which is
+stored with the item. JSON values become table values, with which conditions are compared: that
+text, and also the time ``b"T2024-05-01T00:00:00.000000"``.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def fields_to_json(fields: Mapping[Any, object] | None) -> tuple[str | None, lis
 def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each type
     """Convert a value to a type of JSON.
 
-    NumPy's values become Python's, dates and times become texts in ISO 8601, and texts are composed
-    (NFC). Missing values become None: NaN, infinities, NaT, and pandas' NA.
+    NumPy's values become Python's, dates and times become texts in ISO 8601, and texts are
+    composed (NFC). Missing values become None: NaN, infinities, NaT, and pandas' NA.
 
     Raises
     ------
@@ -79,7 +79,8 @@ def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each 
         case float() | Decimal() | np.floating():
             return float(value) if math.isfinite(value) else None
         case date() | time():
-            return None if value != value else value.isoformat()  # noqa: PLR0124  pandas' NaT is a date
+            is_nat = value != value  # noqa: PLR0124  pandas' NaT is a date
+            return None if is_nat else value.isoformat()
         case np.generic() | np.ndarray():
             if value.dtype.name == "datetime64[ns]":
                 value = value.astype("datetime64[us]")  # tolist() turns nanoseconds into integers
@@ -123,7 +124,7 @@ def table_values(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], V
 
 
 def _table_values_of(value: object) -> Iterator[Value]:
-    """Yield None, and the forms of a value: the text ``"2024-05"`` is also a time, ``"12"`` a number."""
+    """Yield None and the forms of a value: ``"2024-05"`` is a text and a time."""
     yield None
     match value:
         case bool():
