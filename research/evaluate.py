@@ -23,7 +23,7 @@ from genius_search.cli.options import (
 )
 from genius_search.cli.terminal import TerminalProgress, print_json
 from genius_search.config import PAPER_SEARCH, validate_settings
-from genius_search.data.features import Features, look_up
+from genius_search.data.features import Features, rows_of_ids
 from genius_search.data.mbeir import EvaluationRow, MBeir, read_judgements, read_pool
 from genius_search.encoders.base import Encoder
 from genius_search.encoders.open import absolute_spec
@@ -139,7 +139,7 @@ class EvaluationPools:
             (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])),
             dtype=np.int64,
         )
-        rows, exists = look_up(features.ids, numbers)
+        rows, exists = rows_of_ids(features.ids, numbers)
         absent = numbers[~exists]
         if len(absent):
             raise BadData(

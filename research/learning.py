@@ -181,7 +181,7 @@ def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
     queries = vector_features(log.queries, np.arange(len(log.queries)), texts)
     items = stored_features(snapshot, model)
     queries.manifest = items.manifest
-    queries.wanted = queries.modality
+    queries.target_modality = queries.modality
     lines = [
         Query(qid_of(number), Modality.TEXT, positives=(did_of(int(place[row])),))
         for number, row in enumerate(log.chosen)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int16, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.data.features import Pairs, look_up
+from genius_search.data.features import Pairs, rows_of_ids
 from genius_search.errors import BadData
 from genius_search.nn import kmeans
 from genius_search.nn.codebooks import as_floats
@@ -52,7 +52,7 @@ def find_rows(
     """
     if not len(numbers):
         return np.full(len(wanted), -1)
-    found, exists = look_up(numbers, wanted)
+    found, exists = rows_of_ids(numbers, wanted)
     return np.where(exists, found, -1)
 
 

@@ -22,7 +22,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from genius_search.data.features import ABSENT, ROW, Features, Pairs, Shard, half, write_shard
+from genius_search.data.features import ABSENT, ROW, Features, Pairs, Shard, to_float16, write_shard
 from genius_search.records import Modality, Query, candidate_number, query_number
 from genius_search.writing import ArtifactWriter
 
@@ -65,8 +65,8 @@ def make_features(tmp_path_factory):
             )
             shard = Shard(
                 np.array(list(zip(*columns, strict=True)), ROW),
-                half(_packed(image[rows], dim)),
-                half(_packed(text[rows], dim)),
+                to_float16(_packed(image[rows], dim)),
+                to_float16(_packed(text[rows], dim)),
             )
             write_shard(writer.path, number, shard)
         writer.finish()

@@ -367,7 +367,7 @@ def find_positives(
     numbers = np.array(
         [candidate_number(did) for query in lines for did in query.positives], dtype=np.int64
     )
-    rows, exists = find_rows(candidates.ids, numbers)
+    rows, exists = rows_of_ids(candidates.ids, numbers)
     if not exists.all():
         first_missing = int(np.argmin(exists))
         query = lines[int(np.searchsorted(np.cumsum(counts), first_missing, side="right"))]
@@ -379,7 +379,7 @@ def find_positives(
     return rows, counts
 
 
-def find_rows(
+def rows_of_ids(
     ids: Int64[np.ndarray, " rows"], requested_ids: Int64[np.ndarray, "*requested"]
 ) -> tuple[Int64[np.ndarray, "*requested"], Bool[np.ndarray, "*requested"]]:
     """Return the rows of requested ids, and whether each id exists."""
@@ -398,5 +398,5 @@ def _find_variants(features: Features, numbers: np.ndarray) -> tuple[np.ndarray,
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     counts = np.diff(starts, append=len(keys))
     requested_keys = numbers[:, None] * NUM_MODALITIES + np.arange(NUM_MODALITIES)
-    groups, exists = find_rows(keys[starts], requested_keys)
+    groups, exists = rows_of_ids(keys[starts], requested_keys)
     return np.where(exists, starts[groups], 0), np.where(exists, counts[groups], 0)

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from PIL import Image
 
 from genius_search.border import as_numbers, as_text
-from genius_search.data.features import FeatureBatch, half
+from genius_search.data.features import FeatureBatch, to_float16
 from genius_search.data.images import SHORTEST_SIDE, as_image
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.errors import UsageError
@@ -91,4 +91,4 @@ def modality_codes(inputs: Sequence[ReadInput]) -> np.ndarray:
 
 
 def _as_features(features: object) -> Float32[np.ndarray, "inputs dim"]:
-    return half(as_numbers(features, "the features of the encoder")).astype(np.float32)
+    return to_float16(as_numbers(features, "the features of the encoder")).astype(np.float32)

@@ -433,7 +433,7 @@ def _find_right(
             request_number=number,
             level0=model.level0_codes([*Modality][code]) if model.level0_is_exact else frozenset(),
         )
-        for number, code in enumerate(queries.wanted[rows].tolist())
+        for number, code in enumerate(queries.target_modality[rows].tolist())
     ]
     is_right = np.zeros((len(encoded), NUM_FIRST_HITS), dtype=bool)
     results = SnapshotSearcher(model, snapshot, config).search_encoded(encoded)

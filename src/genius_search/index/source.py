@@ -26,8 +26,8 @@ from genius_search.data.features import (
     LeftOut,
     Shard,
     join_shards,
-    look_up,
     read_shards,
+    rows_of_ids,
     write_shard,
 )
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
@@ -225,9 +225,9 @@ class SavedFeatures:
         files = sorted(self._place.glob(f"shard-*/{CONTENTS}"))
         contents = [one for file in files for one in json.loads(file.read_text())] + self._contents
         if contents:
-            rows, exists = look_up(features.ids, np.array(keys, dtype=np.int64))
+            rows, exists = rows_of_ids(features.ids, np.array(keys, dtype=np.int64))
             numbers = np.flatnonzero(exists)
-            features.choose(rows[numbers], numbers)
+            features.select(rows[numbers], numbers)
             contents = [contents[row] for row in rows[numbers].tolist()]
         features.left_out = left_out
         return features, contents

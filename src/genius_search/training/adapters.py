@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from genius_search.data.features import Batch, FeatureBatch, Pairs, Shard, half
+from genius_search.data.features import Batch, FeatureBatch, Pairs, Shard, to_float16
 from genius_search.encoders.adapters import (
     CONFIG_FILE,
     PARTS,
@@ -296,4 +296,6 @@ def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
 def embed_shard(encoder: AdapterEncoder, shard: Shard) -> Shard:
     """Replace a shard's features of the frozen encoders by those of the adapters."""
     image, text = (part.astype(np.float32) for part in (shard.image, shard.text))
-    return shard._replace(image=half(encoder.image(image)), text=half(encoder.text(text)))
+    return shard._replace(
+        image=to_float16(encoder.image(image)), text=to_float16(encoder.text(text))
+    )

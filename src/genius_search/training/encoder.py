@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from genius_search.artifact import fingerprint_of
 from genius_search.config import to_json
-from genius_search.data.features import FeatureBatch, Pairs, Shard, half, read_shards
+from genius_search.data.features import FeatureBatch, Pairs, Shard, read_shards, to_float16
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import Encoder, Keys
 from genius_search.encoders.small import (
@@ -333,7 +333,7 @@ def embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:
     def apply(forward: Callable[[Tensor], Tensor], prepared: np.ndarray) -> np.ndarray:
         rows = torch.from_numpy(prepared.astype(np.float32)).split(FORWARD_BATCH)
         parts = [forward(part.to(network.device)).cpu() for part in rows if len(part)]
-        return half(torch.cat([torch.zeros(0, encoder.dim), *parts]).numpy())
+        return to_float16(torch.cat([torch.zeros(0, encoder.dim), *parts]).numpy())
 
     return shard._replace(
         image=apply(network.image, shard.image),

@@ -29,8 +29,8 @@ from genius_search.data.features import (
     LeftOut,
     Shard,
     find_positives,
-    half,
     read_shards,
+    to_float16,
     write_shard,
 )
 from genius_search.data.images import SHORTEST_SIDE, open_image
@@ -127,7 +127,9 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
                 ]
                 features = run(*map(list, zip(*inputs, strict=True)))
                 parts.append(as_numbers(features, f"the features of {encoder.spec}"))
-        return half(np.concatenate(parts[1:] or parts)), [places.get(key, ABSENT) for key in keys]
+        return to_float16(np.concatenate(parts[1:] or parts)), [
+            places.get(key, ABSENT) for key in keys
+        ]
 
     # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
     if hasattr(encoder, "joint_features"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genius_search.data.features import ROW, Features, Shard, half, write_shard
+from genius_search.data.features import ROW, Features, Shard, to_float16, write_shard
 from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.writing import ArtifactWriter
 
@@ -55,7 +55,7 @@ def test_gathered_features_equal_a_dense_table_with_zeros_for_what_is_absent(
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e6])
 def test_features_that_16_bits_cannot_hold_are_refused(bad):
     with pytest.raises(BadData, match="not finite or too large"):
-        half(np.array([[0, 1], [bad, 1]], dtype=np.float32))
+        to_float16(np.array([[0, 1], [bad, 1]], dtype=np.float32))
 
 
 def test_features_of_two_widths_have_no_one_width(tmp_path):

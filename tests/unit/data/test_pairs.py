@@ -70,7 +70,10 @@ def test_pairs_belong_together_and_false_negatives_equal_a_brute_force(made, ste
     for i in range(size):
         assert wanted[i] in positives[asked[i]]
         # The instruction asks for the modality of the positive that was drawn.
-        assert queries.wanted[batch.query_rows[i]] == candidates.modality[batch.candidate_rows[i]]
+        assert (
+            queries.target_modality[batch.query_rows[i]]
+            == candidates.modality[batch.candidate_rows[i]]
+        )
         for j in range(size):
             expected = i != j and wanted[j] in positives[asked[i]]
             assert bool(batch.false_negatives[i, j]) == expected
