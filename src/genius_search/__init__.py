@@ -1,9 +1,8 @@
-"""GENIUS: generative multimodal search. A model generates the ID of what matches a query.
+"""GENIUS: generative multimodal search, in which a model generates the IDs of matching items.
 
 >>> from genius_search import Index  # doctest: +SKIP
->>> index = Index.open("photos.index")  # doctest: +SKIP
->>> for hit in index.search(text="a red leather bag", modality="image", k=3):  # doctest: +SKIP
-...     print(hit.id, hit.score)
+>>> index = Index.create("photos.index", "Pictures", encoder="clip:models/clip")  # doctest: +SKIP
+>>> print(index.search("a red leather bag", k=3))  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -17,7 +16,13 @@ if TYPE_CHECKING:
     from genius_search.index.filters import Filter
     from genius_search.index.index import Index
     from genius_search.index.pool import NewItem
-    from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
+    from genius_search.index.request import (
+        Hits,
+        SearchHit,
+        SearchOptions,
+        SearchPart,
+        SearchRequest,
+    )
     from genius_search.model import Genius
     from genius_search.recipe import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
@@ -39,6 +44,7 @@ __all__ = [
     "Query",
     "SearchConfig",
     "SearchHit",
+    "SearchOptions",
     "SearchPart",
     "SearchRequest",
     "SearchSettings",
@@ -53,7 +59,13 @@ _HOMES = {
     "genius_search.index.filters": ("Filter",),
     "genius_search.index.index": ("Index",),
     "genius_search.index.pool": ("NewItem",),
-    "genius_search.index.request": ("Hits", "SearchHit", "SearchPart", "SearchRequest"),
+    "genius_search.index.request": (
+        "Hits",
+        "SearchHit",
+        "SearchOptions",
+        "SearchPart",
+        "SearchRequest",
+    ),
     "genius_search.model": ("Genius",),
     "genius_search.records": ("Candidate", "Modality", "Query"),
     "genius_search.training.fit": ("fit",),

@@ -1,4 +1,8 @@
-"""The index: IDs and items of a pool in one folder, searched with the model that assigned the IDs."""
+"""The index: the items of a pool and their IDs in one folder, and the model that computed the IDs.
+
+:class:`Index` is the front door: its methods check arguments, lock the folder and reopen the state,
+and call the modules of this package for the work.
+"""
 
 from __future__ import annotations
 
@@ -71,17 +75,18 @@ log = logging.getLogger("genius_search")
 
 
 class State(NamedTuple):
-    """A model, and the snapshot of an index that belongs to it."""
+    """A snapshot of an index, and the model that computed its IDs."""
 
     model: Genius
     snapshot: Snapshot
 
 
-class _Opened(NamedTuple):
-    """A state of an index, open for searching."""
+class _OpenState(NamedTuple):
+    """A state of an index that is open for searching."""
 
     heads: tuple[bytes, ...]
-    """First bytes of the manifests of the index and of its log, read before the state was opened."""
+    """First bytes of the manifests of the index and of its log of choices, read before the state
+    was opened. They differ after every change, so comparing them shows whether the state is current."""
     searcher: SnapshotSearcher
     """Searches the state with the default settings."""
 
@@ -89,9 +94,8 @@ class _Opened(NamedTuple):
 class Index:
     """An index of your items, in one folder.
 
-    >>> index = Index.create("photos.index", "Pictures", encoder="clip:models/clip")  # doctest: +SKIP
-    >>> hits = index.search("a red bag", modality="image", where={"price": {"<": 20}})  # doctest: +SKIP
-    >>> print(hits)  # doctest: +SKIP
+    >>> index = Index.create("mine.index", "Pictures", encoder="clip:models/clip")  # doctest: +SKIP
+    >>> print(index.search("a red bag", where={"price": {"<": 20}}, k=5))  # doctest: +SKIP
     >>> index.add("more-photos/")  # doctest: +SKIP
     >>> index.delete("holiday/blurred.jpg")  # doctest: +SKIP
     >>> index.get("holiday/beach.jpg").fields, len(index)  # doctest: +SKIP
@@ -105,31 +109,31 @@ class Index:
         self._opening = free_in_children(Lock())
         self._log_damage: str | None = None
         """Text of the last warning about the log of choices, so that it is logged once."""
-        self._opened = self._open(_read_heads(self.folder), model)
+        self._state = self._open(_read_heads(self.folder), model)
         renew_in_children(self)
 
     @property
     def last_change(self) -> ChangeSummary:
-        """The last create, add, sync or delete of this handle: its counts, and the files left out."""
+        """Summary of the last create, add, sync or delete of this handle, with files left out."""
         from genius_search.index.build import ChangeSummary
 
         return self._last_change or ChangeSummary()
 
     def __repr__(self) -> str:
-        searcher = self._opened.searcher
+        searcher = self._state.searcher
         count, fingerprint = searcher.snapshot.num_alive, searcher.model.fingerprint[:12]
         return f"<Index {self.folder}, {count:,} items, model fingerprint {fingerprint}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy the handle without what it has open: the folder is opened again."""
-        searcher = self._opened.searcher
+        """Pickle and copy the handle without its open files; the copy opens the folder again."""
+        searcher = self._state.searcher
         manifest = searcher.snapshot.manifest
         model = None if manifest.has_own_model else searcher.model
         return _open_again, (self.folder, manifest.identity, model, searcher.model.device)
 
     def renew(self) -> None:
         """Reopen the state on next use, in a forked child."""
-        self._opened = self._opened._replace(heads=())
+        self._state = self._state._replace(heads=())
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -183,19 +187,19 @@ class Index:
         folder
             Folder of the new index.
         pool
-            A folder, a single picture or text, or a ``.jsonl`` file in M-BEIR's layout; or a list of
-            pictures (Pillow images, NumPy arrays, or the bytes of files), texts, :class:`pathlib.Path`
-            of files, :class:`NewItem`, or dicts with its fields. Elements without an id are numbered
-            from 0. Pictures that are not files are stored in the index.
+            A folder, a single picture or text, or a ``.jsonl`` file in M-BEIR's layout; or a list
+            of pictures (Pillow images, NumPy arrays, or the bytes of files), texts, files as
+            :class:`pathlib.Path`, :class:`NewItem`, or dicts with its fields. Elements without an
+            id are numbered from 0. Pictures that are not files are stored in the index.
         encoder
-            Spec of an encoder (:func:`genius_search.encoders.open.load_encoder`), instead of a model.
-            Nothing is trained: codebooks are fitted to the pool and stored in the index.
+            Spec of an encoder (:func:`genius_search.encoders.open.load_encoder`), instead of a
+            model. Nothing is trained: codebooks are fitted to the pool and stored in the index.
         model
             A trained model, or its folder.
         embeddings
-            Store an embedding of each item, so that hits can be re-ranked: ``fused``, the vectors that
-            IDs are made from, or ``raw``, the sums of the encoder's features (the paper's GENIUS^R).
-            Default: ``none`` with a model, ``fused`` with an encoder.
+            Store an embedding of each item, so that hits can be re-ranked: ``fused``, the vectors
+            that IDs are computed from, or ``raw``, the sums of the encoder's features (the paper's
+            GENIUS^R). Default: ``none`` with a model, ``fused`` with an encoder.
         embedding_bits
             Bits per number of a stored embedding. 16 stores the embedding; 8, 4, 2 or 1 store the
             residual, for fused embeddings only. Default: 16 with a model and for raw embeddings;
@@ -204,10 +208,10 @@ class Index:
             Number of semantic codes in an ID, one byte each; only with an encoder. More codes rank
             closer to exact search, and take longer. Default: 12.
         query_vectors
-            The encoder's vectors of at least a hundred typical queries, of shape (queries, dim); only
-            with an encoder. Codes then preserve more of the directions in which such queries differ.
-            This helps if queries are unlike items, such as words that look for pictures, and items
-            are ranked by codes alone.
+            The encoder's vectors of at least a hundred typical queries, of shape (queries, dim);
+            only with an encoder. Codes then preserve more of the directions in which such queries
+            differ. This helps if queries are unlike items, such as words that look for pictures,
+            and items are ranked by codes alone.
         captions
             Read the captions next to pictures and inside their files.
         exclude
@@ -232,7 +236,7 @@ class Index:
             pool = open_pool(_as_pool_path(pool), captions=captions, exclude=exclude)
         _refuse_matrix(pool, "Index.from_vectors(folder, X)")
         folder = absolute_folder(folder)
-        opened, created = create_index(
+        opened_model, summary = create_index(
             folder,
             pool=pool,
             model=model,
@@ -247,7 +251,7 @@ class Index:
             progress=progress or Silent(),
             wait_seconds=wait_seconds,
         )
-        return Index(folder, opened, last_change=created)
+        return Index(folder, opened_model, last_change=summary)
 
     @staticmethod
     def from_vectors(
@@ -278,8 +282,8 @@ class Index:
         folder
             Folder of the new index.
         vectors
-            Matrix of shape (items, dim); it may be memory-mapped. Rows are scaled to unit length, so
-            items are compared by cosine.
+            Matrix of shape (items, dim); it may be memory-mapped. Rows are scaled to unit length,
+            so items are compared by cosine.
         ids
             Id of each item, a text or a whole number. Default: the numbers of the rows.
         modalities
@@ -329,26 +333,27 @@ class Index:
         download: bool = False,
         with_encoder: bool = True,
     ) -> Index:
-        """Open an index by its folder, or by its name on the Hugging Face hub, where it is a data set.
+        """Open an index by its folder, or by the name of its data set on the Hugging Face hub.
 
         Parameters
         ----------
         model
-            The model, its folder, or its name on the hub; by default the one that the index names.
-        device, download
-            Where the model runs; whether the index, the model and its encoder may be downloaded if they are
-            not here.
+            The model, its folder, or its name on the hub. Default: the model that the index names.
+        device
+            Device of the model.
+        download
+            Download the index, the model and its encoder if they are not on this machine.
         with_encoder
-            Open the encoder now, rather than when something is encoded.
+            Open the encoder now, instead of when it is first used.
 
         Raises
         ------
         ArtifactMissing
             There is no index, or its model has moved.
         ArtifactMismatch
-            The model is not the one that assigned the IDs.
+            The model is not the one that computed the IDs.
         NetworkNeeded
-            The index or its model is not on this machine and may not or cannot be downloaded.
+            The index or its model is not on this machine, and must not or cannot be downloaded.
         """
         name, folder = str(folder), absolute_folder(folder)
         if not folder.exists():
@@ -360,16 +365,17 @@ class Index:
         open_model = partial(
             Genius.open, device=device, download=download, with_encoder=with_encoder
         )
-        opened = model or _open_named(folder, manifest.locate_model(folder), open_model)
-        if not isinstance(opened, Genius):
-            opened = open_model(opened)
-        if opened.fingerprint != manifest.model_fingerprint:
+        if model is None:
+            model = _open_named_model(folder, manifest.locate_model(folder), open_model)
+        elif not isinstance(model, Genius):
+            model = open_model(model)
+        if model.fingerprint != manifest.model_fingerprint:
             raise ArtifactMismatch(
-                f"{folder} was made with another model than {opened.folder} (fingerprint "
-                f"{manifest.model_fingerprint[:12]}, not {opened.fingerprint[:12]}); IDs of one model mean "
-                "nothing to another: create the index again, or give the right `model=FOLDER`"
+                f"the IDs of {folder} were computed by another model than {model.folder} "
+                f"(fingerprint {manifest.model_fingerprint[:12]}, not {model.fingerprint[:12]}), so this model "
+                "cannot search them: create the index again, or give the right `model=FOLDER`"
             )
-        return Index(folder, opened)
+        return Index(folder, model)
 
     def add(
         self,
@@ -388,9 +394,9 @@ class Index:
         changes are on the disk.
 
         The index remembers an added folder (:attr:`roots`), so that :meth:`sync` follows it. Ids of
-        the first folder are paths within it; ids of further folders start with the folder's name, as
-        in ``more/dog.jpg``. Adding a folder or file inside a remembered one updates that part. Any
-        other single file is remembered without its folder; its id is its name.
+        the first folder are paths within it; ids of further folders start with the folder's name,
+        as in ``more/dog.jpg``. Adding a folder or file inside a remembered one updates that part.
+        Any other single file is remembered without its folder; its id is its name.
 
         An item of a list replaces the item with the same id, unless that came from a folder.
 
@@ -495,9 +501,10 @@ class Index:
     ) -> ChangeSummary:
         """Update the index from the folders that it follows (:attr:`roots`).
 
-        New and changed files are added as by :meth:`add`, items of moved files get new ids, and items
-        whose files are gone are deleted. Items stay if their file, folder or disk cannot be read, or
-        if more than half of the items of their folder are gone; these are counted as ``missing``.
+        New and changed files are added as by :meth:`add`, items of moved files get new ids, and
+        items whose files are gone are deleted. Items stay if their file, folder or disk cannot be
+        read, or if more than half of the items of their folder are gone; these are counted as
+        ``missing``.
         Items that were added as lists or vectors always stay.
 
         Parameters
@@ -506,7 +513,8 @@ class Index:
             A remembered folder, a part of one, or the new path of a folder that was moved. Default:
             all folders.
         delete_missing
-            Delete every item whose file is gone, even the missing, if at most this many are deleted.
+            Delete every item whose file is gone, even the missing ones, if there are at most this
+            many.
         dry_run
             Change nothing, and list the changes in the result.
 
@@ -598,12 +606,12 @@ class Index:
 
         unknown_ids = learn(
             self.folder,
-            *self._current(),
+            *self._current_state(),
             choices,
             refit=lambda log: Index.open(log).refit(wait_seconds=wait_seconds),
             wait_seconds=wait_seconds,
         )
-        self._current()
+        self._current_state()
         return unknown_ids
 
     def forget(
@@ -612,11 +620,11 @@ class Index:
         """Forget choices, and return their number.
 
         With ``chosen``, the choices of this item; with ``text``, those for this query; with both,
-        those that match both; with neither, all.
+        the choices of this item for this query; with neither, all choices.
         """
         from genius_search.index.learned import forget
 
-        require_same_index(self.folder, self._opened.searcher.snapshot.manifest)
+        require_same_index(self.folder, self._state.searcher.snapshot.manifest)
         return forget(self.folder, chosen=chosen, text=text, wait_seconds=wait_seconds)
 
     def choices(self) -> Iterator[dict[str, Any]]:
@@ -626,7 +634,7 @@ class Index:
         """
         from genius_search.index.learned import read_choices
 
-        require_same_index(self.folder, self._opened.searcher.snapshot.manifest)
+        require_same_index(self.folder, self._state.searcher.snapshot.manifest)
         return read_choices(self.folder)
 
     def compact(self, *, min_deleted: float = MIN_DELETED_SHARE, wait_seconds: float = 0.0) -> None:
@@ -695,8 +703,8 @@ class Index:
     ) -> Fitted:
         """Train the fusion on queries with right answers, and replace the model of the index.
 
-        Only for an index that was created with an encoder. Items get new IDs; ids and fields stay. A
-        calibration is removed. Searches continue meanwhile. A tenth of the pairs is held out: the
+        Only for an index that was created with an encoder. Items get new IDs; ids and fields stay.
+        A calibration is removed. Searches continue meanwhile. A tenth of the pairs is held out: the
         new model is adopted only if it finds more of their answers than the old one, by over a
         standard error. The held-out pairs also choose the weight of densities.
 
@@ -771,7 +779,7 @@ class Index:
         from genius_search.index.calibrate import calibrate, describe_source, read_pairs
 
         source = None if pairs is None else as_path(pairs)
-        searcher = self._searcher()
+        searcher = self._current_searcher()
         calibration = calibrate(
             searcher.model,
             searcher.snapshot,
@@ -809,7 +817,9 @@ class Index:
         from genius_search.index.evaluate import evaluate_index
 
         data = data if isinstance(data, MBeir) else MBeir(as_path(data))
-        return evaluate_index(*self._current(), data, split=split, progress=progress or Silent())
+        return evaluate_index(
+            *self._current_state(), data, split=split, progress=progress or Silent()
+        )
 
     def check(self) -> CheckReport:
         """Compare every file with its checksum.
@@ -881,8 +891,8 @@ class Index:
         Parameters
         ----------
         query
-            A text, alone or together with ``image``; a :class:`SearchRequest`, which has its options
-            itself; or a list of these.
+            A text, alone or together with ``image``; a :class:`SearchRequest`, which contains its
+            options; or a list of texts or requests.
         image, vector, parts, combine
             Further parts of the query; see :class:`SearchRequest`.
         instruction, modality, where, match
@@ -891,8 +901,8 @@ class Index:
         hybrid, k, offset, beam
             How to search, and which hits to return.
         config
-            Settings that differ from :attr:`settings` in this search; or a full set of settings, such
-            as :data:`genius_search.PAPER_SEARCH`.
+            Settings that differ from :attr:`settings` in this search; or a full set of settings,
+            such as :data:`genius_search.PAPER_SEARCH`.
 
         Raises
         ------
@@ -913,17 +923,20 @@ class Index:
             "offset": offset,
             "beam": beam,
         }
-        searcher = self._searcher(config)
+        searcher = self._current_searcher(config)
         if not isinstance(query, list | tuple):
             return searcher.search([as_request(query, options)])[0]
         return HitsOfQueries(searcher.search([as_request(part, options) for part in query]))
 
     def search_vectors(self, vectors: Vectors, **options: Unpack[SearchOptions]) -> list[Hits]:
-        """Search with each row of a matrix of shape (queries, dim); options as in :meth:`search`."""
+        """Search with each row of a matrix of shape (queries, dim); options as in :meth:`search`.
+
+        >>> index.search_vectors(np.load("queries.npy"), k=10)  # doctest: +SKIP
+        """
         config = options.pop("config", None)
         rows = as_matrix(vectors, "the vectors") if len(vectors) else ()
         requests = [SearchRequest(**{**options, "vector": row}) for row in rows]
-        return HitsOfQueries(self._searcher(config).search(requests))
+        return HitsOfQueries(self._current_searcher(config).search(requests))
 
     def explain(
         self,
@@ -946,7 +959,7 @@ class Index:
         from genius_search.index.explain import explain
 
         config = options.pop("config", None)
-        return explain(self._searcher(config), as_request(query, {**options}), item_id)
+        return explain(self._current_searcher(config), as_request(query, {**options}), item_id)
 
     def info(self) -> IndexInfo:
         """Return the number of items, IDs, collisions and bytes."""
@@ -962,31 +975,32 @@ class Index:
     @property
     def model(self) -> Genius:
         """The model that assigned the IDs."""
-        return self._opened.searcher.model
+        return self._state.searcher.model
 
     @property
     def settings(self) -> SearchSettings:
         """Default search settings, which the ``config`` of a search changes.
 
-        They are :func:`genius_search.config.default_search`. Without a generator, or with codebooks that
-        were fitted to the pool, hits are ranked by fused embeddings if the index stores them.
+        They are those of :func:`genius_search.config.default_search`. Without a generator, or with
+        codebooks that were fitted to the pool, hits are ranked by fused embeddings if the index
+        stores them.
         """
-        return self._searcher().config
+        return self._current_searcher().config
 
     @property
     def calibration(self) -> Calibration | None:
         """The calibration made by :meth:`calibrate`, if any."""
         return self._snapshot.manifest.calibration
 
-    def _current(self) -> State:
+    def _current_state(self) -> State:
         """Return the model and the snapshot with every change that was made before the call."""
-        searcher = self._searcher()
+        searcher = self._current_searcher()
         return State(searcher.model, searcher.snapshot)
 
     @property
     def _snapshot(self) -> Snapshot:
         """The current snapshot; reopened if another handle or process has changed the index."""
-        return self._searcher().snapshot
+        return self._current_searcher().snapshot
 
     def _keep_calibration(self, calibration: Calibration, *, wait_seconds: float = 0.0) -> None:
         """Store a calibration, and make the weight of densities it was made with the default."""
@@ -997,34 +1011,41 @@ class Index:
 
     @contextlib.contextmanager
     def _open_writer(self, wait_seconds: float) -> Iterator[Writer]:
-        """Lock the index and open its state to change it; then open the new one, and close removed files."""
+        """Lock the index to change it.
+
+        The state is reopened before, to see the changes of other writers, and after, to close
+        removed files.
+        """
         from genius_search.index.writer import open_writer
 
-        before = self._opened.searcher.snapshot
+        before = self._state.searcher.snapshot
         with open_writer(self.folder, wait_seconds=wait_seconds, before=before) as writer:
-            self._current()
+            self._current_state()
             yield writer
-        self._current()
+        self._current_state()
 
-    def _searcher(self, config: SearchConfig | None = None) -> SnapshotSearcher:
-        """Return what searches the current state, with the index's settings or options that change them."""
-        opened = self._opened
-        if _read_heads(self.folder) != opened.heads:
-            with (
-                self._opening
-            ):  # by one thread, so that no older state takes the place of a newer one
-                if (heads := _read_heads(self.folder)) != self._opened.heads:
-                    self._opened = self._open(heads, self.model, self._opened)
-                opened = self._opened
-        searcher = opened.searcher
+    def _current_searcher(self, config: SearchConfig | None = None) -> SnapshotSearcher:
+        """Return the searcher of the current state, with settings changed by ``config``.
+
+        If the manifests have changed, one thread reopens the state while others wait, so that an
+        older state never replaces a newer one.
+        """
+        state = self._state
+        if _read_heads(self.folder) != state.heads:
+            with self._opening:
+                heads = _read_heads(self.folder)
+                if heads != self._state.heads:
+                    self._state = self._open(heads, self.model, self._state)
+                state = self._state
+        searcher = state.searcher
         if config is None:
             return searcher
         adjusted = SnapshotSearcher(searcher.model, searcher.snapshot, config, searcher.choices)
         return searcher if adjusted.config == searcher.config else adjusted
 
     def _open(
-        self, heads: tuple[bytes, ...], model: Genius, before: _Opened | None = None
-    ) -> _Opened:
+        self, heads: tuple[bytes, ...], model: Genius, before: _OpenState | None = None
+    ) -> _OpenState:
         """Open the state that the manifests had when their heads were read, or a newer one.
 
         Raises
@@ -1035,37 +1056,41 @@ class Index:
         if before is not None and before.heads[:1] == heads[:1]:  # only the log has changed
             searcher = copy.copy(before.searcher)
             searcher.choices = self._open_log(heads, searcher.model, searcher.snapshot)
-            return _Opened(heads, searcher)
+            return _OpenState(heads, searcher)
         snapshot = Snapshot.open(self.folder, None if before is None else before.searcher.snapshot)
         manifest = snapshot.manifest
         if before is not None and manifest.identity != before.searcher.snapshot.manifest.identity:
             raise another_index(self.folder)
-        if (
-            manifest.model_fingerprint != model.fingerprint and manifest.has_own_model
-        ):  # it was refitted
+        if manifest.model_fingerprint != model.fingerprint and manifest.has_own_model:
+            # the index was refitted or trained
             model = Genius.open(manifest.locate_model(self.folder), device=model.device)
         if manifest.model_fingerprint != model.fingerprint:
             raise another_index(self.folder)
         snapshot.check_arrays(model.codebooks, model.unchecked_files)
         choices = self._open_log(heads, model, snapshot)
-        return _Opened(heads, SnapshotSearcher(model, snapshot, choices=choices))
+        return _OpenState(heads, SnapshotSearcher(model, snapshot, choices=choices))
 
     def _open_log(
         self, heads: tuple[bytes, ...], model: Genius, snapshot: Snapshot
     ) -> Choices | None:
-        """Open the log of choices; if it is damaged, searches do without it, and a warning is logged."""
+        """Open the log of choices, itself an index of queries; None if there is no choice.
+
+        If the log is damaged, a warning is logged, and searches do without it.
+        """
         if not (heads[1] or has_lost_manifest(self.folder / LEARNED)):
             return None
         from genius_search.index.learned import Choices, DamagedLog, reading_log
 
         try:
             with reading_log(self.folder):
-                logged = Index.open(self.folder / LEARNED)._opened.searcher  # noqa: SLF001  replaced at any time
-                if logged.model.dim != model.dim:
+                log_index = Index.open(self.folder / LEARNED)
+                log_searcher = log_index._state.searcher  # noqa: SLF001  without reopening it
+                if log_searcher.model.dim != model.dim:
                     raise ArtifactMismatch(
-                        f"it has queries of {logged.model.dim} numbers, and the index has {model.dim}"
+                        f"it has queries of {log_searcher.model.dim} numbers, and the index has "
+                        f"{model.dim}"
                     )
-                return Choices(logged, snapshot) if logged.snapshot.num_alive else None
+                return Choices(log_searcher, snapshot) if log_searcher.snapshot.num_alive else None
         except DamagedLog as error:
             if str(error) != self._log_damage:
                 log.warning("%s", error)
@@ -1074,11 +1099,15 @@ class Index:
 
 
 def current_state(index: Index) -> State:
-    """Return the model and the current snapshot of an index, for other modules of this package."""
-    return index._current()  # noqa: SLF001  not for users, whose methods are those of the class
+    """Return the model and the current snapshot of an index.
+
+    Other packages of the product use them; users have the methods of :class:`Index`.
+    """
+    return index._current_state()  # noqa: SLF001  see above
 
 
 def _as_pool_path(pool: str | Path) -> Path:
+    """Return the path of a pool; refuse an empty name, which would be the current folder."""
     if not str(pool):
         raise UsageError(
             "the pool has an empty name; give a folder or a file, or Path('.') for this folder"
@@ -1087,27 +1116,29 @@ def _as_pool_path(pool: str | Path) -> Path:
 
 
 def _refuse_matrix(pool: object, remedy: str) -> None:
-    """Refuse vectors in the place of a pool, whose elements would be taken for pictures."""
+    """Refuse a matrix of vectors in place of a pool; its rows would be read as pictures."""
     if isinstance(pool, np.ndarray) and pool.ndim <= 2:
         raise UsageError(
-            f"the pool is an array of shape {pool.shape}; vectors are added with {remedy}, pictures have the "
-            "shape (height, width, 3)"
+            f"the pool is an array of shape {pool.shape}; add vectors with {remedy}; pictures have "
+            "the shape (height, width, 3)"
         )
 
 
-def _open_named(folder: Path, named: str, open_model: Callable[[str], Genius]) -> Genius:
-    """Open the model that an index names."""
+def _open_named_model(
+    index_folder: Path, model_name: str, open_model: Callable[[str], Genius]
+) -> Genius:
+    """Open the model that the manifest of an index names; errors say how to name another one."""
     remedy = "say where it is with `model=FOLDER`"
-    if not named:
-        raise ArtifactMissing(f"{folder} does not say where its model is; {remedy}")
+    if not model_name:
+        raise ArtifactMissing(f"{index_folder} does not say where its model is; {remedy}")
     try:
-        return open_model(named)
+        return open_model(model_name)
     except (ArtifactMissing, NetworkNeeded) as error:
-        raise type(error)(f"the model of {folder}: {error}; or {remedy}") from None
+        raise type(error)(f"the model of {index_folder}: {error}; or {remedy}") from None
 
 
 def _open_again(folder: Path, identity: str, model: Genius | None, device: str) -> Index:
-    """Open the index of a pickled handle; its encoder is opened when something is encoded."""
+    """Open the index of a pickled handle; the encoder is opened when it is first used."""
     index = Index.open(folder, model=model, device=device, with_encoder=False)
     if current_state(index).snapshot.manifest.identity != identity:
         raise another_index(folder)
@@ -1115,6 +1146,9 @@ def _open_again(folder: Path, identity: str, model: Genius | None, device: str) 
 
 
 def _read_heads(folder: Path) -> tuple[bytes, bytes]:
-    """Return the first bytes of the manifests of an index and of its log, which differ after every change."""
-    index, log = f"{folder}/{CURRENT}", f"{folder}/{LEARNED}/{CURRENT}"  # faster than a Path
-    return read_head(index), read_head(log)
+    """Return the first bytes of the manifests of an index and of its log of choices.
+
+    Every change of an index or of its log changes them.
+    """
+    # Strings, since each search calls this, and a Path takes longer to build.
+    return read_head(f"{folder}/{CURRENT}"), read_head(f"{folder}/{LEARNED}/{CURRENT}")

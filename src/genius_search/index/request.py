@@ -1,4 +1,4 @@
-"""Search requests, a query and the conditions that its results must meet; and the hits that answer them."""
+"""The input and the output of a search: a request with its query and conditions, and the hits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from genius_search.index.store import Calibration
 
     Picture: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
-    """A picture: a file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
+    """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3)."""
 
 Vector: TypeAlias = np.ndarray | Sequence[float]
 """Numbers of shape (dim,)."""
@@ -35,26 +35,27 @@ Vectors: TypeAlias = np.ndarray | Sequence[Sequence[float]]
 ModalityName: TypeAlias = Literal["image", "text", "image-text"]
 Combine: TypeAlias = Literal["sum", "any"]
 MAX_HITS: Final = 10**9
-"""Hits or beams that a request may ask for."""
+"""Maximum of ``k``, ``offset`` and ``beam`` in a request."""
 TABLE_HEAD: Final = ("rank", "score", "id", "text or file")
+"""Column names of printed hits."""
 MAX_TABLE_WIDTH: Final = 100
-"""Characters in a line of the table that hits print as."""
+"""Maximum number of characters in a line of printed hits."""
 MAX_ID_WIDTH: Final = 40
-"""Characters of an id in that table."""
+"""Maximum number of characters of an id in printed hits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchPart:
-    """One weighted part of a query: a text, an image, both, an item of the index, or a vector."""
+    """A weighted part of a query: a text, an image or both; an item of the index; or a vector."""
 
     text: str | None = None
     image: Picture | None = None
     id: str | int | None = None
-    """An item of the index, instead of a text and an image."""
+    """Id of an item of the index, instead of a text and an image."""
     vector: Vector | None = field(default=None, compare=False)
     """A feature of the index's encoder, of shape (dim,), instead of a text and an image."""
     weight: float = 1.0
-    """Negative weights search away from this part."""
+    """Weight of the part in the sum; a negative weight moves the query away from the part."""
 
     def __post_init__(self) -> None:
         if self.text:
@@ -67,122 +68,142 @@ class SearchPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchRequest:
-    """A query and the conditions its results must meet: the options of every search.
+    """A query, the conditions that its hits must meet, and the options of the search.
 
     >>> SearchRequest(text="a red bag", modality="image", where=["price<20"], k=3)  # doctest: +SKIP
 
     Raises
     ------
     UsageError
-        There is no query, a condition cannot be parsed, or an option is out of range or has no effect.
+        There is neither a query nor a condition, a condition cannot be parsed, or an option is out
+        of range or has no effect.
     """
 
     text: str | None = None
     image: Picture | None = None
     vector: Vector | None = field(default=None, compare=False)
-    """A feature of the index's encoder, of shape (dim,), instead of a text and an image or as a part beside
-    them. A trained fusion reads it as the feature of a text."""
+    """A feature of the index's encoder, of shape (dim,), alone or as a further part of the query. A
+    trained fusion reads it as the feature of a text."""
     parts: Sequence[SearchPart] = ()
-    """Texts, images and items of the index with weights, which may be negative ("this picture, in red, less
-    of that"): ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``.
-    The query is the weighted sum of their embeddings, scaled to unit length. ``text`` and ``image`` form one
-    more part of weight 1."""
+    """Weighted texts, images and items. "This picture, in red, less of a logo" is
+    ``[SearchPart(id="7"), SearchPart(text="in red"), SearchPart(text="a logo", weight=-0.5)]``. The
+    query is the weighted sum of the parts' embeddings, scaled to unit length. ``text`` and
+    ``image`` together are another part, of weight 1."""
     combine: Combine = "sum"
-    """``any`` searches for each part by itself instead of their sum, and interleaves the hits: the best of
-    each part, the second of each, and so on."""
+    """``sum`` searches for the sum of the parts. ``any`` searches for each part separately and
+    interleaves the hits: the best of each part, the second of each, and so on."""
     instruction: str | None = None
-    """A description of the wanted results; by default the model's own for this kind of query and result."""
+    """A description of the kind of result, such as "Find a photo of this product." Default: the
+    model's instruction for this kind of query and result."""
     modality: Modality | ModalityName | None = None
-    """Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the instruction
-    decides. Without one too, each modality is searched, and the hits are merged by probability if the index
-    is calibrated, otherwise by how far they stand out from the items of their modality."""
+    """Return only items of this modality: ``image``, ``text`` or ``image-text``. By default the
+    instruction decides. Without an instruction, each modality is searched and the hits are merged:
+    by probability if the index is calibrated, otherwise by how far they stand out from the other
+    items of their modality."""
     where: Filter | Sequence[str] | Mapping[str, object] = ()
-    """Conditions on the items' fields, all of which must hold: ``["price<20", "brand=acme"]`` or
-    ``{"brand": "acme"}``; see :meth:`Filter.parse`. With conditions or a modality a search needs no query:
-    it returns all that they allow, what was added last first, with a score of 0."""
+    """Conditions on the items' fields, which must all hold: ``["price<20", "brand=acme"]`` or
+    ``{"price": {"<": 20}, "brand": "acme"}``; see :meth:`Filter.parse`. With a condition or a
+    modality, the query may be left out: the search then lists the matching items, newest first,
+    with a score of 0."""
     match: str | None = None
-    """Words that the items' texts must contain, or must not, as in ``beach OR sea -people``; see
-    :attr:`Filter.match`. Words to leave out may also be in ``text``, which loses them."""
+    """Words that the items' texts must contain or must not contain, as in ``beach OR sea -people``;
+    see :attr:`Filter.match`. Excluded words in ``text`` (``-people``) are moved here."""
     hybrid: bool = True
-    """Raise items whose text or file name has words of the query, the more the rarer these are; a code
-    (letters with digits, or four digits: IMG_2034) puts them first."""
+    """Raise items whose text or file name contains words of the query; rare words raise them more.
+    An item that contains a code of the query, such as ``IMG_2034``, is pinned: it comes first."""
     k: int = 10
-    """Number of hits."""
+    """Maximum number of hits."""
     offset: int = 0
-    """Number of hits before the first that is returned, for later pages."""
+    """Number of hits to skip, for later pages."""
     beam: int | None = None
-    """Beam width instead of the configured one. A search that finds too few hits is repeated with wider
-    ones."""
+    """Beam width. Default: that of the settings. A search that finds too few hits is repeated with
+    a wider beam."""
     deadline: float = math.inf
-    """Time at which looking for items that meet the conditions ends with an error, on the clock of
-    :func:`time.monotonic`."""
+    """Time, on the clock of :func:`time.monotonic`, after which a search for items that meet the
+    conditions fails."""
     filter: Filter | None = field(init=False, repr=False, compare=False)
-    """``where`` and ``match``, parsed; None if there are no conditions."""
+    """``where`` and ``match``, parsed; None without conditions."""
     query: tuple[SearchPart, ...] = field(init=False, repr=False, compare=False)
-    """Every part of the query; the request's own text and image come first, then its vector."""
+    """All parts of the query: ``text`` and ``image`` first, then ``vector``, then ``parts``."""
 
     def __post_init__(self) -> None:
-        for name, number, least in (
+        self._check_ranges()
+        self._clean_texts()
+        self._move_excluded_words()
+        if self.modality is not None and not isinstance(self.modality, Modality):
+            object.__setattr__(self, "modality", Modality.parse(self.modality))
+        object.__setattr__(self, "filter", self._parse_conditions())
+        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "query", self._collect_parts())
+        self._check_parts()
+
+    def _check_ranges(self) -> None:
+        """Refuse numbers that are out of range, and unknown ways to combine parts."""
+        for name, number, minimum in (
             ("k", self.k, 1),
             ("beam", self.beam, 1),
             ("offset", self.offset, 0),
         ):
-            if number is not None and not least <= number <= MAX_HITS:
+            if number is not None and not minimum <= number <= MAX_HITS:
                 raise UsageError(
-                    f"{name} is {number}, it must be at least {least} and at most {MAX_HITS}"
+                    f"{name} is {number}, it must be at least {minimum} and at most {MAX_HITS}"
                 )
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
+
+    def _clean_texts(self) -> None:
+        """Clean text and instruction; refuse other types, such as a picture instead of a text."""
         for name in ("text", "instruction"):
-            if not isinstance(text := getattr(self, name), str | None):
+            text = getattr(self, name)
+            if not isinstance(text, str | None):
                 raise UsageError(
                     f"{name} is {text!r}, expected a text; pictures are image=, vectors vector="
                 )
             if text:
                 object.__setattr__(self, name, as_text(text, name))
-        self._leave_out_words()
-        parsed = None
-        if self.where or self.match is not None:
-            from genius_search.index.filters import Filter  # noqa: PLC0415  most searches have no conditions
 
-            if not isinstance(self.where, Filter):
-                parsed = Filter.parse(self.where, self.match)
-            else:
-                parsed = (
-                    self.where
-                    if self.match is None
-                    else dataclasses.replace(self.where, match=self.match)
-                )
-        if self.modality is not None and not isinstance(self.modality, Modality):
-            object.__setattr__(self, "modality", Modality.parse(self.modality))
-        object.__setattr__(self, "filter", parsed)
-        object.__setattr__(self, "parts", tuple(self.parts))
-        object.__setattr__(self, "query", self._checked_parts())
-
-    def _leave_out_words(self) -> None:
-        """Move the words that the text leaves out to ``match``."""
-        text, left_out = split_excluded(self.text or "")
-        if not left_out:
+    def _move_excluded_words(self) -> None:
+        """Move excluded words of the text to ``match``: "beach -people" becomes "beach"."""
+        text, excluded = split_excluded(self.text or "")
+        if not excluded:
             return
         match = self.match or getattr(self.where, "match", None)
         object.__setattr__(self, "text", text or None)
-        object.__setattr__(self, "match", f"{match} {left_out}" if match else left_out)
+        object.__setattr__(self, "match", f"{match} {excluded}" if match else excluded)
 
-    def _checked_parts(self) -> tuple[SearchPart, ...]:
-        given = list(self.parts)
+    def _parse_conditions(self) -> Filter | None:
+        """Return ``where`` and ``match`` as one filter; None without conditions."""
+        if not self.where and self.match is None:
+            return None
+        from genius_search.index.filters import Filter  # noqa: PLC0415  rarely needed
+
+        if not isinstance(self.where, Filter):
+            return Filter.parse(self.where, self.match)
+        if self.match is None:
+            return self.where
+        return dataclasses.replace(self.where, match=self.match)
+
+    def _collect_parts(self) -> tuple[SearchPart, ...]:
+        """Return all parts of the query."""
+        parts = list(self.parts)
         if self.vector is not None:
-            given.insert(0, SearchPart(vector=self.vector))
+            parts.insert(0, SearchPart(vector=self.vector))
         if self.image is not None or (self.text and not self.text.isspace()):
-            given.insert(0, SearchPart(text=self.text, image=self.image))
-        if not given and self.filter is None and self.modality is None:
+            parts.insert(0, SearchPart(text=self.text, image=self.image))
+        return tuple(parts)
+
+    def _check_parts(self) -> None:
+        """Refuse a request that asks for nothing, and parts that mean nothing."""
+        if not self.query and self.filter is None and self.modality is None:
             raise UsageError(
                 "a query needs a text, an image, or both; or a vector; or conditions alone (where)"
             )
-        for part in given:
+        for part in self.query:
             has_content = part.image is not None or bool(part.text and not part.text.isspace())
             if has_content + (part.id is not None) + (part.vector is not None) != 1:
                 raise UsageError(
-                    "a part of a query needs a text, an image, or both; or else an item, or a vector"
+                    "a part of a query needs a text, an image, or both; or else an item, or a "
+                    "vector"
                 )
             if not math.isfinite(part.weight):
                 raise UsageError(
@@ -190,13 +211,12 @@ class SearchRequest:
                 )
             if part.weight != 1 and self.combine == "any":
                 raise UsageError(
-                    f"the weight of a part is {part.weight}, but with combine='any' each part is searched "
-                    "for by itself and weights have no effect; leave the weight out"
+                    f"the weight of a part is {part.weight}, but combine='any' searches for each "
+                    "part separately, where weights have no effect; leave the weight out"
                 )
-        return tuple(given)
 
     def alternatives(self) -> list[SearchRequest]:
-        """Return the requests that are searched for by themselves: one, or each part."""
+        """Return the requests to search for: one for each part with ``combine="any"``, else one."""
         if self.combine != "any" or not self.query:
             return [self]
         return [
@@ -213,7 +233,7 @@ class SearchRequest:
 
 
 class SearchOptions(TypedDict, total=False):
-    """Options of a search: the fields of a :class:`SearchRequest` that are no text, and ``config``."""
+    """Options of a search: the fields of :class:`SearchRequest` except the text, and ``config``."""
 
     image: Picture | None
     vector: Vector | None
@@ -232,9 +252,15 @@ class SearchOptions(TypedDict, total=False):
 
 
 def as_request(query: Any, options: Mapping[str, Any]) -> SearchRequest:
-    """Return the request of a query: a text with options, or a request, which has them itself."""
+    """Return a request made of a text and options, or a request as it is.
+
+    Raises
+    ------
+    UsageError
+        There are options besides a request.
+    """
     if not isinstance(query, SearchRequest):
-        return SearchRequest(text=query, **options)  # which refuses other types
+        return SearchRequest(text=query, **options)  # a query that is no text is refused there
     if options := _without_defaults(options):
         raise UsageError(
             f"a SearchRequest comes with {', '.join(options)}=; set these options in the request"
@@ -256,41 +282,48 @@ def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """One item in the result of a search."""
+    """An item in the result of a search."""
 
     rank: int
-    """From 1."""
+    """1 for the best hit."""
     id: str
     score: float
-    """Score that the hits are ranked by. Without re-ranking it is a log-probability. By codes it is the inner
-    product with the ID's vector minus half that vector's squared norm; by embeddings it is the cosine. The
-    weighted density is subtracted from both, and the weighted log-probability is added to scores by codes.
-    Words of the query raise it (:func:`genius_search.index.words.find_word_matches`), and so does that the
-    item was chosen for similar queries (:meth:`genius_search.Index.learn`). It is 0 without a query."""
+    """The score that ranks the hits:
+
+    - by embeddings, the cosine of query and item, minus the weighted density of the item;
+    - by codes, the inner product with the vector of the item's ID, minus half of that vector's
+      squared norm and the weighted density, plus the weighted log-probability of the generator;
+    - without re-ranking, the log-probability of the ID;
+    - without a query, 0.
+
+    Words of the query (:func:`genius_search.index.words.find_word_matches`) and earlier choices of
+    the item (:meth:`genius_search.Index.learn`) raise the score."""
     modality: Modality
     text: str | None
     image: str | None
     """Path of the picture."""
     fields: dict[str, Any]
-    """The item's fields by name."""
+    """Name of each field -> value."""
     codes: tuple[int, ...]
     """The item's ID; empty without a query."""
     log_probabilities: tuple[float, ...]
-    """Log-probability of each code that the generator decoded; shorter than ``codes`` if decoding stopped
-    early, and empty if distances led the search (:attr:`SearchConfig.router`)."""
+    """Log-probability of each code that the generator decoded. There are fewer than ``codes`` if
+    decoding stopped early, and none if distances led the search (:attr:`SearchConfig.router`)."""
     probability: float | None = None
-    """Probability that the hit is relevant, if `genius calibrate` calibrated the index for these settings.
-    None for queries unlike those that were measured: with conditions or ``parts``, of another kind, or with
-    fewer words (:attr:`Calibration.fewest_words`)."""
+    """Probability that the hit is relevant, if the index was calibrated for these settings
+    (:meth:`genius_search.Index.calibrate`). None for queries that the calibration did not measure:
+    with conditions or ``parts``, of another kind, or with fewer words
+    (:attr:`Calibration.fewest_words`)."""
     passage: str | None = None
-    """The passage of a long text that was found; None if it is the beginning, or the text is short."""
+    """The matching passage of a long text; None for its beginning, and for short texts."""
     least_score: float | None = None
-    """What first hits usually score at least, raised as this one is by words of the query, if the index knows
-    it and has no calibration. None for searches with conditions, and for hits with all words of the query."""
+    """The usual minimum score of first hits, raised by words of the query like the score of this
+    hit. None if the index does not know it or is calibrated, for searches with conditions, and for
+    hits that contain all words of the query."""
     excess: float | None = None
     """How far the score stands out among the best of its modality
-    (:func:`genius_search.index.score.find_excess`); None if one modality was searched, or it has too few
-    items to tell."""
+    (:func:`genius_search.index.score.find_excess`). None if one modality was searched, or the
+    modality has too few items for a comparison."""
 
 
 class Hits(list[SearchHit]):
@@ -311,16 +344,17 @@ class Hits(list[SearchHit]):
 
     @property
     def good_match(self) -> bool | None:
-        """Whether there is a good match, or None if that is unknown.
+        """Whether there is a good match; None if the index cannot judge.
 
-        With a calibration, the most probable hit must reach its threshold. Without one, some hit must
-        reach the usual score of first hits (:attr:`SearchHit.least_score`). A search without hits has
-        no good match. The answer is unknown if
+        With a calibration, a good match is a hit whose probability reaches the threshold. Without
+        one, it is a hit whose score reaches the usual minimum of first hits
+        (:attr:`SearchHit.least_score`). An empty result has no good match. The index cannot judge
 
-        - the index cannot judge hits of these settings or of this query,
-        - no threshold reaches the precision of the calibration (`genius calibrate --precision`),
-        - the first hit was found by its code, such as a product's number, or
-        - these are the hits of a later page.
+        - hits of settings or queries that were not measured,
+        - hits if no threshold reaches the precision of the calibration
+          (:meth:`genius_search.Index.calibrate`),
+        - results whose first hit was found by its code, such as a product number,
+        - later pages.
         """
         if not self:
             return False
@@ -335,7 +369,7 @@ class Hits(list[SearchHit]):
         return max(hit.probability or 0.0 for hit in self) >= self._calibration.threshold
 
     def to_pandas(self) -> DataFrame:
-        """Return a data frame with a row for each hit; an item's fields are columns ``fields.NAME``.
+        """Return a data frame with one row per hit, and fields as columns ``fields.NAME``.
 
         Needs pandas.
         """
@@ -348,7 +382,7 @@ class Hits(list[SearchHit]):
     def __str__(self) -> str:
         return _format_table(self)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's names
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's
         """Show the table in IPython."""
         printer.text(str(self))
 
@@ -358,12 +392,12 @@ class Hits(list[SearchHit]):
 
 
 class HitsOfQueries(list[Hits]):
-    """The hits of each query of a list, which print as one table after another."""
+    """The hits of each query of a list; it prints one table per query."""
 
     def __str__(self) -> str:
         return "\n\n".join(f"query {number}\n{hits}" for number, hits in enumerate(self))
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's names
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's
         """Show the tables in IPython."""
         printer.text(str(self))
 
@@ -375,17 +409,23 @@ class HitsOfQueries(list[Hits]):
 
 
 def _table_rows(hits: Sequence[SearchHit]) -> list[tuple[str, str, str, str]]:
-    """Return rank, score, id, and passage, text or file of each hit."""
+    """Return a row of cells for each hit: rank, score, id, and the passage, text or file."""
     rows = []
     for hit in hits:
-        content = " ".join((hit.passage or hit.text or hit.image or "").split())
-        score = f"{hit.score:.4f}" if hit.codes else ""  # hits without a query have no score
-        rows.append((str(hit.rank), score, hit.id, content))
+        content = hit.passage or hit.text or hit.image or ""
+        score = f"{hit.score:.4f}" if hit.codes else ""  # a search without a query has no scores
+        rows.append((str(hit.rank), score, _one_line(hit.id), _one_line(content)))
     return rows
 
 
+def _one_line(text: str) -> str:
+    """Return a text in one line, without characters that control a terminal."""
+    line = " ".join(text.split())
+    return "".join(character if character.isprintable() else "�" for character in line)
+
+
 def _format_table(hits: Sequence[SearchHit]) -> str:
-    """Return an aligned table of hits, a line each, cut at :data:`MAX_TABLE_WIDTH`."""
+    """Return an aligned table with one line per hit, at most :data:`MAX_TABLE_WIDTH` wide."""
     if not hits:
         return "no hits"
     rows = [TABLE_HEAD, *_table_rows(hits)]
@@ -393,13 +433,13 @@ def _format_table(hits: Sequence[SearchHit]) -> str:
     name = min(name, MAX_ID_WIDTH)
     lines = []
     for row in rows:
-        line = f"{row[0]:>{rank}}  {row[1]:>{score}}  {_cut(row[2], name):<{name}}  {row[3]}"
-        lines.append(_cut(line.rstrip(), MAX_TABLE_WIDTH))
+        line = f"{row[0]:>{rank}}  {row[1]:>{score}}  {_shorten(row[2], name):<{name}}  {row[3]}"
+        lines.append(_shorten(line.rstrip(), MAX_TABLE_WIDTH))
     return "\n".join(lines)
 
 
 def _format_html(hits: Sequence[SearchHit]) -> str:
-    """Return an HTML table of hits, whose contents are escaped."""
+    """Return an HTML table of hits, with escaped contents."""
     if not hits:
         return "<p>no hits</p>"
     lines = ["".join(f"<th>{name}</th>" for name in TABLE_HEAD)]
@@ -407,6 +447,6 @@ def _format_html(hits: Sequence[SearchHit]) -> str:
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def _cut(text: str, width: int) -> str:
-    """Return a text of at most ``width`` characters, with an ellipsis in place of its end."""
+def _shorten(text: str, width: int) -> str:
+    """Return a text cut to ``width`` characters; an ellipsis marks the cut."""
     return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -14,11 +14,11 @@ from genius_search.serve.schemas import log
 MIN_PAUSE_SECONDS: Final = 30.0
 """Shortest pause between two checks of an index."""
 PAUSE_FACTOR: Final = 9
-"""A pause is at least this many times as long as the check before, so that checks take a tenth of the time."""
+"""Minimum ratio of a pause to the check before it, so that checks take a tenth of the time."""
 
 
 class FileWatch:
-    """Compares all files of an index but pictures with their checksums, in a thread.
+    """Compares the files of an index, except pictures, with their checksums in a thread.
 
     The files are read at about 2 GB a second. Damage is logged, and searches raise an error until the
     index is opened again or changed. The thread ends when nobody else holds the index.

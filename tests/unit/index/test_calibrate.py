@@ -152,7 +152,7 @@ def index(whole, trained, tmp_path) -> Index:
 def calibrate_with_test_split(index: Index, data: Path, precision: float = 0.8) -> Calibration:
     pairs = read_pairs(index.folder, data, split="test")
     return calibrate(
-        *index._current(), index.settings, pairs, precision=precision, progress=Silent()
+        *index._current_state(), index.settings, pairs, precision=precision, progress=Silent()
     )
 
 

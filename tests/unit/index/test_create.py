@@ -162,12 +162,12 @@ def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_fold
     (tmp_path / "more").mkdir()
     for number in range(20):
         (tmp_path / "more" / f"{number} more.txt").write_text("red " * number + "green")
-    assert not has_outgrown(*index._current())
+    assert not has_outgrown(*index._current_state())
     index.add(tmp_path / "more")
     index.delete("note 0.txt")
-    assert has_outgrown(*index._current())
+    assert has_outgrown(*index._current_state())
     index.refit()
-    assert not has_outgrown(*index._current())
+    assert not has_outgrown(*index._current_state())
     assert index.check().items == 18 + 20 - 1
     for handle in (index, reader, Index.open(tmp_path / "i")):
         hits = handle.search(
@@ -242,7 +242,7 @@ def test_only_an_index_with_its_own_model_and_embeddings_is_refitted(
     with pytest.raises(UsageError, match="embeddings"):
         Index.open(tmp_path / "i").refit()
     foreign = Index.create(tmp_path / "trained", pool, model=trained.model)
-    assert not has_outgrown(*foreign._current())
+    assert not has_outgrown(*foreign._current_state())
     with pytest.raises(UsageError, match="trained model"):
         foreign.refit()
 

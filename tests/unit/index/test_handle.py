@@ -140,8 +140,8 @@ def test_changes_are_seen_where_files_have_no_times(index, monkeypatch):
         for file in index.folder.rglob("*"):
             os.utime(file, (0, 0))
         assert len(reader) == 299 - number
-        assert len(reader._searcher().choices._searcher.snapshot.search_segments) > 0
-        assert reader._searcher().choices._searcher.snapshot.num_alive == number + 1
+        assert len(reader._current_searcher().choices._searcher.snapshot.search_segments) > 0
+        assert reader._current_searcher().choices._searcher.snapshot.num_alive == number + 1
 
 
 def test_a_log_of_choices_that_is_replaced_is_opened_again(index):

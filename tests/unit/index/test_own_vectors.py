@@ -70,7 +70,7 @@ def test_options_change_only_the_settings_they_name_and_need_no_torch(index, opt
     assert hits
     assert hits == index.search(**asked, config=settings)
     assert (hits == index.search(**asked)) == ("rerank" not in options)
-    searcher = SnapshotSearcher(*index._current(), SearchConfig(**options))
+    searcher = SnapshotSearcher(*index._current_state(), SearchConfig(**options))
     assert searcher.config == settings
 
 

@@ -206,7 +206,7 @@ def test_all_of_a_long_query_is_searched_for(index):
 def test_a_long_query_is_the_normalised_mean_of_its_passages(index):
     text = chapters(TOPICS)
     texts = [text[start:end] for start, end in divide(index.model.encoder, text, format_text)]
-    searcher = SnapshotSearcher(*index._current())
+    searcher = SnapshotSearcher(*index._current_state())
     long, *parts = searcher.encode([SearchRequest(text=one) for one in (text, *texts)])
     mean = np.mean([part.vectors.feature for part in parts], axis=0)
     assert len(parts) > 10
