@@ -163,7 +163,10 @@ def expand_paths(command: Any) -> Any:
 
 
 def join_match_values(arguments: Sequence[str]) -> list[str]:
-    """Join ``--match -people`` to ``--match=-people``; the parser would take ``-people`` as a flag."""
+    """Join ``--match -people`` to ``--match=-people``.
+
+    Otherwise, the parser would take ``-people`` for a flag.
+    """
     joined: list[str] = []
     for word in arguments:
         if joined[-1:] == ["--match"] and re.match(r"-[^-]", word):

@@ -88,8 +88,8 @@ class BuildCluster(AddressOption, DeviceOptions, JsonOption):
     """Folder of a trained model."""
 
     encoder: OptionalName = None
-    """Instead of a model: an encoder, as for `genius index create`. Codebooks are fitted to a sample
-    of the pool."""
+    """Instead of a model: an encoder, as for `genius index create`. Codebooks are fitted to a
+    sample of the pool."""
 
     embeddings: Embeddings = None
     """Embeddings to store for re-ranking. Default: none with a model, otherwise fused."""
@@ -134,7 +134,7 @@ class ServeCluster(AddressOption):
     def run(self) -> None:
         if self.address is None:
             raise UsageError(
-                "--address is missing: shards are served on a Ray cluster; give HOST:PORT of its head"
+                "--address is missing; give HOST:PORT of the head of a Ray cluster to serve from"
             )
         with self.connected():
             from genius_search.cluster.serve import deploy

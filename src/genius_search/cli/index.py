@@ -68,7 +68,8 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
     """
 
     pool: OptionalFolder = None
-    """Folder to index, including its subfolders, or a .jsonl file of candidates in M-BEIR's layout."""
+    """Folder to index, including its subfolders, or a .jsonl file of candidates in M-BEIR's
+    layout."""
 
     model: OptionalFolder = None
     """Folder of a trained model."""
@@ -80,8 +81,8 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
     that suits the pool."""
 
     embeddings: Embeddings = None
-    """Embeddings to store for re-ranking: fused ones, or raw sums of the encoder's features (GENIUS^R
-    in the paper). Default: none with a model, otherwise fused."""
+    """Embeddings to store for re-ranking: fused ones, or raw sums of the encoder's features
+    (GENIUS^R in the paper). Default: none with a model, otherwise fused."""
 
     embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, optional("{1,2,4,8,16}")] = None
     """Bits per number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a
@@ -204,12 +205,13 @@ def suggest_refit(index: Index, progress: TerminalProgress) -> None:
 class Sync(WaitOption, OpenIndexOptions, JsonOption):
     """Bring an index up to date with its folders: add, update, move and delete items.
 
-    Items whose files are gone are deleted, except if their folder or disk cannot be read, or if more
-    than half of the folder is gone; the exit status is then 3.
+    Items whose files are gone are deleted, except if their folder or disk cannot be read, or if
+    more than half of the folder is gone; the exit status is then 3.
     """
 
     folder: Annotated[Path | None, tyro.conf.Positional, optional("[FOLDER]")] = None
-    """Folder that was added, a subfolder, or the new path of a moved folder. Default: all folders."""
+    """Folder that was added, a subfolder, or the new path of a moved folder. Default: all
+    folders."""
 
     delete_missing: OptionalInt = None
     """Delete all items whose files are missing, provided that there are at most this many."""
@@ -277,8 +279,8 @@ class Refit(WaitOption, OpenIndexOptions):
 class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     """Delete items from an index or a cluster by their ids.
 
-    Files are not deleted, and `genius index sync` adds their items again unless a .geniusignore file
-    leaves them out. The exit status is 3 if the index has none of the ids.
+    Files are not deleted, and `genius index sync` adds their items again unless a .geniusignore
+    file leaves them out. The exit status is 3 if the index has none of the ids.
     """
 
     ids: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[ID ...]")] = ()
@@ -288,8 +290,8 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     """File with further ids, one per line; - reads stdin."""
 
     compact: bool = False
-    """Free the space of all deleted items now, by rewriting the index; no ids are needed. By default,
-    a segment is rewritten when a fifth of its items are deleted."""
+    """Free the space of all deleted items now, by rewriting the index; no ids are needed. By
+    default, a segment is rewritten when a fifth of its items are deleted."""
 
     def run(self) -> int:
         ids = [*self.ids, *filter(None, read_ids(self.ids_from) or ())]
@@ -463,22 +465,26 @@ def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
         print(f"no encoder was given; {description} suits this pool.", file=sys.stderr)
         if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
             return suggested, True
-    alternative = ""
-    if only_texts:
-        alternative = (
-            ". For English texts, `pip install 'genius-search[words]'` installs an encoder that "
-            "needs no download"
-        )
-    elif has_wordllama() and any(item.text for item in pool.items()):
-        alternative = (
-            f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions only"
-        )
     raise NetworkNeeded(
         f"no encoder was given, and {description}, which suits this pool, is not on this machine. "
         "Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of an "
         "ONNX model), text:FOLDER or onnx:Xenova/clip-vit-base-patch32 (610 MB, MIT, English), or "
-        f"a --model{alternative}"
+        f"a --model{_offline_alternative(pool, only_texts=only_texts)}"
     )
+
+
+def _offline_alternative(pool: Pool, *, only_texts: bool) -> str:
+    """Return advice on an encoder that needs no download, to append to an error message."""
+    from genius_search.encoders.static import WORDLLAMA, has_wordllama
+
+    if only_texts:
+        return (
+            ". For English texts, `pip install 'genius-search[words]'` installs an encoder that "
+            "needs no download"
+        )
+    if has_wordllama() and any(item.text for item in pool.items()):
+        return f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions only"
+    return ""
 
 
 def report_added(

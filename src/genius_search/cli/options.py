@@ -1,4 +1,4 @@
-"""Options that commands share, as dataclasses to inherit from, and readers of the files they name."""
+"""Options that commands share, and readers of the files that they name."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ class ItemOptions:
     pool: Path | None
 
     vectors: OptionalFile = None
-    """Instead of a pool: a .npy file with one vector for each item, from the index's encoder or, for
-    an index without one, from any other."""
+    """Instead of a pool: a .npy file with one vector for each item, from the index's encoder or,
+    for an index without one, from any other."""
 
     ids: OptionalFile = None
     """With --vectors: a text file with the id of one item per line. Default for a new index: row
     numbers."""
 
     no_captions: bool = False
-    """For a new folder: do not use captions, neither those in photos nor those in files next to them
-    (.txt, .json, .xmp, lists)."""
+    """For a new folder: do not use captions, neither those in photos nor those in files next to
+    them (.txt, .json, .xmp, lists)."""
 
     exclude: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")

@@ -166,7 +166,7 @@ def _create_index(
 
 @command
 class Search(AddressOption, OpenIndexOptions, JsonOption):
-    """Search an index, a cluster, or a folder of pictures and texts, with a text, an image, or both.
+    """Search an index, a cluster, or a folder of pictures and texts, by text, image, or both.
 
     Without a query, the command lists the items that match --where, --match and --modality, newest
     first. A folder is indexed in the user's cache at its first search, and brought up to date at
@@ -225,8 +225,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     (geometry). Default: geometry."""
 
     candidates: OptionalInt = None
-    """Stop the beam search when this many IDs remain to be ranked; 0 follows all levels. Default: all
-    IDs up to 100,000, or a share of more."""
+    """Stop the beam search when this many IDs remain to be ranked; 0 follows all levels. Default:
+    all IDs up to 100,000, or a share of more."""
 
     config: OptionalFile = None
     """TOML file with further settings, named like the fields of genius_search.SearchConfig."""
@@ -361,7 +361,10 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 
 
 def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
-    """Print hits as a table. Ids are never cut, so that they can be copied; texts are cut by default."""
+    """Print hits as a table.
+
+    Texts are cut unless ``full`` is given. Ids are never cut, so that they can be copied.
+    """
     has_score = any(hit.codes for hit in hits)  # a listing has no scores
     has_probability = any(hit.probability is not None for hit in hits)
     columns = ["rank"]

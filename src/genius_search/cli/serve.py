@@ -1,4 +1,4 @@
-"""``genius serve``: offer indexes over HTTP, with a web page; ``genius mcp``: offer them to agents."""
+"""``genius serve`` and ``genius mcp``: offer indexes over HTTP, with a web page, and to agents."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class IndexesOptions(DeviceOptions):
     """A command that serves indexes."""
 
     indexes: Annotated[tuple[Path, ...], tyro.conf.Positional, optional("INDEX [INDEX ...]")]
-    """Folders of indexes, or folders of pictures and texts, which are indexed as by `genius search`.
-    The name of an index is that of its folder, without .index."""
+    """Folders of indexes, or folders of pictures and texts, which are indexed as by `genius
+    search`. The name of an index is that of its folder, without .index."""
 
     model: OptionalFolder = None
     """Folder of the model; needed only if the model was moved."""
@@ -70,8 +70,8 @@ class Serve(IndexesOptions):
     """Port to listen on; 0 chooses a free port."""
 
     keys: OptionalFile = None
-    """Text file of API keys, one per line: NAME read KEY, or NAME write KEY. Requests without a key are
-    refused. Create a KEY with `openssl rand -hex 32`."""
+    """Text file of API keys, one per line: NAME read KEY, or NAME write KEY. Requests without a key
+    are refused. Create a KEY with `openssl rand -hex 32`."""
 
     roots: Annotated[tuple[Path, ...], optional("FOLDER [FOLDER ...]")] = ()
     """Folders from which any picture of an item may be sent. Other pictures outside of an index are

@@ -29,7 +29,7 @@ of text, and lone surrogates, which stand for bytes of file names that are not U
 
 
 def escape_controls(text: str) -> str:
-    """Replace control characters by their JSON escapes, so that a text cannot control a terminal."""
+    """Replace control characters by JSON escapes, so that a text cannot control a terminal."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

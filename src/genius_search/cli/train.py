@@ -43,7 +43,10 @@ TABLE_MEASURES: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
 
 @contextmanager
 def report_progress() -> Iterator[TerminalProgress]:
-    """Yield a progress for training; of the processes that ``torchrun`` started, only one prints."""
+    """Yield a progress for training.
+
+    If ``torchrun`` has started several processes, only the first one prints.
+    """
     from genius_search.nn import parallel
 
     with parallel.join_ranks():
@@ -58,7 +61,7 @@ def report_progress() -> Iterator[TerminalProgress]:
 
 @command
 class Fit(DeviceOptions, WaitOption):
-    """Train a model on a data set in M-BEIR's layout, or on an index that was created with an encoder.
+    """Train a model on a data set in M-BEIR's layout, or on an index created with an encoder.
 
     For a data set, give --encoder and --out: the encoder, the quantizer and the generator are
     trained one after the other. With --index, the fusion is trained on pairs of queries and items;
@@ -68,13 +71,13 @@ class Fit(DeviceOptions, WaitOption):
     """
 
     data: Annotated[Path | None, tyro.conf.Positional, optional("[DATA]")] = None
-    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id": ITEM}.
-    Default with --index: the choices that the index has learned (`genius index learn`)."""
+    """Folder of the data set. With --index, also a .jsonl file of queries, {"text": ..., "id":
+    ITEM}. Default with --index: the choices that the index has learned (`genius index learn`)."""
 
     encoder: OptionalName = None
     """Encoder, as for `genius index create`, or one of: small (trains one), small:FOLDER,
-    uniir:FOLDER, precomputed:PATH, or adapters:IMAGE,TEXT, which trains small networks on top of two
-    encoders."""
+    uniir:FOLDER, precomputed:PATH, or adapters:IMAGE,TEXT, which trains small networks on top of
+    two encoders."""
 
     out: OptionalFolder = None
     """Folder of the new model."""
@@ -169,13 +172,13 @@ class Calibrate(WaitOption, OpenIndexOptions, JsonOption):
     Searches can then also report that there is no good match. The queries come from a data set, a
     file, or the choices that the index has learned; their answers are ids of items. The weight of
     densities (density_weight) that finds the most answers becomes the default of the index. Half of
-    the queries are used to fit, the other half to measure. Calibrate again after the index has grown
-    considerably.
+    the queries are used to fit, the other half to measure. Calibrate again after the index has
+    grown considerably.
     """
 
     data: OptionalFolder = None
-    """Data set in M-BEIR's layout, or a .jsonl file of queries, as for `genius fit --index`. Default:
-    the choices that the index has learned."""
+    """Data set in M-BEIR's layout, or a .jsonl file of queries, as for `genius fit --index`.
+    Default: the choices that the index has learned."""
 
     split: str = "val"
     """Split of the data set."""
@@ -215,8 +218,8 @@ class Evaluate(DeviceOptions, JsonOption):
     """Evaluate an index or a model with the queries of a data set, compared with exact search.
 
     The items of the index must be candidates of the data set, with the same ids. For a model, the
-    union of the data set's pools is indexed first. R@k is defined as in M-BEIR: the share of queries
-    with any right answer among the first k hits.
+    union of the data set's pools is indexed first. R@k is defined as in M-BEIR: the share of
+    queries with any right answer among the first k hits.
     """
 
     data: DataArgument

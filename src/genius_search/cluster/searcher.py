@@ -62,8 +62,8 @@ from genius_search.records import Modality, composed
 from genius_search.writing import write_json
 
 ShardCall: TypeAlias = Callable[..., Callable[[], Any]]
-"""``call(method, *arguments, **options)`` starts a method of a :class:`Shard`, in this process or on
-another machine. The returned function waits for the result."""
+"""``call(method, *arguments, **options)`` starts a method of a :class:`Shard`, in this process or
+on another machine. The returned function waits for the result."""
 MODEL: Final = "model"
 """The folder of the model, if it is inside the cluster."""
 ITEMS_PER_CHANGE: Final = 10_000
@@ -73,7 +73,10 @@ MAX_WRITER_WAIT_SECONDS: Final = 60.0
 
 
 class ClusterManifest(BaseModel):
-    """The contents of ``cluster.json``: the cluster as it was built. Later changes are in the shards."""
+    """The contents of ``cluster.json``: the cluster as it was built.
+
+    Later changes are stored in the shards.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -319,7 +322,10 @@ class Searcher:
         *,
         wait_seconds: float = MAX_WRITER_WAIT_SECONDS,
     ) -> ChangeSummary:
-        """Add items of a pool or from memory, each to the shard of its id; see :meth:`Index.add`."""
+        """Add items of a pool or from memory, each to the shard of its id.
+
+        See :meth:`Index.add`.
+        """
         if not isinstance(pool, Pool):
             total = ChangeSummary()
             new_items = [read_new_item(item, number) for number, item in enumerate(pool)]
@@ -429,9 +435,9 @@ class Searcher:
             best_scores_below: dict[Modality | None, float] = {}
             for hit in reversed(hits):
                 group = hit.modality if by_modality else None
-                # A shard raises hits with words of the query above hits with better scores. A raised
-                # hit is merged as if it had the best score below it in its shard, which keeps the
-                # order of the shard: scores .5 (raised), .9, .7 become .9, .9, .7.
+                # A shard raises hits with words of the query above hits with better scores. A
+                # raised hit is merged as if it had the best score below it in its shard, which
+                # keeps the order of the shard: scores .5 (raised), .9, .7 become .9, .9, .7.
                 merge_score = max(best_scores_below.get(group, -math.inf), hit.score)
                 best_scores_below[group] = merge_score
                 groups[group].append((merge_score, hit))

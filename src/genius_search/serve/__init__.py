@@ -1,1 +1,1 @@
-"""The HTTP service: one or several indexes behind an API and a page."""
+"""The HTTP service: one or more indexes with an API and a web page."""

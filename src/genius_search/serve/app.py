@@ -1,4 +1,4 @@
-"""The application: routes of the HTTP API, the page, and the middleware around them."""
+"""The web application: the routes of the HTTP API, the page, and the middleware."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 import pathlib
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeVar, cast
@@ -33,13 +33,14 @@ from genius_search import __version__
 from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index, current_state
+from genius_search.index.request import SearchHit
 from genius_search.serve import schemas
 from genius_search.serve.describe import (
-    address_of,
     describe_index,
+    describe_item,
     describe_settings,
-    show,
-    some_items,
+    picture_path,
+    sample_items,
     written,
 )
 from genius_search.serve.guard import Guard
@@ -55,7 +56,7 @@ from genius_search.serve.schemas import (
     respond,
 )
 from genius_search.serve.service import (
-    PATIENCE_SECONDS,
+    MAX_CHANGE_WAIT_SECONDS,
     Service,
     find_picture,
     search_config,
@@ -65,19 +66,21 @@ from genius_search.serve.service import (
 Body = TypeVar("Body", bound=RequestBody)
 
 PAGE: Final = pathlib.Path(__file__).parent / "page"
-SMALL_BYTES: Final = 16 << 10
-"""Bodies up to this size are parsed at once, larger ones in a thread."""
-ANSWER_BYTES: Final = 8 << 20
-"""Size of the hits of one answer."""
+"""The folder of the web page."""
+MAX_INLINE_BYTES: Final = 16 << 10
+"""Bodies up to this size are parsed on the event loop, larger ones in a thread."""
+MAX_HITS_BYTES: Final = 8 << 20
+"""Maximum total size of the hits of one response."""
 PART_NAME: Final = re.compile(
     rb'^content-disposition:.*?;[ \t]*name="?([^";\r\n]+)', re.IGNORECASE | re.MULTILINE
 )
-GONE: Final = "the picture of this item is gone or cannot be read"
+"""The header of a part of multipart/form-data; group 1 is the name of the part."""
+UNREADABLE_PICTURE: Final = "the picture of this item is missing or cannot be read"
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """An index, and its name here."""
+    """An index and its name on this server."""
 
     name: str
     index: Index
@@ -91,16 +94,16 @@ def get_service(request: Request) -> Service:
 async def find_index(
     request: Request,
     index: Annotated[
-        schemas.IndexName | None, Query(description="Required if there are several.")
+        schemas.IndexName | None, Query(description="Required if there are several indexes.")
     ] = None,
 ) -> Served:
-    """Return an index by its name, or the only one; raise :class:`Problem` if none is meant."""
+    """Return the index with a name, or the only index; raise :class:`Problem` otherwise."""
     indexes = get_service(request).indexes
-    known = ", ".join(list(indexes)[:20])
+    names = ", ".join(list(indexes)[:20])
     if index is None and len(indexes) > 1:
-        raise Problem(422, f"index: required here; it is one of {known}")
+        raise Problem(422, f"index: required, since the server has several; give one of {names}")
     if index is not None and index not in indexes:
-        raise Problem(404, f"there is no index {index[:80]!r}; there is {known}")
+        raise Problem(404, f"index {index[:80]!r} does not exist; give one of {names}")
     name = index or next(iter(indexes))
     return Served(name, indexes[name])
 
@@ -109,27 +112,37 @@ NamedIndex = Annotated[Served, Depends(find_index)]
 IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
 
 
-async def read_body(request: Request, kind: type[Body]) -> tuple[Body, Mapping[str, memoryview]]:
-    """Return the body of a request, and the parts of multipart/form-data beside its part ``json``."""
-    content_type, body = request.headers.get("content-type", ""), await request.body()
+async def read_body(
+    request: Request, body_type: type[Body]
+) -> tuple[Body, Mapping[str, memoryview]]:
+    """Return the JSON of a request, and the pictures of multipart/form-data by name.
+
+    The JSON is the whole body, or the part ``json``; all other parts are pictures.
+    """
+    content_type = request.headers.get("content-type", "")
+    body = await request.body()
 
     def parse() -> tuple[Body, Mapping[str, memoryview]]:
         if content_type.lower().startswith("application/json"):
-            return read_json(kind, body), {}
+            return read_json(body_type, body), {}
         parts = split_parts(content_type, body)
-        most = JSON_BYTES if kind is schemas.NewItems else SEARCH_BYTES
+        max_bytes = JSON_BYTES if body_type is schemas.NewItems else SEARCH_BYTES
         source = parts.pop("json", memoryview(b"{}"))
-        if len(source) > most:
-            raise Problem(413, f"json: this part has more than {most:,} bytes; send less at once")
-        return read_json(kind, bytes(source)), parts
+        if len(source) > max_bytes:
+            raise Problem(
+                413, f"json: this part has more than {max_bytes:,} bytes; send less per request"
+            )
+        return read_json(body_type, bytes(source)), parts
 
-    return parse() if len(body) <= SMALL_BYTES else await get_service(request).parsers.run(parse)
+    if len(body) <= MAX_INLINE_BYTES:
+        return parse()
+    return await get_service(request).parsers.run(parse)
 
 
-def read_json(kind: type[Body], source: bytes) -> Body:
-    """Read a body of JSON; raise :class:`ValidationError` if it is not of this kind."""
+def read_json(body_type: type[Body], source: bytes) -> Body:
+    """Parse JSON as a body; raise :class:`ValidationError` if it does not match the schema."""
     try:
-        return kind.model_validate_json(source)
+        return body_type.model_validate_json(source)
     except ValidationError as error:
         if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid":
             raise
@@ -137,46 +150,56 @@ def read_json(kind: type[Body], source: bytes) -> Body:
             value = json.loads(source)
         except (ValueError, RecursionError):
             raise error from None
-        # Python reads half a character (a lone surrogate), and the model says where it is.
-        kind.model_validate(value, strict=False)
+        # Pydantic's parser refuses a lone surrogate without naming the field. Python's parser
+        # accepts it, and validating its result names the field.
+        body_type.model_validate(value, strict=False)
         raise
 
 
 def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
-    """Split a body of multipart/form-data into its parts, by name (RFC 7578).
+    r"""Split a body of multipart/form-data into its parts, by name (RFC 7578).
 
-    By hand, because libraries go through hostile bodies byte by byte in Python.
+    Libraries parse hostile bodies byte by byte in Python, so the parts are found with
+    ``bytes.find``::
+
+        --BOUNDARY\r\n
+        Content-Disposition: form-data; name="json"\r\n
+        \r\n
+        {"image": "photo"}\r\n--BOUNDARY\r\n
+        ...
 
     Raises
     ------
     Problem
-        It has another form, or too many parts.
+        The body is malformed, or has too many parts.
     """
     boundary = re.search(r'boundary="?([^";,\s]{1,70})', content_type, re.IGNORECASE)
     if boundary is None:
         raise Problem(400, "multipart/form-data needs a boundary")
-    edge = b"\r\n--" + boundary[1].encode("ascii", "replace")
-    marks: list[int] = []
-    mark = -2 if body.startswith(edge[2:]) else body.find(edge)
-    while mark != -1:
-        if len(marks) == MAX_ITEMS + 2:
-            raise Problem(400, f"multipart/form-data has at most {MAX_ITEMS + 1:,} parts")
-        marks.append(mark)
-        mark = body.find(edge, mark + len(edge))
+    delimiter = b"\r\n--" + boundary[1].encode("ascii", "replace")
+    # The first delimiter has no line break before it, hence -2.
+    positions: list[int] = []
+    position = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
+    while position != -1:
+        if len(positions) == MAX_ITEMS + 2:
+            raise Problem(400, f"multipart/form-data may have at most {MAX_ITEMS + 1:,} parts")
+        positions.append(position)
+        position = body.find(delimiter, position + len(delimiter))
     parts: dict[str, memoryview] = {}
-    for mark, following in pairwise(marks):
-        start = mark + len(edge)
-        end = body.find(b"\r\n\r\n", start, following)
-        name = PART_NAME.search(body, start, min(end, start + 2_000))
-        if end < 0 or name is None:
+    for position, next_position in pairwise(positions):
+        head_start = position + len(delimiter)
+        head_end = body.find(b"\r\n\r\n", head_start, next_position)
+        name = PART_NAME.search(body, head_start, min(head_end, head_start + 2_000))
+        if head_end < 0 or name is None:
             raise Problem(400, "a part of multipart/form-data has no name")
-        parts[name[1].decode("utf-8", "replace")] = memoryview(body)[end + 4 : following]
+        content = memoryview(body)[head_end + 4 : next_position]
+        parts[name[1].decode("utf-8", "replace")] = content
     return parts
 
 
-def takes(kind: type[RequestBody]) -> dict[str, Any]:
-    """Document the body of a route."""
-    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+def document_body(body_type: type[RequestBody]) -> dict[str, Any]:
+    """Return the OpenAPI description of a body, which routes read themselves."""
+    schema = {"$ref": f"#/components/schemas/{body_type.__name__}"}
     form = {
         "type": "object",
         "properties": {"json": schema},
@@ -196,76 +219,97 @@ router = APIRouter(responses=ERRORS)
 
 
 @router.post(
-    "/v1/search", response_model=schemas.SearchResult, openapi_extra=takes(schemas.SearchBody)
+    "/v1/search",
+    response_model=schemas.SearchResult,
+    openapi_extra=document_body(schemas.SearchBody),
 )
 async def search(request: Request) -> Response:
-    """Find the best items for a query."""
+    """Search for the best items."""
     body, pictures = await read_body(request, schemas.SearchBody)
-    served, began = await find_index(request, body.index), request.state.began
-    name, index = served.name, served.index
-    deadline = began + body.deadline_ms / 1000
+    served = await find_index(request, body.index)
+    index = served.index
+    arrival = request.state.began
+    deadline = arrival + body.deadline_ms / 1000
 
     def work() -> bytes:
-        started = time.monotonic()
-        query, config = search_request(body, pictures, deadline), search_config(index, body)
+        start = time.monotonic()
+        query = search_request(body, pictures, deadline)
+        config = search_config(index, body)
         hits = index.search(query, config=config)
-        took = {"queue": 1000 * (started - began), "search": 1000 * (time.monotonic() - started)}
-        shown, size = [], 0
-        for hit in hits:
-            fields = hit.fields
-            if body.fields is not None:
-                fields = {key: fields[key] for key in body.fields if key in fields}
-            shown.append(
-                written(dataclasses.replace(hit, fields=fields, image=address_of(hit, name)))
-            )
-            size += len(shown[-1])
-            if size > ANSWER_BYTES:
-                raise Problem(
-                    413,
-                    f"these hits have more than {ANSWER_BYTES:,} bytes; ask for a smaller k, or with fields "
-                    "for those that you need",
-                )
+        took = {"queue": 1000 * (start - arrival), "search": 1000 * (time.monotonic() - start)}
         head = {
             "request_id": request.state.request_id,
-            "index": name,
+            "index": served.name,
             "took_ms": took,
             "settings": describe_settings(index, config, query.beam, query.k + query.offset),
             "good_match": hits.good_match,
         }
-        return to_json(head)[:-1] + b',"hits":[' + b",".join(shown) + b"]}"
+        hits_json = b",".join(encode_hits(hits, served.name, body.fields))
+        return to_json(head)[:-1] + b',"hits":[' + hits_json + b"]}"
 
-    found = await get_service(request).threads_for(body, pictures).run(work, deadline=deadline)
-    return Response(found, media_type="application/json")
+    threads = get_service(request).threads_for(body, pictures)
+    result = await threads.run(work, deadline=deadline)
+    return Response(result, media_type="application/json")
 
 
-@router.post("/v1/explain", openapi_extra=takes(schemas.ExplainBody))
+def encode_hits(hits: Sequence[SearchHit], index: str, names: list[str] | None) -> list[bytes]:
+    """Return each hit as JSON, with the named fields, or all fields for None.
+
+    Raises
+    ------
+    Problem
+        The hits have more than :data:`MAX_HITS_BYTES` together.
+    """
+    encoded = []
+    size = 0
+    for hit in hits:
+        fields = hit.fields
+        if names is not None:
+            fields = {name: fields[name] for name in names if name in fields}
+        encoded.append(
+            written(dataclasses.replace(hit, fields=fields, image=picture_path(hit, index)))
+        )
+        size += len(encoded[-1])
+        if size > MAX_HITS_BYTES:
+            raise Problem(
+                413,
+                f"the hits have more than {MAX_HITS_BYTES:,} bytes; request a smaller k, or only "
+                "the fields that you need",
+            )
+    return encoded
+
+
+@router.post("/v1/explain", openapi_extra=document_body(schemas.ExplainBody))
 async def explain(request: Request) -> Response:
-    """Follow the ID of an item level by level: the rank of each code, and its alternatives.
+    """Explain the rank of an item: the rank of each code of its ID, and the alternatives.
 
-    The fields are those of `genius_search.index.explain.Explanation`.
+    The response has the fields of `genius_search.index.explain.Explanation`.
     """
     body, pictures = await read_body(request, schemas.ExplainBody)
     served = await find_index(request, body.index)
     deadline = request.state.began + body.deadline_ms / 1000
 
     def work() -> bytes:
-        query, config = search_request(body, pictures, deadline), search_config(served.index, body)
+        query = search_request(body, pictures, deadline)
+        config = search_config(served.index, body)
         explanation = served.index.explain(body.id, query, config=config)
-        shown = {
-            one.name: getattr(explanation, one.name) for one in dataclasses.fields(explanation)
+        result = {
+            field.name: getattr(explanation, field.name)
+            for field in dataclasses.fields(explanation)
         }
-        shown["item"] = show(explanation.item, served.name)
-        return written({"request_id": request.state.request_id, "index": served.name, **shown})
+        result["item"] = describe_item(explanation.item, served.name)
+        return written({"request_id": request.state.request_id, "index": served.name, **result})
 
-    explained = await get_service(request).slow.run(work, deadline=deadline)
-    return Response(explained, media_type="application/json")
+    result = await get_service(request).slow.run(work, deadline=deadline)
+    return Response(result, media_type="application/json")
 
 
-@router.post("/v1/feedback", status_code=204, openapi_extra=takes(schemas.ExplainBody))
+@router.post("/v1/feedback", status_code=204, openapi_extra=document_body(schemas.ExplainBody))
 async def learn(request: Request) -> None:
-    """Remember that an item was chosen for a search, so that similar searches find it earlier.
+    """Learn that an item was chosen for a search, so that it ranks higher in similar searches.
 
-    Only the query of the search counts. On return it is on the disk and in effect.
+    Only the query of the search is used. When the response arrives, the choice is on the disk and
+    in effect.
     """
     body, pictures = await read_body(request, schemas.ExplainBody)
 
@@ -273,11 +317,11 @@ async def learn(request: Request) -> None:
         query = search_request(body, pictures, math.inf)
         names = ("text", "image", "parts", "instruction")
         choice = {"chosen": body.id, **{name: getattr(query, name) for name in names}}
-        return index.learn_many([choice], wait_seconds=PATIENCE_SECONDS)
+        return index.learn_many([choice], wait_seconds=MAX_CHANGE_WAIT_SECONDS)
 
     served = await find_index(request, body.index)
     if await get_service(request).change(served.name, work):
-        raise Problem(404, f"the index has no item {body.id[:80]!r}")
+        raise Problem(404, f"item {body.id[:80]!r} is not in the index")
 
 
 @router.delete("/v1/feedback")
@@ -287,23 +331,20 @@ async def forget(
     item_id: IdQuery,
     text: Annotated[schemas.Text | None, Query(description="Only choices for this query.")] = None,
 ) -> dict[str, int]:
-    """Forget the choices of an item; on return they no longer raise it."""
+    """Delete the learned choices of an item. When the response arrives, they no longer raise it."""
     forgotten = await get_service(request).change(
         served.name,
-        lambda index: index.forget(chosen=item_id, text=text, wait_seconds=PATIENCE_SECONDS),
+        lambda index: index.forget(chosen=item_id, text=text, wait_seconds=MAX_CHANGE_WAIT_SECONDS),
     )
     return {"forgotten": forgotten}
 
 
 @router.get("/v1/items/examples")
 def get_examples(served: NamedIndex) -> Response:
-    """Return some of the items, as an impression of the index."""
-    items = {
-        "items": [
-            show(item, served.name) for item in some_items(current_state(served.index).snapshot)
-        ]
-    }
-    return Response(written(items), media_type="application/json")
+    """Return a few items as examples of the contents of the index."""
+    examples = sample_items(current_state(served.index).snapshot)
+    body = {"items": [describe_item(item, served.name) for item in examples]}
+    return Response(written(body), media_type="application/json")
 
 
 @router.get("/v1/items", response_model=schemas.Item)
@@ -313,12 +354,12 @@ def get_item(served: NamedIndex, item_id: IdQuery) -> Response:
     location = snapshot.locate(item_id)
     item = snapshot.item_at(location)
     codes = snapshot.id_at(location)[: served.index.model.num_levels].tolist()
-    item_with_codes = show(item, served.name) | {"fields": item.fields, "codes": codes}
-    return Response(written(item_with_codes), media_type="application/json")
+    body = describe_item(item, served.name) | {"fields": item.fields, "codes": codes}
+    return Response(written(body), media_type="application/json")
 
 
 def picture_of(request: Request, served: Served, item_id: str) -> pathlib.Path:
-    """Return where the picture of an item is; raise :class:`Problem` if none may be handed out."""
+    """Return the file of an item's picture; raise :class:`Problem` if it may not be sent."""
     snapshot = current_state(served.index).snapshot
     item = snapshot.item_at(snapshot.locate(item_id))
     return find_picture(item, served.index.folder, get_service(request).roots)
@@ -329,9 +370,11 @@ def get_picture(
     request: Request,
     served: NamedIndex,
     item_id: IdQuery,
-    size: Annotated[int, Query(ge=16, le=1_024, description="Its longer side.")] = THUMBNAIL,
+    size: Annotated[
+        int, Query(ge=16, le=1_024, description="Maximum length of the longer side in pixels.")
+    ] = THUMBNAIL,
 ) -> Response:
-    """Draw the picture anew, without EXIF or anything else of the file."""
+    """Return a re-encoded thumbnail, without EXIF or other data of the file."""
     path = picture_of(request, served, item_id)
     try:
         status = path.stat()
@@ -341,13 +384,16 @@ def get_picture(
             return Response(status_code=304, headers=headers)
         jpeg = draw_thumbnail(*version)
     except (OSError, BadImage):
-        raise Problem(404, GONE) from None
+        raise Problem(404, UNREADABLE_PICTURE) from None
     return Response(jpeg, headers=headers, media_type="image/jpeg")
 
 
 @functools.lru_cache(512)
 def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
-    """Return a picture as JPEG, at most ``size`` pixels on its longer side."""
+    """Return a picture as JPEG, with a longer side of at most ``size`` pixels.
+
+    Size and time of the file are arguments only so that a changed file is not taken from the cache.
+    """
     picture = open_image(pathlib.Path(path), shortest_side=size)
     picture.thumbnail((size, size))
     return encode_jpeg(picture, quality=85)
@@ -355,26 +401,31 @@ def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
 
 @router.get("/v1/items/original", response_class=FileResponse)
 def get_original(request: Request, served: NamedIndex, item_id: IdQuery) -> Response:
-    """Return the file of a picture as it is, with all that its EXIF data say."""
+    """Return the original file of a picture, including its EXIF data."""
     path = picture_of(request, served, item_id)
     try:
-        kind = image_type(path)
+        media_type = image_type(path)
     except BadImage:
-        raise Problem(404, GONE) from None
+        raise Problem(404, UNREADABLE_PICTURE) from None
     name = pathlib.PurePosixPath(item_id).name
-    return FileResponse(path, media_type=kind, filename=name, content_disposition_type="inline")
+    return FileResponse(
+        path, media_type=media_type, filename=name, content_disposition_type="inline"
+    )
 
 
-@router.post("/v1/items", openapi_extra=takes(schemas.NewItems))
+@router.post("/v1/items", openapi_extra=document_body(schemas.NewItems))
 async def add_items(request: Request, served: NamedIndex) -> schemas.Added:
-    """Add items; one whose id is known replaces the other. On return they are on the disk and searchable."""
+    """Add items; an item replaces the item with the same id.
+
+    When the response arrives, the items are on the disk and searchable.
+    """
     body, pictures = await read_body(request, schemas.NewItems)
     added = await get_service(request).add(served.name, body.items, pictures)
     if not added.added + added.replaced + added.unchanged:
         first = added.left_out[0]
         raise Problem(
             422,
-            f"no item could be used; the first, {first.id[:80]!r}: {first.reason}",
+            f"no item could be used; the first is {first.id[:80]!r}: {first.reason}",
             left_out=added.left_out,
         )
     return added
@@ -386,21 +437,21 @@ async def delete_items(
     served: NamedIndex,
     ids: Annotated[list[schemas.ItemId], Query(alias="id", min_length=1, max_length=1_000)],
 ) -> schemas.Deleted:
-    """Delete items; on return no search finds them."""
+    """Delete items. When the response arrives, searches no longer find them."""
     deleted = await get_service(request).change(
-        served.name, lambda index: index.delete(ids, wait_seconds=PATIENCE_SECONDS)
+        served.name, lambda index: index.delete(ids, wait_seconds=MAX_CHANGE_WAIT_SECONDS)
     )
     return schemas.Deleted(deleted=deleted.deleted, missing=deleted.missing)
 
 
 @router.get("/v1/indexes")
 def get_indexes(request: Request) -> schemas.Indexes:
-    """Describe every index as far as a search needs it."""
+    """Describe all indexes, and name the indexes that cannot be read."""
     described, damaged = [], []
     for name, index in get_service(request).indexes.items():
         try:
             described.append(describe_index(name, index, writable=request.state.may_write))
-        except Exception:  # noqa: BLE001  whatever a file of somebody else leads to
+        except Exception:  # noqa: BLE001  a damaged or hostile file can raise anything
             log.exception("%s could not be described", name)
             damaged.append(name)
     return schemas.Indexes(indexes=described, damaged=damaged)
@@ -408,13 +459,13 @@ def get_indexes(request: Request) -> schemas.Indexes:
 
 @router.get("/healthz")
 async def healthz(request: Request) -> dict[str, str]:
-    """Respond with 200 while requests are answered; the status is ``damaged`` if files of an index are."""
+    """Return 200 while the server answers, with the status ``damaged`` if files are damaged."""
     is_damaged = any(watch.damage for watch in get_service(request).watches)
     return {"status": "damaged" if is_damaged else "ok"}
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI description, with errors, keys, and the bodies that routes read by themselves."""
+    """Return the OpenAPI description, with errors, keys, and the bodies of requests."""
     schema = get_openapi(
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
@@ -429,18 +480,18 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 @asynccontextmanager
 async def limit_look_ups(_: FastAPI) -> AsyncIterator[None]:
-    """Let few of the routes that are no coroutines run at once; they run in threads."""
+    """Limit the threads of routes that are not coroutines to two."""
     current_default_thread_limiter().total_tokens = 2
     yield
 
 
 def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI:
-    """Build the application of a service.
+    """Create the web application of a service.
 
     Parameters
     ----------
     keys
-        File of API keys. Without one, only requests from this machine are accepted.
+        the file of API keys. Without it, only requests from this machine are accepted.
     """
     app = FastAPI(
         title="GENIUS",
@@ -462,7 +513,8 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
     Instrumentator(should_group_status_codes=False, registry=CollectorRegistry()).instrument(
         app
     ).expose(app)
-    app.openapi = functools.cache(lambda: _openapi(app))  # type: ignore[method-assign]  # FastAPI's way
+    # FastAPI documents this replacement of the method.
+    app.openapi = functools.cache(lambda: _openapi(app))  # type: ignore[method-assign]
 
     def redact(text: str) -> str:
         """Replace paths of folders on this server by the names of their indexes."""
@@ -474,7 +526,13 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
     async def refuse(request: Request, error: Exception) -> Response:
         return respond(error, request.state.request_id, redact)
 
-    for kind in (HTTPException, RequestValidationError, ValidationError, GeniusError, OSError):
-        app.add_exception_handler(kind, refuse)
+    for error_type in (
+        HTTPException,
+        RequestValidationError,
+        ValidationError,
+        GeniusError,
+        OSError,
+    ):
+        app.add_exception_handler(error_type, refuse)
     app.add_middleware(Guard, keys=keys, redact=redact)
     return app

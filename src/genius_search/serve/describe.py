@@ -1,4 +1,4 @@
-"""What clients see of an index: its description, and results with addresses in place of paths."""
+"""Describe indexes and items for clients, with paths of this server in place of file names."""
 
 from __future__ import annotations
 
@@ -20,43 +20,47 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
 from genius_search.serve import schemas
 
-MAX_FIELDS: Final = 100
-NUM_EXAMPLES: Final = 16
-"""Items shown as an impression of an index."""
+MAX_LISTED_FIELDS: Final = 100
+"""Maximum number of fields that the description of an index lists."""
+NUM_EXAMPLE_ITEMS: Final = 16
+"""Number of items to return as examples of an index."""
 
 
-def address_of(item: SearchHit | Item, index: str) -> str | None:
-    """Return the address of the picture of an item, or None if it has none."""
+def picture_path(item: SearchHit | Item, index: str) -> str | None:
+    """Return the path of an item's thumbnail on this server, or None if it has no picture."""
     if item.image is None:
         return None
-    return f"/v1/items/picture?index={quote_plus(index)}&id={quote_plus(item.id)}&size={schemas.THUMBNAIL}"
+    query = f"index={quote_plus(index)}&id={quote_plus(item.id)}&size={schemas.THUMBNAIL}"
+    return f"/v1/items/picture?{query}"
 
 
-def show(item: Item, index: str) -> dict[str, Any]:
-    """Return what clients see of an item, for :func:`written`."""
+def describe_item(item: Item, index: str) -> dict[str, Any]:
+    """Return the public properties of an item, for :func:`written`."""
     names = ("id", "modality", "text")
-    return {name: getattr(item, name) for name in names} | {"image": address_of(item, index)}
+    return {name: getattr(item, name) for name in names} | {"image": picture_path(item, index)}
 
 
-def some_items(snapshot: Snapshot) -> list[Item]:
-    """Return a few items, evenly spaced in the order they were added."""
+def sample_items(snapshot: Snapshot) -> list[Item]:
+    """Return a few items, evenly spaced in the order in which they were added."""
     if not snapshot.num_alive:
         return []
+    # Location of each item that is not deleted: segment number and row.
     rows = np.concatenate([segment.alive_rows() for segment in snapshot.segments])
     segments = np.arange(len(snapshot.segments)).repeat(
-        [one.num_alive for one in snapshot.segments]
+        [segment.num_alive for segment in snapshot.segments]
     )
-    chosen = np.unique(np.linspace(0, len(rows) - 1, NUM_EXAMPLES, dtype=np.int64))
+    chosen = np.unique(np.linspace(0, len(rows) - 1, NUM_EXAMPLE_ITEMS, dtype=np.int64))
     return snapshot.items_at(segments[chosen], rows[chosen])
 
 
 def written(value: Any) -> bytes:
-    """Write values and data classes as JSON: finite numbers and valid Unicode."""
+    """Write values and data classes as JSON, with null for numbers that are not finite.
+
+    Lone surrogates, which an index from someone else may contain, are replaced.
+    """
     try:
         return to_json(value, inf_nan_mode="null")
-    except (
-        PydanticSerializationError
-    ):  # half a character (a lone surrogate), which somebody else has stored
+    except PydanticSerializationError:  # a lone surrogate
         valid = json.dumps(value, ensure_ascii=False, default=dataclasses.asdict).encode(
             "utf-8", "replace"
         )
@@ -64,7 +68,7 @@ def written(value: Any) -> bytes:
 
 
 def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexInfo:
-    """Describe an index to a client."""
+    """Describe an index for clients."""
     model, snapshot = current_state(index)
     fields = spell_fields(key for segment in snapshot.segments for key in segment.items.field_names)
     counts = snapshot.count_by_modality()
@@ -73,8 +77,8 @@ def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexI
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
         levels=list(model.codebooks.sizes),
-        fields=fields[:MAX_FIELDS],
-        instructions=list(dict.fromkeys(known.text for known in model.instructions)),
+        fields=fields[:MAX_LISTED_FIELDS],
+        instructions=list(dict.fromkeys(row.text for row in model.instructions)),
         reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",
         calibrated=index.calibration is not None,
@@ -86,7 +90,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexI
 def describe_settings(
     index: Index, config: SearchSettings, beam: int | None = None, k: int = 1
 ) -> schemas.SearchSettings:
-    """Return the effective search settings; the beam is at least as wide as ``k``."""
+    """Return the settings of a search. The beam is at least as wide as the number of hits ``k``."""
     return schemas.SearchSettings(
         beam=max(beam or config.beam, k),
         candidates=config.candidates,

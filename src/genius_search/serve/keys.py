@@ -1,7 +1,7 @@
-"""API keys: a text file with a line for each, ``NAME read KEY`` or ``NAME write KEY``.
+"""API keys: a text file with one key per line, as ``NAME read KEY`` or ``NAME write KEY``.
 
-Keys stand in it as they are, so only its owner may read it. Who may write may also read. To revoke a key,
-delete its line: the file is read for every request.
+A write key may also read. The file contains the keys in plain text, so only its owner may read it.
+It is read for every request; to revoke a key, delete its line.
 """
 
 from __future__ import annotations
@@ -20,46 +20,53 @@ _LINE: Final = re.compile(r"([\w.@-]{1,64})\s+(read|write)\s+([A-Za-z0-9_-]{20,}
 
 
 class Key(NamedTuple):
-    """A line of the file."""
+    """A line of the file of keys."""
 
     name: str
+    """The name of the client."""
     scope: str
     """``read`` or ``write``."""
     key: str
+    """The secret."""
 
 
 def read_keys(file: Path) -> list[Key]:
-    """Read a file of keys; empty lines and lines that start with # are skipped.
+    """Read a file of keys, ignoring empty lines and lines that start with #.
 
     Raises
     ------
     BadData
-        The file cannot be read, or can be by others, or a line is malformed.
+        The file cannot be read, can be read by other users, or has a malformed line.
     """
     try:
-        with file.open(encoding="utf-8-sig") as opened:
-            status, lines = os.fstat(opened.fileno()), opened.read().splitlines()
+        with file.open(encoding="utf-8-sig") as key_file:
+            status = os.fstat(key_file.fileno())
+            lines = key_file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadData(f"{file} cannot be read as a file of API keys ({error})") from None
-    # Who does not own it cannot mend this, as in a container that is given the file.
+    # Only the owner can change the mode. In a container, the mounted file often has another owner.
     if sys.platform != "win32" and status.st_uid == os.geteuid() and status.st_mode & 0o077:
         raise BadData(
-            f"{file} has API keys that others may read; `chmod 600 {shlex.quote(str(file))}` ends this"
+            f"{file} contains API keys and can be read by other users; run "
+            f"`chmod 600 {shlex.quote(str(file))}`"
         )
     keys = []
     for number, line in enumerate(map(str.strip, lines), start=1):
-        if found := _LINE.fullmatch(line):
-            keys.append(Key(found[1], found[2], found[3]))
+        if match := _LINE.fullmatch(line):
+            keys.append(Key(match[1], match[2], match[3]))
         elif line and not line.startswith("#"):
             raise BadData(
-                f"{file}:{number}: expected `NAME read KEY` or `NAME write KEY`, the key of at least 20 "
-                "letters, digits, - and _; `openssl rand -hex 32` makes one"
+                f"{file}:{number}: expected `NAME read KEY` or `NAME write KEY`, with a key of at "
+                "least 20 letters, digits, - and _; create one with `openssl rand -hex 32`"
             )
     return keys
 
 
-def find_key(file: Path, key: str) -> Key | None:
-    """Return the line of a key, or None if the key is unknown; it takes as long for each."""
-    given = key.encode("utf-8", "surrogatepass")
-    found = [line for line in read_keys(file) if hmac.compare_digest(line.key.encode(), given)]
-    return found[0] if found else None
+def find_key(file: Path, secret: str) -> Key | None:
+    """Return the line of a key, or None if it is unknown, in constant time."""
+    secret_bytes = secret.encode("utf-8", "surrogatepass")
+    # All lines are compared, so that the time does not reveal which line or prefix matched.
+    matches = [
+        key for key in read_keys(file) if hmac.compare_digest(key.key.encode(), secret_bytes)
+    ]
+    return matches[0] if matches else None

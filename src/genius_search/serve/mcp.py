@@ -1,4 +1,4 @@
-"""Indexes as tools of agents, by the Model Context Protocol: search, similar, read_item, add."""
+"""Tools for agents (Model Context Protocol) that search and change indexes."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ from genius_search.index.pool import NewItem
 from genius_search.index.request import SearchHit, SearchPart
 from genius_search.index.roots import is_same_picture
 
-SIDE: Final = 768
-"""Longer side of an item's picture, in pixels."""
+MAX_PICTURE_SIDE: Final = 768
+"""Maximum length of the longer side of a picture for an agent, in pixels."""
 
 Hits: TypeAlias = list[dict[str, Any]]
 Picture = Annotated[
-    str | None, Field(description="A picture's path here, or data:image/jpeg;base64,…")
+    str | None, Field(description="Path of a picture on this machine, or data:image/jpeg;base64,…")
 ]
 Conditions = Annotated[
-    tuple[str, ...], Field(description="'price<20', 'taken=2024-05'; all must hold")
+    tuple[str, ...],
+    Field(description="Conditions that must all hold: 'price<20', 'taken=2024-05'"),
 ]
-Words = Annotated[str | None, Field(description='In texts: beach OR sea -people "a phrase" begin*')]
+Words = Annotated[
+    str | None,
+    Field(description='Words that texts must contain: beach OR sea -people "a phrase" begin*'),
+]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]
 ItemId = Annotated[str, BeforeValidator(as_id)]
-Name = Annotated[
-    str | None, Field(description="An index by its name; needed if there are several.")
-]
+Name = Annotated[str | None, Field(description="Name of the index; required if there are several.")]
 
 
 class Tools:
-    """What agents can do with indexes, which are known by names."""
+    """The tools, as methods. Their docstrings are the descriptions that agents read."""
 
     def __init__(self, indexes: Mapping[str, Index]) -> None:
         self._indexes = indexes
@@ -57,27 +59,42 @@ class Tools:
         k: Count = 10,
         index: Name = None,
     ) -> Hits:
-        """Find pictures and texts by words, by a picture, or both. Conditions alone list the newest."""
+        """Search for pictures and texts with a text, a picture, or both.
+
+        With conditions only, the newest items are listed.
+        """
         options: dict[str, Any] = {"where": where, "match": match, "modality": modality, "k": k}
-        return [*map(_describe, self._find(index).search(text, image=_read(image), **options))]
+        return [
+            *map(
+                _describe_hit,
+                self._find_index(index).search(text, image=_read_picture(image), **options),
+            )
+        ]
 
     def similar(
         self, id: ItemId, text: str | None = None, k: Count = 10, index: Name = None
     ) -> Hits:
-        """Find items like one of the index (and itself), or with a text, such items changed as it says."""
-        return [*map(_describe, self._find(index).search(text, parts=[SearchPart(id=id)], k=k))]
+        """Find items that are similar to an item; a text describes how they should differ from it.
+
+        The item itself is a hit, too.
+        """
+        return [
+            *map(
+                _describe_hit, self._find_index(index).search(text, parts=[SearchPart(id=id)], k=k)
+            )
+        ]
 
     def read_item(self, id: ItemId, index: Name = None) -> list[dict[str, Any] | Image]:
-        """Return all of an item's text and fields, and its picture."""
-        item = self._find(index).get(id)
+        """Return the complete text, the fields and the picture of an item."""
+        item = self._find_index(index).get(id)
         facts = {
             name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")
         }
-        # Somebody else's index may name a private file, but does not have the hash of its contents.
+        # An index from someone else may name a private file, but does not know its hash.
         if item.image is None or not is_same_picture(item, Path(item.image)):
             return [facts]
-        picture = open_image(Path(item.image), shortest_side=SIDE)
-        picture.thumbnail((SIDE, SIDE))
+        picture = open_image(Path(item.image), shortest_side=MAX_PICTURE_SIDE)
+        picture.thumbnail((MAX_PICTURE_SIDE, MAX_PICTURE_SIDE))
         return [facts, Image(data=encode_jpeg(picture, quality=85), format="jpeg")]
 
     def add(
@@ -88,22 +105,22 @@ class Tools:
         fields: dict[str, Any] | None = None,
         index: Name = None,
     ) -> str:
-        """Add a text, a picture or both; it replaces the item with the same id."""
-        done = self._find(index).add([NewItem(id, text, _read(image), fields)], wait_seconds=10.0)
-        status = next(
-            (one for one in ("replaced", "added", "unchanged") if getattr(done, one)), "left out"
-        )
-        return f"{status} {'; '.join(one.reason for one in done.left_out)}"
+        """Add a text, a picture or both as an item; it replaces the item with the same id."""
+        new_item = NewItem(id, text, _read_picture(image), fields)
+        summary = self._find_index(index).add([new_item], wait_seconds=10.0)
+        counters = ("replaced", "added", "unchanged")
+        outcome = next((name for name in counters if getattr(summary, name)), "left out")
+        return f"{outcome} {'; '.join(left_out.reason for left_out in summary.left_out)}"
 
-    def _find(self, name: str | None) -> Index:
-        known = self._indexes
-        if name not in known and (name is not None or len(known) > 1):
-            raise UsageError(f"index is {name!r}, expected one of {', '.join(known)}")
-        return next(iter(known.values())) if name is None else known[name]
+    def _find_index(self, name: str | None) -> Index:
+        indexes = self._indexes
+        if name not in indexes and (name is not None or len(indexes) > 1):
+            raise UsageError(f"index is {name!r}, expected one of {', '.join(indexes)}")
+        return next(iter(indexes.values())) if name is None else indexes[name]
 
 
 def make_server(indexes: Mapping[str, Index], *, allow_add: bool = False) -> MCPServer:
-    """Return a server of tools over indexes by name, among them `add` if that is allowed."""
+    """Create a server with the tools search, similar, read_item and, if allowed, add."""
     sizes = ", ".join(f"{name} ({plural(len(index), 'item')})" for name, index in indexes.items())
     about = f"Search the user's pictures and texts. Indexes: {sizes}."
     server: MCPServer = MCPServer(
@@ -118,24 +135,27 @@ def make_server(indexes: Mapping[str, Index], *, allow_add: bool = False) -> MCP
 
 @contextlib.contextmanager
 def _explain_errors() -> Iterator[None]:
-    """Tell the agent of errors that it can mend."""
+    """Pass errors that a user can fix on to the agent."""
     try:
         yield
     except GeniusError as error:
         raise ToolError(str(error)) from error
 
 
-def _read(picture: str | None) -> Path | bytes | None:
-    if picture is None or not picture.startswith("data:"):
-        return None if picture is None else as_path(picture)
+def _read_picture(picture: str | None) -> Path | bytes | None:
+    """Return the path of a picture, or the contents of a data URL."""
+    if picture is None:
+        return None
+    if not picture.startswith("data:"):
+        return as_path(picture)
     try:
         return base64.b64decode(picture.partition(",")[2], validate=True)
     except ValueError as error:
-        raise UsageError(f"the picture is not base64: {error}") from None
+        raise UsageError(f"the picture is not encoded in base64: {error}") from None
 
 
-def _describe(hit: SearchHit) -> dict[str, Any]:
-    """Return what an agent needs of a hit, with a part of its text; reading the item gives all."""
+def _describe_hit(hit: SearchHit) -> dict[str, Any]:
+    """Return a hit for an agent, with the beginning of its text."""
     text = (hit.passage or hit.text or "")[:1_500]
     facts = {
         "id": hit.id,

@@ -1,7 +1,8 @@
-"""Request and response bodies of the HTTP API, and its errors as problem details (RFC 9457).
+"""Request and response bodies of the HTTP API, and errors as problem details (RFC 9457).
 
-Field names are those of the Python API. Anything beyond the limits is refused before it costs much. Errors
-that a client can correct are explained; those of the server are logged with the request's id, and hidden.
+Fields have the same names as in the Python API. Requests beyond the limits are refused before they
+cost much. Errors that a client can correct are explained in the response; errors of the server are
+logged with the id of the request, and hidden from clients.
 """
 
 from __future__ import annotations
@@ -35,25 +36,30 @@ from genius_search.records import Modality, composed
 from genius_search.writing import DISK_FULL
 
 JSON_BYTES: Final = 256 << 10
-"""Size of JSON that adds items, in a body of its own or as the part ``json`` of one with pictures."""
+"""Maximum size of JSON that adds items, as a body or as the part ``json`` of a multipart body."""
 SEARCH_BYTES: Final = 64 << 10
-"""Size of any other JSON, which keys that may only read can send: parsing stops all of Python."""
+"""Maximum size of other JSON. The limit is lower, because clients with a read key can send such
+JSON, and parsing it blocks all Python threads."""
 BODY_BYTES: Final = 32 << 20
-"""Size of a multipart body."""
+"""Maximum size of a multipart body."""
 PICTURE_PIXELS: Final = 25_000_000
-"""Pixels of a decoded picture. Large JPEGs are decoded at an eighth of their size, so they may have more."""
+"""Maximum number of pixels of a decoded picture. A JPEG may have more, since large JPEGs are
+decoded at down to an eighth of their width and height."""
 FIELDS_BYTES: Final = 64 << 10
-"""Size of an item's fields as JSON."""
-MAX_HITS: Final = 1_000
+"""Maximum size of the fields of an item as JSON."""
+MAX_HTTP_HITS: Final = 1_000
+"""Maximum number of hits of a request, including skipped ones if there is a query."""
 QUICK_HITS: Final = 100
-"""Hits or beams, whose states the generator keeps, up to which a search is quick."""
+"""Number of hits and beams up to which a search counts as quick. The generator stores a state for
+each beam."""
 MAX_ITEMS: Final = 1_000
-"""Items added by one request."""
-MAX_PARTS: Final = 16
+"""Maximum number of items that one request adds."""
+MAX_QUERY_PARTS: Final = 16
+"""Maximum number of parts of a query."""
 DEADLINE_MS: Final = 60_000
-"""Longest time for a search, also if it has no deadline of its own."""
+"""Maximum and default deadline of a search, in milliseconds."""
 THUMBNAIL: Final = 256
-"""Default length of a thumbnail's longer side in pixels."""
+"""Default length of the longer side of a thumbnail, in pixels."""
 
 
 Text = Annotated[str, Field(max_length=10_000)]
@@ -67,20 +73,21 @@ Picture = Annotated[
     str,
     Field(
         max_length=100,
-        description="Name of the part of multipart/form-data that is the picture. URLs are not fetched.",
+        description="Name of the part of multipart/form-data that contains the picture. URLs are "
+        "not fetched.",
     ),
 ]
 Condition = Annotated[str, Field(max_length=2_000), AfterValidator(composed)]
 
 
 class RequestBody(BaseModel):
-    """Base of request bodies; unknown fields and wrong types are errors."""
+    """Base class of request bodies. Unknown fields and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SearchPart(RequestBody):
-    """A text, a picture, both, or an item of the index, with a weight."""
+    """A part of a query: a text, a picture, both, or an item of the index, with a weight."""
 
     text: Text | None = None
     image: Picture | None = None
@@ -89,21 +96,22 @@ class SearchPart(RequestBody):
 
 
 class SearchBody(RequestBody):
-    """A search; without a query, items that conditions or a modality allow, what was added last first."""
+    """A search. Without a query, it lists matching items, newest first."""
 
     index: IndexName | None = Field(None, description="Required if the server has several indexes.")
     text: Text | None = Field(None, examples=["a striped green umbrella"])
     image: Picture | None = None
     parts: list[SearchPart] = Field(
         [],
-        max_length=MAX_PARTS,
-        description="The query is their weighted sum: an item and a text for 'this, but red', an item alone "
-        "for 'more like this'. text and image form one more part of weight 1.",
+        max_length=MAX_QUERY_PARTS,
+        description="Parts of the query, whose weighted sum is searched for: an item and a text "
+        "for 'this, but red', an item alone for 'more like this'. text and image form a further "
+        "part of weight 1.",
     )
     combine: Literal["sum", "any"] = Field(
-        "sum", description="any: search for each part by itself and interleave the hits."
+        "sum", description="any: search for each part separately, and interleave the hits."
     )
-    instruction: Text | None = Field(None, description="Description of the wanted results.")
+    instruction: Text | None = Field(None, description="Description of the results to find.")
     modality: Modality | None = Field(None, description="Find only items of this modality.")
     where: list[Condition] = Field(
         [],
@@ -112,55 +120,63 @@ class SearchBody(RequestBody):
         examples=[["price<20", "colour in red,blue"]],
     )
     match: Condition | None = Field(
-        None, description='Words that texts contain: beach OR sea -people "a phrase" begin*.'
+        None, description='Words that the text contains: beach OR sea -people "a phrase" begin*.'
     )
     hybrid: bool = Field(
         True,
-        description="Raise items whose text or file name has words of the query, and put those first "
-        "that have its codes, such as IMG_2034.",
+        description="Raise items whose text or file name contains words of the query, and pin "
+        "items whose code the query names, such as IMG_2034.",
     )
-    k: int = Field(10, ge=1, le=MAX_HITS, description="Number of hits.")
+    k: int = Field(10, ge=1, le=MAX_HTTP_HITS, description="Number of hits.")
     fields: list[Condition] | None = Field(
         None,
         max_length=100,
-        description="Fields that hits come with. Left out: all; an empty list: none.",
+        description="Names of the fields to return with each hit; an empty list for none. Default: "
+        "all fields.",
     )
     offset: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description=f"Number of hits to skip, for later pages; with a query, at most {MAX_HITS:,} with k.",
+        description="Number of hits to skip, for further pages. With a query, k and offset "
+        f"together are at most {MAX_HTTP_HITS:,}.",
     )
-    beam: int | None = Field(None, ge=1, le=1_000, description="IDs kept at each level.")
+    beam: int | None = Field(
+        None, ge=1, le=1_000, description="Number of partial IDs to follow at each level."
+    )
     rerank: Rerank | None = Field(
-        None, description=f"What orders the hits. With none, at most {QUICK_HITS} hits and beams."
+        None,
+        description="How to rank candidates: by codes, by embeddings, or in the order of the "
+        f"generator (none), which is limited to {QUICK_HITS} hits and beams.",
     )
     router: Router | None = Field(
         None,
-        description="With re-ranking: what finds candidates, the generator or the distance of codes.",
+        description="With re-ranking: how to find candidates, with the generator or by the "
+        "distance between codes and query (geometry).",
     )
     candidates: int | None = Field(
         None,
         ge=0,
         le=100_000,
-        description="With re-ranking: stop decoding at this many IDs; 0: decode all levels.",
+        description="With re-ranking: stop the beam search when this many IDs remain; 0: follow "
+        "all levels.",
     )
     deadline_ms: int = Field(
         DEADLINE_MS,
         ge=1,
         le=DEADLINE_MS,
-        description="Deadline; if it passes, the response is 504.",
+        description="Deadline of the search in milliseconds, after which the response is 504.",
     )
 
 
 class ExplainBody(SearchBody):
-    """A search, and an item whose rank is to be explained."""
+    """A search and an item: the one to explain, or the one that was chosen."""
 
     id: ItemId
 
 
-def _whole_characters(fields: object) -> object:
-    """Raise an error for half a character (a lone surrogate), as pydantic does for every other text."""
+def _refuse_surrogates(fields: object) -> object:
+    """Raise an error for lone surrogates, which pydantic accepts in nested JSON only."""
     json.dumps(fields, ensure_ascii=False).encode()
     return fields
 
@@ -168,10 +184,10 @@ def _whole_characters(fields: object) -> object:
 class NewItem(RequestBody):
     """An item to add. It needs a text, an image, or both."""
 
-    id: ItemId | None = Field(None, description="Left out: derived from the contents.")
+    id: ItemId | None = Field(None, description="Default: a hash of the contents.")
     text: Text | None = None
     image: Picture | None = None
-    fields: Annotated[dict[str, JsonValue] | None, AfterValidator(_whole_characters)] = Field(
+    fields: Annotated[dict[str, JsonValue] | None, AfterValidator(_refuse_surrogates)] = Field(
         None, description="Fields to filter by."
     )
 
@@ -185,8 +201,8 @@ class NewItems(RequestBody):
 class Timing(BaseModel):
     """Duration of a search in milliseconds."""
 
-    queue: float = Field(description="Until a thread was free.")
-    search: float
+    queue: float = Field(description="Time until a thread was free.")
+    search: float = Field(description="Time of the search itself.")
 
 
 class SearchSettings(BaseModel):
@@ -204,9 +220,9 @@ class Item(BaseModel):
     id: str
     modality: Modality
     text: str | None
-    image: str | None = Field(description="Address of its picture on this server.")
+    image: str | None = Field(description="Path of its picture on this server.")
     fields: dict[str, JsonValue]
-    codes: list[int] = Field(description="Its ID: the code of its modality, then one per level.")
+    codes: list[int] = Field(description="Its ID: the code of its modality, then a code per level.")
 
 
 class SearchResult(BaseModel):
@@ -217,10 +233,10 @@ class SearchResult(BaseModel):
     took_ms: Timing
     settings: SearchSettings
     good_match: bool | None = Field(
-        description="Whether the first hit likely matches; null if unknown."
+        description="Whether the first hit is probably right; null if unknown."
     )
     hits: list[SearchHit] = Field(
-        description="`image` is the address of the picture on this server."
+        description="The hits. `image` is the path of the picture on this server."
     )
 
 
@@ -232,36 +248,38 @@ class LeftOut(BaseModel):
 
 
 class Added(BaseModel):
-    """Outcome of adding items. Those not left out are on the disk and searchable."""
+    """Result of adding items. Items that were not left out are on the disk and searchable."""
 
     added: int
     replaced: int
     unchanged: int
     left_out: list[LeftOut]
-    ids: list[str] = Field(description="Ids of all items, in the order given.")
+    ids: list[str] = Field(description="Ids of all items, in the order of the request.")
 
 
 class Deleted(BaseModel):
-    """Outcome of deleting items."""
+    """Result of deleting items."""
 
     deleted: int
     missing: list[str] = Field(description="Ids that the index does not have.")
 
 
 class IndexInfo(BaseModel):
-    """Description of an index for clients."""
+    """Description of an index."""
 
     name: str
     items: int
     modalities: dict[Modality, int]
     levels: list[int] = Field(description="Number of codes at each level of an ID.")
-    fields: list[str] = Field(description="Names as conditions write them.", examples=["price"])
-    instructions: list[str] = Field(description="Those that the model was trained with.")
+    fields: list[str] = Field(
+        description="Names of the items' fields, as in conditions.", examples=["price"]
+    )
+    instructions: list[str] = Field(description="Instructions that the model was trained with.")
     reads_images: bool = Field(description="Whether queries and items can have images.")
     stores_embeddings: bool = Field(description="Whether hits can be re-ranked by embeddings.")
-    calibrated: bool = Field(description="Whether hits come with a probability.")
+    calibrated: bool = Field(description="Whether hits have a probability.")
     writable: bool = Field(description="Whether you may add and delete items.")
-    settings: SearchSettings = Field(description="Defaults of a search.")
+    settings: SearchSettings = Field(description="Default settings of a search.")
 
 
 class Indexes(BaseModel):
@@ -269,7 +287,7 @@ class Indexes(BaseModel):
 
     indexes: list[IndexInfo]
     damaged: list[str] = Field(
-        description="Names of those that cannot be read; the server's log says why."
+        description="Names of indexes that cannot be read; the log of the server says why."
     )
 
 
@@ -281,12 +299,14 @@ class FieldError(BaseModel):
 
 
 class ProblemDetails(BaseModel):
-    """An error (RFC 9457); its kind is the status."""
+    """An error (RFC 9457), classified by its status."""
 
     title: str
     status: int
-    detail: str = Field(description="What was given, what was expected, what to do.")
-    request_id: str = Field(description="Also in the header X-Request-ID and in the server's log.")
+    detail: str = Field(description="The problem, and how to solve it.")
+    request_id: str = Field(
+        description="Id of the request, also in the header X-Request-ID and in the server's log."
+    )
     errors: list[FieldError] | None = Field(
         None, description="Fields of the request that are invalid."
     )
@@ -302,16 +322,16 @@ STATUS: Final[Mapping[type[GeniusError], int]] = {
     UsageError: 422,
     BadData: 422,
 }
-"""Errors of the Python API that a client can do something about."""
+"""Errors of the Python API that are not errors of the server -> HTTP status."""
 
 Redact: TypeAlias = Callable[[str], str]
-"""Removes from a message what clients must not see."""
+"""A function that removes private paths from a message."""
 
 log = logging.getLogger("genius_search.serve")
 
 
 class Problem(HTTPException):
-    """An error response; ``more`` are further members of :class:`ProblemDetails`."""
+    """An error response. ``more`` are further members of :class:`ProblemDetails`."""
 
     def __init__(self, status: int, detail: str, **more: object) -> None:
         super().__init__(status, detail)
@@ -319,13 +339,14 @@ class Problem(HTTPException):
 
 
 def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
-    """Return the response to an error; unexpected errors are logged and hidden."""
+    """Return the response to an error. Unexpected errors are logged, and hidden from the client."""
     problem = _problem_of(error)
     if problem is None or isinstance(error, NotWritable | OSError):
-        trace = None if isinstance(error, GeniusError) else error  # its message says all
+        # The message of a GeniusError needs no traceback.
+        trace = None if isinstance(error, GeniusError) else error
         log.error("request %s failed: %s", request_id, error, exc_info=trace)
     problem = problem or Problem(
-        500, "the server failed; its log has the details under this request_id"
+        500, "the server failed; see its log for the details under this request_id"
     )
     status = problem.status_code
     details = ProblemDetails(
@@ -336,11 +357,12 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
         **problem.more,  # type: ignore[arg-type]
     )
     headers = {
-        400: {"Connection": "close"},  # where this request ends may be understood in two ways
+        # Of a malformed request, client and proxy may disagree where it ends.
+        400: {"Connection": "close"},
         401: {"WWW-Authenticate": "Bearer"},
         429: {"Retry-After": "1"},
     }.get(status)
-    # Lone surrogates of a request cannot be encoded.
+    # Lone surrogates, copied from the request, cannot be encoded and are replaced.
     body = json.dumps(details.model_dump(exclude_none=True), ensure_ascii=False).encode(
         "utf-8", "replace"
     )
@@ -359,27 +381,29 @@ def _problem_of(error: BaseException) -> Problem | None:
             return Problem(422, detail, errors=fields)
         case OSError() if error.errno in DISK_FULL:
             return Problem(
-                507, "the server's disk is full; nothing was changed, try again when there is room"
+                507, "the server's disk is full; nothing was changed, retry when space is available"
             )
         case GeniusError():
-            status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
-            return None if status is None else Problem(status, str(error))
+            statuses = [STATUS[base] for base in type(error).__mro__ if base in STATUS]
+            return Problem(statuses[0], str(error)) if statuses else None
         case _:
             return None
 
 
 def _invalid_fields(error: RequestValidationError | ValidationError) -> list[FieldError]:
-    """Return what is wrong with which fields, without their values; of very many errors only their number."""
+    """Return the invalid fields, without their values. More than 20 errors are only counted."""
     if isinstance(error, ValidationError):
-        if error.error_count() > 20:  # listing all would take seconds
+        if error.error_count() > 20:  # listing thousands of errors would take seconds
             problem = f"there are {error.error_count():,} invalid fields or values"
             return [FieldError(field="", problem=problem)]
         errors = [
-            (one["loc"], one["msg"]) for one in error.errors(include_url=False, include_input=False)
+            (details["loc"], details["msg"])
+            for details in error.errors(include_url=False, include_input=False)
         ]
     else:
-        errors = [(one["loc"][1:], one["msg"]) for one in error.errors()]
+        # The first element of the location is "query" or "body".
+        errors = [(details["loc"][1:], details["msg"]) for details in error.errors()]
     return [
-        FieldError(field=".".join(map(str, place))[:200], problem=message[:300])
-        for place, message in errors
+        FieldError(field=".".join(map(str, location))[:200], problem=message[:300])
+        for location, message in errors
     ]

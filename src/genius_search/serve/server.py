@@ -1,4 +1,4 @@
-"""The HTTP server: granian, in this process."""
+"""The HTTP server: granian, embedded in this process."""
 
 from __future__ import annotations
 
@@ -17,42 +17,50 @@ from granian.http import HTTP1Settings
 from granian.net import SocketHolder
 from granian.server.embed import Server
 
-HEAD_SECONDS: Final = 5
-"""Longest time until the head of a request has arrived."""
-HEAD_BYTES: Final = 64 << 10
-"""Size of the head of a request; one that never ends takes up to 80 kB of memory."""
-IDLE_SECONDS: Final = 60
-"""How long the system keeps a connection on which nothing has arrived; the server does not see it."""
-UNREAD_SECONDS: Final = 20
-"""Longest time for which a client may acknowledge nothing of a response; the system closes the connection."""
-CONNECTIONS: Final = 4_096
+MAX_HEAD_SECONDS: Final = 5
+"""Maximum time for the head of a request to arrive."""
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Maximum size of the head of a request. An endless head takes up to 80 kB of memory."""
+MAX_IDLE_SECONDS: Final = 60
+"""Maximum time for the first bytes to arrive on a connection. Until then, the operating system
+holds the connection, and the server does not see it."""
+MAX_UNACKNOWLEDGED_SECONDS: Final = 20
+"""Maximum time for which a client may acknowledge no data of a response. The operating system then
+closes the connection."""
+MAX_CONNECTIONS: Final = 4_096
 BACKLOG: Final = 2_048
-"""Connections that the system accepts before the server does."""
+"""Maximum number of connections that the operating system accepts ahead of the server."""
 ALLOCATOR: Final = {-3: 128 << 10, -8: 2}
-"""Options of glibc's ``mallopt``: larger blocks go back to the system as soon as they are free
-(``M_MMAP_THRESHOLD``, which otherwise grows), and threads share two heaps (``M_ARENA_MAX``)."""
-DRAIN_SECONDS: Final = 30
-"""Longest time that the end of the process waits for accepted requests."""
+"""Options of glibc's ``mallopt``: return freed blocks above 128 KiB to the system
+(``M_MMAP_THRESHOLD``, which would grow otherwise), and limit the heaps of threads to two
+(``M_ARENA_MAX``)."""
+MAX_DRAIN_SECONDS: Final = 30
+"""Maximum time to finish accepted requests before the process ends."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that accepts connections; raise :class:`OSError` if the address is taken or elsewhere.
+    """Return a socket that accepts connections. They are answered once :func:`serve` is called.
 
-    They are answered once :func:`serve` is called.
+    Raises
+    ------
+    OSError
+        The port is in use, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit them
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, IDLE_SECONDS)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux only; connections inherit the options
+        milliseconds = 1000 * MAX_UNACKNOWLEDGED_SECONDS
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, MAX_IDLE_SECONDS)
     bound.setblocking(False)
     return bound
 
 
 class _BoundServer(Server):  # type: ignore[misc]  # without types
-    """A server that listens on a socket that is bound already."""
+    """A server for a socket that is already bound."""
 
     def __init__(self, app: Any, bound: socket.socket) -> None:
+        # Raise the soft limit of open files to the hard limit; half of them are for connections.
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
         super().__init__(
@@ -61,38 +69,39 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
             http=HTTPModes.http1,
             websockets=False,
             backlog=BACKLOG,
-            backpressure=max_files // 2 if 0 < max_files < 2 * CONNECTIONS else CONNECTIONS,
+            backpressure=max_files // 2 if 0 < max_files < 2 * MAX_CONNECTIONS else MAX_CONNECTIONS,
             http1_settings=HTTP1Settings(
-                header_read_timeout=1000 * HEAD_SECONDS,
+                header_read_timeout=1000 * MAX_HEAD_SECONDS,
                 keep_alive=False,
-                max_buffer_size=HEAD_BYTES,
+                max_buffer_size=MAX_HEAD_BYTES,
             ),
             log_enabled=False,
         )
         self._bound = bound
 
     def _init_shared_socket(self) -> None:
-        self._shd = SocketHolder(self._bound.detach(), False, BACKLOG)  # which closes it
+        self._shd = SocketHolder(self._bound.detach(), False, BACKLOG)  # the holder closes it
 
 
 def serve(app: Any, bound: socket.socket) -> NoReturn:
-    """Serve an ASGI application until the process is told to end, and end it when requests are answered."""
+    """Serve an ASGI application until SIGTERM or SIGINT, then finish its requests and exit."""
 
     async def run() -> None:
         server = _BoundServer(app, bound)
 
-        def end() -> None:
-            signal.alarm(DRAIN_SECONDS)  # ends the process
+        def stop() -> None:
+            signal.alarm(MAX_DRAIN_SECONDS)  # ends the process if requests take longer
             server.stop()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, end)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         await server.serve()
 
-    with contextlib.suppress(OSError, AttributeError):  # there is another C library
+    with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         for option, value in ALLOCATOR.items():
             ctypes.CDLL("libc.so.6").mallopt(option, value)
     asyncio.run(run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)  # Python would take objects from granian's threads, which can abort
+    # Python's normal exit frees objects that granian's threads still use, which can crash.
+    os._exit(0)

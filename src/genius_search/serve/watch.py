@@ -1,4 +1,4 @@
-"""Checks of the files of served indexes in the background, again and again."""
+"""Check the files of served indexes continuously in the background."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from genius_search.index.info import check
 from genius_search.serve.schemas import log
 
 MIN_PAUSE_SECONDS: Final = 30.0
-"""Shortest pause between two checks of an index."""
+"""Minimum pause between two checks of an index."""
 PAUSE_FACTOR: Final = 9
-"""Minimum ratio of a pause to the check before it, so that checks take a tenth of the time."""
+"""Minimum ratio of a pause to the check before it, so that checks take at most a tenth of the
+time."""
 
 
 class FileWatch:
-    """Compares the files of an index, except pictures, with their checksums in a thread.
+    """Compare all files of an index except pictures with their checksums, in a thread.
 
-    The files are read at about 2 GB a second. Damage is logged, and searches raise an error until the
-    index is opened again or changed. The thread ends when nobody else holds the index.
+    The files are read at about 2 GB per second. Damage is logged, and searches raise an error until
+    the index is opened again or changed. The thread holds a weak reference, and ends when the index
+    is no longer used.
     """
 
     def __init__(self, index: Index) -> None:
@@ -32,10 +34,10 @@ class FileWatch:
 
     def _run(self) -> None:
         while (index := self._index()) is not None:
-            started = time.monotonic()
+            start_time = time.monotonic()
             self._check(index)
             del index
-            duration = time.monotonic() - started
+            duration = time.monotonic() - start_time
             time.sleep(max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * duration))
 
     def _check(self, index: Index) -> None:
@@ -44,7 +46,7 @@ class FileWatch:
             snapshot = current_state(index).snapshot
             check(index.folder, snapshot, model_folder=index.model.folder, with_pictures=False)
             self.damage = current_state(index).snapshot.damage
-        except Exception as error:  # noqa: BLE001  whatever it is, the index cannot be read
+        except Exception as error:  # noqa: BLE001  any error means that the index cannot be read
             self.damage = str(error)
             if self.damage != damage_before:
                 log.error("%s", error)

@@ -77,7 +77,7 @@ def test_ids_are_texts_or_whole_numbers_in_composed_form(writable, found):
 
 
 def test_an_index_that_another_process_changes_is_busy_for_now(writable, monkeypatch):
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(service, "MAX_CHANGE_WAIT_SECONDS", 0.2)
     index = writable.app.state.service.indexes["things"]
     item = {"items": [{"id": "new", "text": "a drum"}]}
     with open_writer(index.folder):

@@ -55,7 +55,7 @@ def limited(app=read) -> Guard:
 
 
 def test_a_body_has_a_time_however_often_a_byte_of_it_comes(monkeypatch):
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(guard, "MAX_BODY_SECONDS", 0.3)
 
     async def scenario():
         slow = Client(limited(), [b"{"])
@@ -71,7 +71,7 @@ def test_a_body_has_a_time_however_often_a_byte_of_it_comes(monkeypatch):
 def test_of_too_many_requests_of_a_client_the_slowest_is_given_up_and_others_have_theirs(
     monkeypatch,
 ):
-    monkeypatch.setattr(guard, "REQUESTS", 3)
+    monkeypatch.setattr(guard, "MAX_CLIENT_REQUESTS", 3)
 
     async def scenario():
         app = limited()
@@ -91,7 +91,7 @@ def test_of_too_many_requests_of_a_client_the_slowest_is_given_up_and_others_hav
 
 
 def test_if_all_requests_of_a_client_are_worked_on_the_next_is_refused(monkeypatch):
-    monkeypatch.setattr(guard, "REQUESTS", 2)
+    monkeypatch.setattr(guard, "MAX_CLIENT_REQUESTS", 2)
     may_end = asyncio.Event()
 
     async def wait(scope, receive, send):
@@ -110,7 +110,7 @@ def test_if_all_requests_of_a_client_are_worked_on_the_next_is_refused(monkeypat
 
 
 def test_of_bodies_that_fill_the_memory_the_first_is_given_up_and_all_is_given_back(monkeypatch):
-    monkeypatch.setattr(guard, "BODIES_BYTES", 100)
+    monkeypatch.setattr(guard, "MAX_BODIES_BYTES", 100)
 
     async def scenario():
         app = limited()
@@ -141,9 +141,9 @@ async def large(scope, receive, send):
 @pytest.mark.parametrize(
     ("name", "limit", "error"),
     [
-        ("ANSWER_SECONDS", 0.1, TimeoutError),
-        ("REQUESTS", 2, Problem),
-        ("UNREAD_BYTES", 5 * guard.PIECE_BYTES, Problem),
+        ("MAX_RESPONSE_SECONDS", 0.1, TimeoutError),
+        ("MAX_CLIENT_REQUESTS", 2, Problem),
+        ("MAX_UNREAD_BYTES", 5 * guard.PIECE_BYTES, Problem),
     ],
 )
 def test_an_answer_that_is_not_read_is_given_up_and_the_first_of_too_many(

@@ -13,7 +13,7 @@ from genius_search.config import SearchConfig
 from genius_search.index import items
 from genius_search.index.index import Index
 from genius_search.serve import app
-from genius_search.serve.schemas import MAX_HITS, MAX_PARTS
+from genius_search.serve.schemas import MAX_HTTP_HITS, MAX_QUERY_PARTS
 
 from .conftest import form, picture, serving
 from .test_guard import is_problem
@@ -164,9 +164,9 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": " "}, "needs a text"),
         ({"text": "x", "kk": 1}, "kk"),
         ({"text": "x", "k": 0}, "k: "),
-        ({"text": "x", "offset": MAX_HITS}, "offset: "),
+        ({"text": "x", "offset": MAX_HTTP_HITS}, "offset: "),
         ({"where": ["a=b"] * 51}, "where: "),
-        ({"text": "x", "k": MAX_HITS + 1}, "k: "),
+        ({"text": "x", "k": MAX_HTTP_HITS + 1}, "k: "),
         ({"text": "x", "beam": 1_000 + 1}, "beam: "),
         ({"text": "x", "candidates": 100_000 + 1}, "candidates: "),
         ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
@@ -179,7 +179,7 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": "x", "where": ["price in " + ",".join(["1"] * 1001)]}, "where.0"),
         ({"text": "x", "where": ["image~/home"]}, "where: "),
         ({"text": "x", "match": "!"}, "no word in it"),
-        ({"parts": [{"text": "x"}] * (MAX_PARTS + 1)}, "parts: "),
+        ({"parts": [{"text": "x"}] * (MAX_QUERY_PARTS + 1)}, "parts: "),
         ({"parts": [{"text": "x", "weight": 1e9}]}, "parts.0.weight"),
         ({"parts": [{"text": "x", "id": "1:1"}]}, "or else an item"),
         ({"image": "http://127.0.0.1/x.png"}, "URLs are not fetched"),
